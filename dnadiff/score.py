@@ -59,7 +59,7 @@ def score(options: ScoreOptions) -> list[Job]:
     """The table, and the track if there is one."""
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.genomics.scores import ScoreJob
-    from dnadiff.genomics.tracks import TrackJob, format_of
+    from dnadiff.genomics.tracks import TrackJob, is_big_wig
     from dnadiff.weights import checkpoint
 
     for key in options.given("spacing", "stranded") if options.per_base is None else ():
@@ -69,7 +69,8 @@ def score(options: ScoreOptions) -> list[Job]:
         )
     output = expand_user(options.output or options.run_dir / "scores.tsv")
     per_base = None if options.per_base is None else expand_user(options.per_base)
-    track = format_of(options.per_base) if options.per_base else None
+    if per_base is not None:
+        is_big_wig(per_base)  # refuses other formats first
     if per_base == output:
         raise ValueError(f"per_base and output are the same file, {output}; give each its own")
     model = checkpoint.load(options.checkpoint, options.trust)
@@ -78,8 +79,8 @@ def score(options: ScoreOptions) -> list[Job]:
     source = options.into(open_input, fasta=options.input)
     parts = {"model": model, "source": source, "window": window}
     found: list[Job] = [options.into(ScoreJob, **parts, output=output)]
-    if per_base is not None and track is not None:
-        found.append(options.into(TrackJob, **parts, output=per_base, track=track))
+    if per_base is not None:
+        found.append(options.into(TrackJob, **parts, output=per_base))
     return found
 
 

@@ -43,7 +43,6 @@ from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, Json, Natural, Positive, PositiveInt, checked
 from dnadiff.genomics.held_out import (
-    MAX_KMERS,
     Scores,
     Windows,
     fit_markov,
@@ -51,6 +50,7 @@ from dnadiff.genomics.held_out import (
     token_groups,
     window_positions,
 )
+from dnadiff.genomics.kmers import MAX_KMERS
 from dnadiff.progress import Progress
 from dnadiff.store.disk import write_json
 from dnadiff.weights.tensors import fingerprint

@@ -21,17 +21,16 @@ from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimates import Likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
-from dnadiff.genomics.kmers import KmerSet
-from dnadiff.genomics.markov.model import BackoffMarkov, countable
+from dnadiff.genomics.kmers import NOVELTY, KmerSet
+from dnadiff.genomics.markov import TABLE_ORDER, BackoffMarkov
 from dnadiff.store.disk import atomic_write, read_npz
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.data.windows import TiledWindows
 
-NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
-# bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
-MAX_KMERS = 500_000_000
+# bases of the largest training part whose windows of Markov models are stored: 16 bytes for each
+_MAX_WINDOWS = 500_000_000
 log = logging.getLogger("dnadiff")
 
 
@@ -206,11 +205,14 @@ def window_positions(tiles: TiledWindows) -> np.ndarray:
     return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
 
 
-def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, BackoffMarkov]:
+def fit_markov(
+    data: SequenceDataModule, orders: Sequence[int], max_bases: int = _MAX_WINDOWS
+) -> dict[int, BackoffMarkov]:
     """A Markov model of each order, fitted on the training part of `data` with strengths chosen on
     its validation part.
 
-    Orders whose counts do not fit into memory are left out with a message.
+    Orders whose counts do not fit into memory are left out with a message: tables always do, the
+    windows of higher orders of up to `max_bases` bases.
 
     Raises:
         ValueError: if one of these parts has no known base.
@@ -218,7 +220,7 @@ def fit_markov(data: SequenceDataModule, orders: Sequence[int]) -> dict[int, Bac
     if not orders:
         return {}
     to_bases, num_bases = bases_of(data), num_tokens(data.intervals["train"])
-    kept = [order for order in sorted(orders) if countable(order, num_bases)]
+    kept = [k for k in sorted(orders) if k <= TABLE_ORDER or num_bases <= max_bases]
     if len(kept) < len(orders):
         left_out = ", ".join(str(order) for order in orders if order not in kept)
         log.info(

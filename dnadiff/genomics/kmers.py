@@ -18,6 +18,9 @@ from dnadiff.fields import check_value
 UNKNOWN = 4
 MAX_K = 31  # 62 bits: the same integers fit uint64 and int64
 MAX_SPECTRUM_K = 12
+NOVELTY = 24  # k: a base is repeated if it is in a k-mer of the training part, on either strand
+# bases of the largest training part whose 24-mers are stored: 8 GB while the set is built
+MAX_KMERS = 500_000_000
 K = Annotated[int, Interval(ge=1, le=MAX_K)]
 SpectrumK = Annotated[int, Interval(ge=1, le=MAX_SPECTRUM_K)]
 _BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in addition to the sequence

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.data.genome import pieces
@@ -27,8 +26,15 @@ from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
 _WINDOWS, _BASES = 512, 1 << 22  # in memory together
-COLUMNS = ("name", "length", "counted", "nats_per_base", "bits_per_base", "se_mc", "total_bits")
-REGION_NAME = "region_name"  # last column, if the regions have names in their file
+COLUMNS: tuple[str, ...] = (
+    "name",
+    "length",
+    "counted",
+    "nats_per_base",
+    "bits_per_base",
+    "se_mc",
+    "total_bits",
+)
 log = logging.getLogger("dnadiff")
 
 
@@ -59,6 +65,7 @@ class RecordScore:
         return self.nats / bases, math.sqrt(self.variance) / bases
 
 
+@dataclass(eq=False)
 class ScoreJob(ResumableJob):
     """A table of the likelihood of each record of an input. Items are windows, and a `Result` has
     three float64 numbers for each.
@@ -77,54 +84,42 @@ class ScoreJob(ResumableJob):
 
     stream, label = "table", "score"
 
-    def __init__(
-        self,
-        model: Loaded,
-        source: SequenceInput,
-        output: Path,
-        *,
-        window: int,
-        batch_size: int,
-        num_draws: int,
-        seed: int,
-    ) -> None:
+    model: Loaded
+    source: SequenceInput
+    output: Path
+    window: int
+    batch_size: int
+    num_draws: int
+    seed: int
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.denoiser, self.process, self.source = model.denoiser, model.process, source
-        self.path, self.output, self.window, self.batch_size = (
-            model.path,
-            output,
-            window,
-            batch_size,
-        )
-        if not is_exact(model.denoiser):
-            check_num_draws(num_draws)
-        self.num_draws, self.seed = num_draws, seed
-        self.settings = settings_of(model, source) | {
-            "window": window,
-            "batch_size": batch_size,
-            "num_draws": num_draws,
-            "seed": seed,
+        denoiser = self.model.denoiser
+        self.calls = 1 if is_exact(denoiser) else check_num_draws(self.num_draws)  # per window
+        self.settings = settings_of(self.model, self.source) | {
+            key: getattr(self, key) for key in ("window", "batch_size", "num_draws", "seed")
         }
-        self.region_names = source.region_names
-        if self.region_names is not None:
-            self.settings |= {"columns": [*COLUMNS, REGION_NAME]}
-        self.earlier = earlier_identities(model.denoiser)
-        self.emitted = model.process.vocab.is_emitted()
-        self.counts = self.emitted.numpy()
-        # Read for a window, at most.
-        self.tokens = window * (1 if is_exact(model.denoiser) else num_draws)
-        self.lengths, self.windows = source.lengths, 0
+        self.columns, self.names = COLUMNS, self.source.region_names
+        if self.names is not None:
+            self.columns = (*COLUMNS, "region_name")
+            self.settings |= {"columns": list(self.columns)}
+        self.earlier = earlier_identities(denoiser)
+        self.emitted = self.model.process.vocab.is_emitted()
+        self.lengths, self.windows = self.source.lengths, 0
         self.open, self.total_score = RecordScore(), RecordScore()
-        self._cut = pieces.iter_cut(self.lengths, window)
+        self._cut = self._pieces(0)
 
     @property
     @override
     def total(self) -> int:
         return sum(-(-length // self.window) for length in self.lengths)
 
+    def _pieces(self, first: int) -> Iterator[Piece]:
+        return islice(pieces.iter_cut(self.lengths, self.window), first, None)
+
     def _groups(self, first: int) -> Iterator[list[Piece]]:
-        found = islice(pieces.iter_cut(self.lengths, self.window), first, None)
-        return pieces.grouped(found, max(_WINDOWS, 16 * self.batch_size), max(_BASES, self.window))
+        most = max(_WINDOWS, 16 * self.batch_size)
+        return pieces.grouped(self._pieces(first), most, max(_BASES, self.window))
 
     @override
     def starts(self) -> list[int]:
@@ -133,7 +128,7 @@ class ScoreJob(ResumableJob):
     @override
     def prepare(self) -> Json:
         """The first window of each unit, and how many before it have a countable base."""
-        windows = self.source.windows(pieces.iter_cut(self.lengths, self.window))
+        windows = self.source.windows(self._pieces(0))
         counts = [
             sum(map(self._is_counted, islice(windows, len(group)))) for group in self._groups(0)
         ]
@@ -142,8 +137,8 @@ class ScoreJob(ResumableJob):
     @override
     def begin(self) -> None:
         log.info(
-            f"model: {self.path}; {len(self.lengths):,} records in {self.total:,} windows of at "
-            f"most {self.window} bases"
+            f"model: {self.model.path}; {len(self.lengths):,} records in {self.total:,} windows of "
+            f"at most {self.window} bases"
         )
 
     @override
@@ -151,108 +146,81 @@ class ScoreJob(ResumableJob):
         first = start + skip
         known = ((0, 0), (self.position, self.windows), *(self.prepared or ()))
         before, counted = max((number, count) for number, count in known if number <= first)
-        windows = self.source.windows(
-            islice(pieces.iter_cut(self.lengths, self.window), before, None)
-        )
+        windows = self.source.windows(self._pieces(before))
         counted += sum(map(self._is_counted, islice(windows, first - before)))
         for group in self._groups(first):
-            scores, more = self._scores([next(windows) for _ in group], counted)
+            scores, more = self._scores(list(islice(windows, len(group))), counted)
             counted += more
             yield Result(len(group), scores.astype("<f8").tobytes(), {"windows": more})
 
     def _is_counted(self, ids: NDArray[np.uint8]) -> bool:
-        return bool(self.counts[ids].any())
+        return bool(self.emitted.numpy()[ids].any())
 
     def _scores(
         self, windows: Sequence[NDArray[np.uint8]], before: int
     ) -> tuple[NDArray[np.float64], int]:
         """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a
         countable base."""
-        counted = [
-            i for i, ids in enumerate(windows) if self._is_counted(ids)
-        ]  # the others need no network call
-        self.report(len(windows) - len(counted), 0)
-        table = np.zeros((len(windows), 3))
-        if counted:
-            table[counted] = self._window_scores(
-                [torch.from_numpy(windows[i]) for i in counted], before
-            )
-        return table, len(counted)
-
-    def _window_scores(self, windows: Sequence[Tensor], before: int) -> NDArray[np.float64]:
-        order: list[int] = []
+        counted = [i for i, ids in enumerate(windows) if self._is_counted(ids)]
+        self.report(len(windows) - len(counted), 0)  # these need no network call
+        scores, order = np.zeros((len(windows), 3)), list[int]()
+        if not counted:
+            return scores, 0
+        process = self.model.process
 
         def batches() -> Iterator[WindowBatch]:
-            for number, tokens, valid in pieces.batches(
-                windows, self.batch_size, self.process.vocab.pad_id
-            ):
-                order.extend(number)
-                yield WindowBatch(
-                    tokens, {"all": self.emitted[tokens]}, valid, rows=torch.tensor(number) + before
-                )
+            chosen = [torch.from_numpy(windows[i]) for i in counted]
+            for number, ids, valid in pieces.batches(chosen, self.batch_size, process.vocab.pad_id):
+                order.extend(counted[i] for i in number)
+                rows = torch.tensor(number) + before
+                yield WindowBatch(ids, {"all": self.emitted[ids]}, valid, rows=rows)
 
         def progress(done: int) -> None:
-            self.report(done, done * self.tokens)
+            self.report(done, done * self.window * self.calls)
 
         result = estimate(
-            self.denoiser, self.process, batches(), self.num_draws, self.seed, 1, progress
+            self.model.denoiser, process, batches(), self.num_draws, self.seed, 1, progress
         )
-        table = np.empty((len(windows), 3))
-        table[order] = np.stack(
-            [result.per_sequence(), result.variance_mc(), result.tokens["all"]], 1
-        )
-        return table
+        numbers = (result.per_sequence(), result.variance_mc(), result.tokens["all"])
+        scores[order] = np.stack(numbers, 1)
+        return scores, len(counted)
 
     @override
     def resume(self, done: int, notes: Mapping[str, Json]) -> None:
         if notes:
             state = notes["state"]
             self.position, self.windows = state["pieces"], state["windows"]
-            self.open, self.total_score = (
-                RecordScore(**state["open"]),
-                RecordScore(**notes["totals"]),
-            )
-            self._cut = islice(self._cut, self.position, None)
+            self.open = RecordScore(**state["open"])
+            self.total_score = RecordScore(**notes["totals"])
+            self._cut = self._pieces(self.position)
 
     @override
     def header(self) -> bytes:
-        names = COLUMNS if self.region_names is None else (*COLUMNS, REGION_NAME)
-        return ("\t".join(names) + "\n").encode()
+        return ("\t".join(self.columns) + "\n").encode()
 
     @override
     def fold(self, result: Result) -> tuple[bytes, int]:
-        completed = self.completed(result)
+        rows = []  # of the records that the result completes; NaN without a countable base
+        for numbers in np.frombuffer(result.content, "<f8").reshape(-1, 3).tolist():
+            piece = next(self._cut)
+            self.open.add(*numbers)
+            record = piece.record
+            if piece.end == self.lengths[record]:
+                score, self.open = self.open, RecordScore()
+                self.total_score.add(**asdict(score))
+                nats, se = score.per_base
+                values = (nats, nats / math.log(2), se, score.nats / math.log(2))
+                cells = [self.source.names[record], f"{piece.end}", f"{score.counted:.0f}"]
+                cells += [f"{x:.6f}" for x in values]
+                cells += [] if self.names is None else [self.names[record]]
+                rows.append("\t".join(cells) + "\n")
         self.position += result.items
         self.windows += result.about["windows"]
-        for _, score in completed:
-            self.total_score.add(**asdict(score))
         self.totals = {
             "state": {"pieces": self.position, "windows": self.windows, "open": asdict(self.open)},
             "totals": asdict(self.total_score),
         }
-        return "".join(self.row(record, score) for record, score in completed).encode(), len(
-            completed
-        )
-
-    def completed(self, result: Result) -> list[tuple[int, RecordScore]]:
-        """Add the next result to the scores of the records that its windows are cut from; the
-        records that it completes, with their numbers."""
-        found = []
-        for row in np.frombuffer(result.content, "<f8").reshape(-1, 3).tolist():
-            piece = next(self._cut)
-            self.open.add(*row)
-            if piece.end == self.lengths[piece.record]:
-                found.append((piece.record, self.open))
-                self.open = RecordScore()
-        return found
-
-    def row(self, record: int, score: RecordScore) -> str:
-        """A line of the table; nan for a record without a countable base."""
-        nats, se = score.per_base
-        numbers = (nats, nats / math.log(2), se, score.nats / math.log(2))
-        cells = [self.source.names[record], str(self.lengths[record]), f"{score.counted:.0f}"]
-        last = [] if self.region_names is None else [self.region_names[record]]
-        return "\t".join([*cells, *(f"{x:.6f}" for x in numbers), *last]) + "\n"
+        return "".join(rows).encode(), len(rows)
 
     @override
     def finish(self, collected: Path) -> dict[str, Json]:

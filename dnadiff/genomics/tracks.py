@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import importlib
 import logging
+import math
 import os
 import struct
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import BinaryIO, ClassVar
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,118 +27,26 @@ from dnadiff.store.disk import sync_folder
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities
 
+_BED_GRAPH, _BIG_WIG = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz"), (".bw", ".bigwig")
 _HEAD = struct.Struct("<III")  # record, first position and number of values of a run
 _LONGEST_RUN = 1 << 18  # values written together
+_LONGEST_NAME = 255  # bytes
 log = logging.getLogger("dnadiff")
 
 
-class TrackFormat(ABC):
-    """How the values of consecutive bases are stored. `records` are the names and lengths of all
-    sequences.
+def is_big_wig(path: str | Path) -> bool:
+    """Whether a file of this name is a bigWig file; otherwise it is bedGraph.
 
-    Attributes:
-        converts: whether the file is made of the collected bytes by `convert`.
+    Raises:
+        ValueError: if it has neither's extension, or `pyBigWig` is not installed.
     """
-
-    converts: ClassVar[bool] = False
-
-    def __init__(self, records: Sequence[tuple[str, int]]) -> None:
-        self.records = list(records)
-
-    @abstractmethod
-    def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
-        """The bytes of values (n,) of the bases from `start` on; none is NaN."""
-
-    def convert(self, collected: Path, output: Path) -> None:
-        """Write the file of the collected bytes."""
-        raise NotImplementedError
-
-    def pieces(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
-        """The bytes of values (n,) of the bases from `start` on; bases with NaN are left out."""
-        known = np.concatenate([[False], ~np.isnan(values), [False]])
-        edges = np.flatnonzero(known[1:] != known[:-1]).reshape(-1, 2)
-        return b"".join(
-            self.encode(record, start + low, values[low:high]) for low, high in edges.tolist()
-        )
-
-
-class BedGraph(TrackFormat):
-    """A line for each base: name, start, end (0-based, half-open) and the value with four
-    decimals."""
-
-    @override
-    def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
-        name = self.records[record][0]
-        return "".join(
-            f"{name}\t{i}\t{i + 1}\t{value:.4f}\n" for i, value in enumerate(values.tolist(), start)
-        ).encode()
-
-
-class BigWig(TrackFormat):
-    """A bigWig file of float32 values, with zoom levels. Until it is complete, the values are in a
-    file of 4 bytes per base next to it."""
-
-    converts: ClassVar[bool] = True
-
-    def __init__(self, records: Sequence[tuple[str, int]]) -> None:
-        super().__init__(records)
-        self.library = library()
-        if wrong := next((name for name, _ in records if len(name.encode()) > 255), None):
-            raise ValueError(
-                f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit "
-                "bigWig; write a .bedgraph"
-            )
-
-    @override
-    def encode(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
-        return _HEAD.pack(record, start, len(values)) + values.astype("<f4").tobytes()
-
-    @override
-    def convert(self, collected: Path, output: Path) -> None:
-        # A name that `discard` removes if this process is killed.
-        made = output.with_name(f".{output.name}.{uuid.uuid4().hex}.part")
-        try:
-            with collected.open("rb") as values:
-                self._write(made, values)
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(made, output)
-            sync_folder(output.parent)
-        finally:
-            made.unlink(missing_ok=True)
-
-    def _write(self, path: Path, values: BinaryIO) -> None:
-        target = self.library.open(str(path), "w")
-        if target is None:
-            raise OSError(
-                f"{path} could not be written by pyBigWig; choose a folder that you may write to"
-            )
-        try:
-            target.addHeader(self.records)
-            for record, start, run in _runs(values):
-                target.addEntries(
-                    self.records[record][0], start, values=run.tolist(), span=1, step=1
-                )
-        finally:
-            target.close()
-
-
-def _runs(file: BinaryIO) -> Iterator[tuple[int, int, NDArray[np.float32]]]:
-    """The runs of a file, with those that continue each other joined: pyBigWig writes a block for
-    each."""
-    parts: list[NDArray[np.float32]] = []
-    record = start = end = 0
-    while head := file.read(_HEAD.size):
-        of_record, first, count = _HEAD.unpack(head)
-        if parts and ((of_record, first) != (record, end) or end - start >= _LONGEST_RUN):
-            yield record, start, np.concatenate(parts)
-            parts = []
-        if not parts:
-            record, start = of_record, first
-        parts.append(np.frombuffer(file.read(4 * count), "<f4"))
-        end = first + count
-    if parts:
-        yield record, start, np.concatenate(parts)
+    name = Path(path).name.lower()
+    if name.endswith(_BIG_WIG):
+        library()
+    elif not name.endswith(_BED_GRAPH):
+        known = ", ".join((*_BED_GRAPH, *_BIG_WIG))
+        raise ValueError(f"per_base {path} has an unknown extension; known are {known}")
+    return name.endswith(_BIG_WIG)
 
 
 def library() -> ModuleType:
@@ -151,110 +60,127 @@ def library() -> ModuleType:
         ) from error
 
 
-FORMATS: dict[str, type[TrackFormat]] = {
-    ".bedgraph": BedGraph,
-    ".bedgraph.gz": BedGraph,
-    ".bdg": BedGraph,
-    ".bdg.gz": BedGraph,
-    ".bw": BigWig,
-    ".bigwig": BigWig,
-}
+def bed_graph(name: str, start: int, values: NDArray[np.float32]) -> bytes:
+    """A line for each base from `start` on that has a value: name, start, end (0-based, half-open)
+    and the value with four decimals."""
+    lines = enumerate(values.tolist(), start)
+    return "".join(
+        f"{name}\t{i}\t{i + 1}\t{value:.4f}\n" for i, value in lines if not math.isnan(value)
+    ).encode()
 
 
-def format_of(path: str | Path) -> type[TrackFormat]:
-    """The class for a file of this name.
-
-    Raises:
-        ValueError: if no format has its extension, or the format's package is not installed.
-    """
-    name = Path(path).name.lower()
-    found = next((kind for end, kind in FORMATS.items() if name.endswith(end)), None)
-    if found is None:
-        raise ValueError(
-            f"per_base {path} has an unknown extension; known are {', '.join(FORMATS)}"
+def write_big_wig(records: Sequence[tuple[str, int]], values: BinaryIO, path: Path) -> None:
+    """Write a bigWig file with zoom levels of runs of values, each after its `_HEAD`; `records` are
+    the names and lengths of all sequences. Runs that continue each other are joined: pyBigWig
+    writes a block for each."""
+    target = library().open(str(path), "w")
+    if target is None:
+        raise OSError(
+            f"{path} could not be written by pyBigWig; choose a folder that you may write to"
         )
-    if found is BigWig:
-        library()
-    return found
+    try:
+        target.addHeader(list(records))
+        run: list[float] = []
+        record = start = 0
+        while head := values.read(_HEAD.size):
+            of_record, first, count = _HEAD.unpack(head)
+            follows = (of_record, first) == (record, start + len(run))
+            if run and (not follows or len(run) >= _LONGEST_RUN):
+                target.addEntries(records[record][0], start, values=run, span=1, step=1)
+                run = []
+            if not run:
+                record, start = of_record, first
+            run += np.frombuffer(values.read(4 * count), "<f4").tolist()
+        if run:
+            target.addEntries(records[record][0], start, values=run, span=1, step=1)
+    finally:
+        target.close()
 
 
+@dataclass(eq=False)
 class TrackJob(ResumableJob):
     """The information content of all bases of an input. Items are windows that predict their
-    middle.
+    middle. Until a bigWig file is complete, the values are in a file of 4 bytes per base next to
+    it.
 
     Args:
-        track: the format of the file.
-        spacing, stranded: of `Information`; a network that reads both strands predicts the same for
-            both.
+        window, spacing, stranded: of `Information`; a network that reads both strands predicts the
+            same for both.
     """
 
     stream = label = "per_base"
     items = "windows"
 
-    def __init__(
-        self,
-        model: Loaded,
-        source: SequenceInput,
-        output: Path,
-        track: type[TrackFormat],
-        *,
-        window: int,
-        batch_size: int,
-        spacing: int,
-        stranded: bool,
-    ) -> None:
+    model: Loaded
+    source: SequenceInput
+    output: Path
+    window: int
+    batch_size: int
+    spacing: int
+    stranded: bool
+
+    def __post_init__(self) -> None:
         super().__init__()
-        alone = stranded or model.denoiser.backbone.reads_both_strands
+        denoiser, self.totals = self.model.denoiser, {"bases": 0}
+        alone = self.stranded or denoiser.backbone.reads_both_strands
         self.information = Information(
-            model.denoiser, model.process, window, spacing, alone, batch_size
+            denoiser, self.model.process, self.window, self.spacing, alone, self.batch_size
         )
-        self.output, self.totals = output, {"bases": 0}
-        self.settings = settings_of(model, source) | {
-            "window": window,
-            "batch_size": batch_size,
-            "spacing": spacing,
-            "stranded": stranded,
+        self.settings = settings_of(self.model, self.source) | {
+            key: getattr(self, key) for key in ("window", "batch_size", "spacing", "stranded")
         }
-        self.earlier = earlier_identities(model.denoiser)
-        self.source, self.sites = source.sites()
-        self.track = track([(region.chrom, region.end) for region in self.source.regions])
-        self.converts = self.track.converts
+        self.earlier = earlier_identities(denoiser)
+        self.source, self.sites = self.source.sites()
+        self.records = [(region.chrom, region.end) for region in self.source.regions]
+        self.converts = is_big_wig(self.output)
+        too_long = (name for name, _ in self.records if len(name.encode()) > _LONGEST_NAME)
+        if self.converts and (wrong := next(too_long, None)):
+            raise ValueError(
+                f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit "
+                "bigWig; write a .bedgraph"
+            )
 
     @property
     @override
     def collected(self) -> Path:
-        return (
-            self.output.with_name(f".{self.output.name}.values") if self.converts else self.output
-        )
+        values = self.output.with_name(f".{self.output.name}.values")
+        return values if self.converts else self.output
 
     @property
     @override
     def total(self) -> int:
-        return sum(1 for _ in tiles(self.sites, self.source.lengths, self.information.window))
+        return sum(1 for _ in tiles(self.sites, self.source.lengths, self.window))
 
     @override
     def starts(self) -> list[int]:
-        return [*range(0, self.total, self.information.together), self.total]
+        total = self.total
+        return [*range(0, total, self.information.together), total]
 
     @override
     def begin(self) -> None:
-        total = sum(piece.end - piece.start for piece in self.sites)
+        total = sum(end - start for _, start, end in self.sites)
         strands = "" if self.information.stranded else " and strand"
-        log.info(
-            f"per_base: {total:,} bases, {self.information.spacing} network calls per "
-            f"window{strands}"
-        )
+        log.info(f"per_base: {total:,} bases, {self.spacing} network calls per window{strands}")
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        calls = self.information.spacing * (1 if self.information.stranded else 2)  # per window
+        calls = self.spacing * (1 if self.information.stranded else 2)  # per window
         for group in self.information.along(self.source, self.sites, start + skip):
             content = b"".join(
-                self.track.pieces(tile.window.record, tile.low, values) for tile, values in group
+                self._encoded(tile.window.record, tile.low, values) for tile, values in group
             )
             bases = sum(tile.high - tile.low for tile, _ in group)
             self.report(len(group), bases * 2 * calls)
             yield Result(len(group), content, {"bases": bases})
+
+    def _encoded(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
+        if not self.converts:
+            return bed_graph(self.records[record][0], start, values)
+        edges = np.flatnonzero(np.diff(~np.isnan(values), prepend=False, append=False))
+        return b"".join(
+            _HEAD.pack(record, start + low, high - low) + values[low:high].astype("<f4").tobytes()
+            for low, high in edges.reshape(-1, 2).tolist()
+        )
 
     @override
     def fold(self, result: Result) -> tuple[bytes, int]:
@@ -263,7 +189,17 @@ class TrackJob(ResumableJob):
 
     @override
     def convert(self, collected: Path) -> None:
-        self.track.convert(collected, self.output)
+        # A name that `discard` removes if this process is killed.
+        made = self.output.with_name(f".{self.output.name}.{uuid.uuid4().hex}.part")
+        try:
+            with collected.open("rb") as values:
+                write_big_wig(self.records, values, made)
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(made, self.output)
+            sync_folder(self.output.parent)
+        finally:
+            made.unlink(missing_ok=True)
 
     @override
     def closing(self, seconds: float) -> str:

@@ -15,8 +15,7 @@ from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import run_data
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import Config
-from dnadiff.genomics.held_out import MAX_KMERS, NOVELTY
-from dnadiff.genomics.kmers import KmerSet
+from dnadiff.genomics.kmers import MAX_KMERS, NOVELTY, KmerSet
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold
 

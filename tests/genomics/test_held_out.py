@@ -65,10 +65,9 @@ def test_orders_whose_counts_do_not_fit_into_memory_are_left_out(tmp_path, monke
     data = GenomeDataModule(tmp_path / "g.fa", length=32, batch_size=2)
     fitted = fit_markov(data, [12, 2])
     assert list(fitted) == [2, 12]
-    monkeypatch.setattr("dnadiff.genomics.markov.model.MAX_BASES", 479)
     with caplog.at_level(logging.INFO):
-        bounded = fit_markov(data, [12, 2])
-        assert fit_markov(data, [11]) == {}
+        bounded = fit_markov(data, [12, 2], max_bases=479)
+        assert fit_markov(data, [11], max_bases=479) == {}
     assert (
         list(bounded) == [2]
         and bounded[2].order == 2

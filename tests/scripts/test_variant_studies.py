@@ -22,7 +22,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.sequences import Record
 from dnadiff.genomics.kmers import UNKNOWN
-from dnadiff.genomics.markov.model import BackoffMarkov
+from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.variants.variant import Sequences
 
 LETTERS = "ACGTTGACCATGNAACGGTTAACCGGATATCC"

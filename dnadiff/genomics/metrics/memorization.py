@@ -15,8 +15,16 @@ from dnadiff.data.intervals import num_tokens
 from dnadiff.data.run_data import chosen_data
 from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
-from dnadiff.genomics.held_out import MAX_KMERS, bases_of
-from dnadiff.genomics.kmers import UNKNOWN, KmerSet, blocks, checked, codes, reverse_complement
+from dnadiff.genomics.held_out import bases_of
+from dnadiff.genomics.kmers import (
+    MAX_KMERS,
+    UNKNOWN,
+    KmerSet,
+    blocks,
+    checked,
+    codes,
+    reverse_complement,
+)
 from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.store.disk import atomic_write, check_output
 from dnadiff.store.files import resolve

@@ -23,7 +23,7 @@ import numpy as np
 
 from dnadiff.fields import Json
 from dnadiff.genomics.kmers import UNKNOWN
-from dnadiff.genomics.markov.model import BackoffMarkov
+from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     Distance,

@@ -11,7 +11,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import student_t
 from dnadiff.genomics.kmers import UNKNOWN, reverse_complement
-from dnadiff.genomics.markov.model import BackoffMarkov
+from dnadiff.genomics.markov import BackoffMarkov
 
 Scores = Mapping[str, np.ndarray]
 Measure = Callable[[np.ndarray, np.ndarray], float]

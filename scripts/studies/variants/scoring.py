@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.genomics.markov.model import BackoffMarkov
+    from dnadiff.genomics.markov import BackoffMarkov
     from dnadiff.genomics.variants.methods import VariantMethod
     from dnadiff.model import Model
 

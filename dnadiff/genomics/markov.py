@@ -29,10 +29,7 @@ from dnadiff.genomics.kmers import (
 
 # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of
 # windows
-_TABLE_ORDER = 9
-MAX_BASES = (
-    500_000_000  # bases of the largest training part whose windows are stored: 16 bytes for each
-)
+TABLE_ORDER = 9
 _BLOCK = 1 << 19  # bases processed at once: bounds the memory needed in addition to the sequence
 
 
@@ -50,21 +47,15 @@ class Segment:
     """
 
     def __init__(self, padded: np.ndarray, order: int) -> None:
-        self.padded, self.order = padded, order
-        self.bases = padded[order:]  # (L,)
-        position = np.arange(len(padded))
-        after_unknown = np.maximum.accumulate(
-            np.concatenate([[0], np.where(padded[:-1] < UNKNOWN, 0, position[1:])])
-        )
-        self.num_known = (position - after_unknown)[
-            order:
-        ]  # (L,) known bases in a row before each position, at most `order`
-        digits = min(order, _TABLE_ORDER)
-        self.index = (
-            codes(padded[:-1], digits)[0][order - digits :].view(np.int64)
-            if digits
-            else np.zeros(len(self.bases), np.int64)
-        )
+        self.padded, self.order, self.bases = padded, order, padded[order:]
+        position, digits = np.arange(len(padded)), min(order, TABLE_ORDER)
+        known = np.append(UNKNOWN, padded[:-1]) < UNKNOWN
+        after_unknown = np.maximum.accumulate(np.where(known, 0, position))
+        # (L,) known bases in a row before each position, at most `order`
+        self.num_known = (position - after_unknown)[order:]
+        self.index = np.zeros(len(self.bases), np.int64)
+        if digits:
+            self.index = codes(padded[:-1], digits)[0][order - digits :].view(np.int64)
 
     def reversed_contexts(self) -> np.ndarray:
         """(L,) uint64. Not cached: counting needs them once, unsorted."""
@@ -83,12 +74,6 @@ class Segment:
         return contexts[position], position
 
 
-def countable(order: int, num_bases: int) -> bool:
-    """Whether the counts of an order fit into memory: tables always do, windows of up to
-    `MAX_BASES` bases."""
-    return order <= _TABLE_ORDER or num_bases <= MAX_BASES
-
-
 class Counts:
     """n(c, x) for contexts c of every order up to `order` and the next base x, on both strands.
 
@@ -97,15 +82,14 @@ class Counts:
     """
 
     def __init__(self, bases: np.ndarray, order: int) -> None:
-        self.order = order
-        self.num_bases = int((bases < UNKNOWN).sum())
+        self.order, self.num_bases = order, int((bases < UNKNOWN).sum())
         self._tables = [
             spectrum([bases], k + 1, both_strands=True).reshape(-1, 4)
-            for k in range(min(order, _TABLE_ORDER) + 1)
+            for k in range(min(order, TABLE_ORDER) + 1)
         ]
-        self._windows = np.empty(2 * self.num_bases if order > _TABLE_ORDER else 0, np.uint64)
+        self._windows = np.empty(2 * self.num_bases if order > TABLE_ORDER else 0, np.uint64)
         filled = 0
-        for strand in (bases, reverse_complement(bases)) if order > _TABLE_ORDER else ():
+        for strand in (bases, reverse_complement(bases)) if order > TABLE_ORDER else ():
             for _, segment in segments(strand, order):
                 known = segment.bases < UNKNOWN
                 windows = segment.reversed_contexts()[known] + segment.bases[known] * _digit(order)
@@ -116,12 +100,9 @@ class Counts:
     def following(self, segment: Segment, order: int) -> np.ndarray:
         """Counts of each base after the context of length `order` at each position: (L, 4) int64, 0
         for contexts that are not known."""
-        if order <= _TABLE_ORDER:
-            return np.where(
-                segment.num_known[:, None] >= order,
-                self._tables[order][segment.index & (4**order - 1)],
-                0,
-            )
+        if order <= TABLE_ORDER:
+            found = self._tables[order][segment.index & (4**order - 1)]
+            return np.where(segment.num_known[:, None] >= order, found, 0)
         contexts, position = segment.sorted_contexts
         known = segment.num_known[position] >= order
         contexts, position = contexts[known], position[known]
@@ -130,9 +111,8 @@ class Counts:
         counts = np.zeros((len(segment.bases), 4), np.int64)
         for x in range(4):
             low = first + np.uint64(x) * _digit(self.order)
-            counts[position, x] = np.searchsorted(self._windows, low + width) - np.searchsorted(
-                self._windows, low
-            )
+            below, through = (np.searchsorted(self._windows, each) for each in (low, low + width))
+            counts[position, x] = through - below
         return counts
 
     def of_next(self, segment: Segment, order: int) -> tuple[np.ndarray, np.ndarray]:
@@ -174,10 +154,8 @@ class BackoffMarkov:
     """
 
     def __init__(self, counts: Counts, strengths: Sequence[float]) -> None:
-        self.order = counts.order
-        self.strengths = tuple(float(a) for a in strengths)
-        self.num_bases = counts.num_bases
-        self.counts = counts
+        self.counts, self.order, self.num_bases = counts, counts.order, counts.num_bases
+        self.strengths = tuple(map(float, strengths))
 
     @classmethod
     def fit(
@@ -250,7 +228,7 @@ class BackoffMarkov:
             )
         if not grid:
             raise ValueError("grid is empty; give at least one positive strength")
-        top = max(self._checked(order) for order in orders)
+        top = max(map(self._checked, orders))
         blocks = [segment for _, segment in segments(bases, self.order)]
         q, strengths, counts = np.full(known.sum(), 0.25), [], []
         for order in range(self.order + 1):
@@ -260,19 +238,15 @@ class BackoffMarkov:
             best = int(np.argmax([np.log(step).sum() for step in steps]))
             q = steps[best]
             strengths.append(grid[best])
-            if sweeps and order <= top:
-                every = -(-len(n) // _SWEEP_BASES)
-                counts.append(
-                    (n_x[::every].astype(np.float32), n[::every].astype(np.float32))
-                )  # exact up to 2^24
-        lower = {
-            order: _coordinate_search(strengths[: order + 1], counts[: order + 1], grid, sweeps)
-            for order in orders
-        }
-        return {
-            order: self.with_strengths(chosen + strengths[order + 1 :])
-            for order, chosen in lower.items()
-        }
+            if sweeps and order <= top:  # float32 is exact up to 2^24
+                some = slice(None, None, -(-len(n) // _SWEEP_BASES))
+                counts.append((n_x[some].astype(np.float32), n[some].astype(np.float32)))
+        found = {}
+        for order in orders:
+            lower, upper = strengths[: order + 1], strengths[order + 1 :]
+            chosen = _coordinate_search(lower, counts[: order + 1], grid, sweeps)
+            found[order] = self.with_strengths(chosen + upper)
+        return found
 
     def log_probs(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
         """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural
@@ -363,11 +337,8 @@ def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
 
 def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
     strength = DEFAULT_STRENGTH if strength is None else strength
-    strengths = (
-        (float(strength),) * (order + 1)
-        if isinstance(strength, (int, float, np.number))
-        else tuple(map(float, strength))
-    )
+    strengths = tuple(np.ravel(strength).astype(float).tolist())
+    strengths *= 1 if np.ndim(strength) else order + 1
     if len(strengths) != order + 1:
         raise ValueError(
             f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each "

@@ -1,1 +1,0 @@
-"""Back-off Markov models: the baselines of every likelihood."""
