@@ -365,8 +365,7 @@ class TaskStudy:
         untrained."""
         from dnadiff.supervised import baselines as b
         from dnadiff.supervised.classifier import is_strand_invariant
-        from dnadiff.supervised.layers import Frozen
-        from dnadiff.supervised.networks import FineTunedModel, NetworkModel, OneHotModel
+        from dnadiff.supervised.networks import FineTunedModel, Frozen, NetworkModel, OneHotModel
         from dnadiff.supervised.results import weights_digest
         from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 
@@ -442,7 +441,7 @@ class TaskStudy:
 
     def _adapter(self) -> Any:
         """The adapter; ValueError for one that could not change anything."""
-        from dnadiff.supervised.layers import LoRA
+        from dnadiff.supervised.networks import LoRA
 
         adapter = self.options.adapter
         if "_target_" not in adapter:
@@ -455,7 +454,7 @@ class TaskStudy:
         made = build(adapter, trust=None)
         if not isinstance(made, LoRA):
             raise ValueError(
-                f"adapter {adapter['_target_']} is not an adapter (dnadiff.supervised.layers.LoRA)"
+                f"adapter {adapter['_target_']} is not an adapter (dnadiff.supervised.networks.LoRA)"
             )
         return made
 

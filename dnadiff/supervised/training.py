@@ -1,20 +1,32 @@
-"""How long a network is trained on a task: a number of steps that suits its size, or what fits a
-wall-clock budget."""
+"""How a network is trained on a task: which parameters at which rates, how many steps, and in which
+stages.
+
+First the head alone is trained, on stored features of the pretrained network (LP-FT, arXiv
+2202.10054): the network runs once for each stored sequence instead of once for each step, and it does
+not adapt to a head that is still random. Then all is trained for a number of steps that suits the
+size of the task, or for what fits a wall-clock budget.
+
+Layer-wise decay of the learning rate: ELECTRA (arXiv 2003.10555, appendix B) and BEiT (arXiv
+2106.08254, appendix) train the first layers of a pretrained network at lower rates: they hold what is
+the same for all tasks. The exponents are those of BEiT's code.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import TypedDict, override
 
 from dnadiff.diffusion.draws import hash64
@@ -28,6 +40,7 @@ from dnadiff.fields import (
     PositiveInt,
     checked,
 )
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     Classifier,
     SequenceClassifier,
@@ -35,15 +48,64 @@ from dnadiff.supervised.classifier import (
     mixed_logits,
 )
 from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, ShuffledBatches, TaskData
-from dnadiff.supervised.layers import decayed_groups
 from dnadiff.supervised.targets.base import ValidScore
 from dnadiff.training.memory import frozen_objects
-from dnadiff.training.optim import warmup_cosine
+from dnadiff.training.optim import parameter_groups, warmup_cosine
 
 log = logging.getLogger("dnadiff")
-
-
+Groups = list[dict[str, list[nn.Parameter] | float]]
 STEPS, MIN_STEPS, MIN_EPOCHS, MAX_EPOCHS = 2000, 20, 2, 20
+# Of the head alone.
+HEAD_STEPS, MIN_HEAD_EPOCHS, MAX_HEAD_EPOCHS, PATIENCE = 1000, 4, 30, 3
+LR, WARMUP, BATCH_SIZE = 1e-3, 0.1, 32
+MAX_SEQUENCES, MAX_VALID = 40_000, 1000  # of which features are stored; items that rank trials
+MAX_BYTES = 2**30  # of the features of the training part, and again of the validation part
+READ_SHARE, TRAIN_SHARE = 0.25, 0.3  # of what is left of a wall-clock budget
+# The published ones of Caduceus, 1e-3 and 2e-3, are inside.
+PRETRAINED_RATES = (3e-4, 8e-4, 2e-3, 5e-3)
+NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
+MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
+TRIAL_SHARE, MIN_TRIAL_STEPS = 0.04, 20  # of the steps; steps
+SEARCH_SHARE, RESERVE = 0.35, 0.05  # of a budget: at most for the search, and kept back
+_WARM_UP_STEPS = 3  # slower, because memory is allocated
+
+
+def before_layers(backbone: Backbone) -> list[nn.Parameter]:
+    """The parameters that a network registers before its layers: its embeddings. None of a network
+    that is not a list of layers."""
+    if backbone.trunk is None:
+        return []
+    in_layers = {id(p) for p in backbone.trunk.parameters()}
+    return list(itertools.takewhile(lambda p: id(p) not in in_layers, backbone.parameters()))
+
+
+def decayed_groups(
+    classifier: SequenceClassifier, lr: float, weight_decay: float, decay: float
+) -> Groups:
+    """The groups of `parameter_groups`, divided by learning rate; parameters that are not trained
+    are left out.
+
+    Layer i of n, from 0, has the rate `lr decay^(n - i)` and the embeddings `lr decay^(n + 1)`. The
+    head and what follows the layers have `lr`.
+    """
+    factors: dict[int, float] = {}
+    backbone = classifier.backbone if isinstance(classifier, Classifier) else None
+    if backbone is not None and backbone.trunk is not None:
+        count = len(backbone.trunk)
+        factors = {id(p): decay ** (count + 1) for p in before_layers(backbone)}
+        for number, layer in enumerate(backbone.trunk):
+            for parameter in layer.parameters():
+                factors.setdefault(id(parameter), decay ** (count - number))
+    groups = Groups()
+    for group in parameter_groups(classifier, weight_decay):
+        assert isinstance(group["params"], list)
+        by_factor: dict[float, list[nn.Parameter]] = defaultdict(list)
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                by_factor[factors.get(id(parameter), 1.0)].append(parameter)
+        for factor, params in by_factor.items():
+            groups.append({**group, "params": params, "lr": lr * factor})
+    return groups
 
 
 class TrainingPlan(NamedTuple):
@@ -85,10 +147,10 @@ class Recipe:
         warmup: fraction of the steps.
         patience: stop after this many epochs without improvement; None runs all. The learning rate
             schedule is the same either way.
-        layer_decay: see `dnadiff.supervised.layers`; 1 trains all layers at one rate.
+        layer_decay: see `decayed_groups`; 1 trains all layers at one rate.
         mixup: see `draw_mixture`; 0 is none.
         balanced: each class has the same total weight in the loss.
-        head_epochs: of the head alone, before all is trained (`dnadiff.supervised.head_training`);
+        head_epochs: of the head alone, before all is trained (`train_head`);
             None chooses a number, 0 is none.
         stored_width: channels of what that stage stores, which limit its sequences; None is what
             the head reads.
@@ -212,9 +274,8 @@ class FineTuningModule(lightning.LightningModule):
         self.budget = budget or Budget(None)
         self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
         self.best_weights: dict[str, Tensor] = {}
-        self.best_valid: Tensor | None = (
-            None  # predictions of the validation items under the best weights
-        )
+        # Predictions of the validation items under the best weights.
+        self.best_valid: Tensor | None = None
         self.start = start
         self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
         self.loaders: list[ShuffledBatches] = []
@@ -223,22 +284,22 @@ class FineTuningModule(lightning.LightningModule):
 
     @override
     def train_dataloader(self) -> ShuffledBatches:
+        data, size = self.data, self.recipe.batch_size
         batches = ShuffledBatches(
-            self.data.train,
-            self.recipe.batch_size,
+            data.train,
+            size,
             self.classifier.vocab,
             self.seed,
             self.current_epoch,
-            not self.data.stranded,
+            not data.stranded,
         )
         self.loaders.append(batches)
         return batches
 
     @override
     def on_train_start(self) -> None:
-        if (
-            self.start is not None
-        ):  # here, because the weights are now on the device of the training
+        # Here, because the weights are now on the device of the training.
+        if self.start is not None:
             self.best_valid, self.best_score = self.start
             self.best_weights = copy.deepcopy(self.classifier.state_dict())
 
@@ -301,11 +362,8 @@ class FineTuningModule(lightning.LightningModule):
         if self.budget.left < 0 and self.global_step >= MIN_STEPS:
             self.trainer.should_stop = True
         if not self.best_weights or score > self.best_score:
-            self.best_score, self.best_weights, self.best_epoch = (
-                score,
-                copy.deepcopy(self.classifier.state_dict()),
-                self.num_epochs,
-            )
+            self.best_score, self.best_epoch = score, self.num_epochs
+            self.best_weights = copy.deepcopy(self.classifier.state_dict())
             self.best_valid, self.epochs_without_improvement = predictions, 0
             return
         self.epochs_without_improvement += 1
@@ -315,16 +373,12 @@ class FineTuningModule(lightning.LightningModule):
 
     @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        groups = decayed_groups(
-            self.classifier, self.lr, self.recipe.weight_decay, self.recipe.layer_decay
-        )
+        recipe, steps = self.recipe, int(self.trainer.estimated_stepping_batches)
+        groups = decayed_groups(self.classifier, self.lr, recipe.weight_decay, recipe.layer_decay)
         optimizer = torch.optim.AdamW(groups, lr=self.lr)
-        steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = warmup_cosine(optimizer, steps, self.recipe.warmup)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        scheduler = warmup_cosine(optimizer, steps, recipe.warmup)
+        schedule: Json = {"scheduler": scheduler, "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
 def train(
@@ -351,23 +405,6 @@ def train(
     module.train()  # a loaded network is in evaluation mode, which Lightning would keep
     with frozen_objects():
         trainer.fit(module)
-
-
-PRETRAINED_RATES = (
-    3e-4,
-    8e-4,
-    2e-3,
-    5e-3,
-)  # the published ones of Caduceus, 1e-3 and 2e-3, are inside
-NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
-MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
-TRIAL_SHARE, MIN_TRIAL_STEPS, MAX_VALID = (
-    0.04,
-    20,
-    1000,
-)  # of the steps; steps; validation items that rank the trials
-SEARCH_SHARE, RESERVE = 0.35, 0.05  # of a budget: at most for the search, and kept back
-_WARM_UP_STEPS = 3  # slower, because memory is allocated
 
 
 class Trial(NamedTuple):
@@ -424,11 +461,15 @@ class ShortRun(FineTuningModule):
 
     @override
     def on_train_end(self) -> None:
-        items, start = _some(self.data.valid, self.seed), time.perf_counter()
-        self.valid_loss = -self.validate(
-            items
-        ).score.negative_loss  # here, because Lightning then moves the network to the CPU
-        self.validation_seconds = (time.perf_counter() - start) * len(self.data.valid) / len(items)
+        items = every = self.data.valid
+        if len(every) > MAX_VALID:
+            generator = torch.Generator().manual_seed(hash64(self.seed, "trials") % 2**63)
+            some = torch.randperm(len(every), generator=generator)[:MAX_VALID]
+            items = every.select(some.sort().values)
+        start = time.perf_counter()
+        # Here, because Lightning then moves the network to the CPU.
+        self.valid_loss = -self.validate(items).score.negative_loss
+        self.validation_seconds = (time.perf_counter() - start) * len(every) / len(items)
 
 
 class Trials:
@@ -436,7 +477,7 @@ class Trials:
 
     Args:
         short_run: a new run at a learning rate, whose network has its first weights.
-        trainer: as in `fine_tuning_module.train`.
+        trainer: as in `train`.
     """
 
     def __init__(self, short_run: Callable[[float], ShortRun], trainer: Config) -> None:
@@ -456,16 +497,8 @@ class Trials:
     @property
     def speed(self) -> Speed:
         """The mean over all trials so far."""
-        return Speed(
-            sum(self.step_seconds) / max(len(self.step_seconds), 1), self.validation_seconds
-        )
-
-
-def _some(items: Items, seed: int) -> Items:
-    if len(items) <= MAX_VALID:
-        return items
-    generator = torch.Generator().manual_seed(hash64(seed, "trials") % 2**63)
-    return items.select(torch.randperm(len(items), generator=generator)[:MAX_VALID].sort().values)
+        steps = self.step_seconds
+        return Speed(sum(steps) / max(len(steps), 1), self.validation_seconds)
 
 
 def successive_halving(
@@ -520,12 +553,10 @@ def find_rate_and_plan(
         trials(min(rates), MEASURED_STEPS)
         plan = fitted_plan(batches, budget.left, trials.speed)
     steps = max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * plan.steps))
-    some = (
-        affordable(rates, steps, SEARCH_SHARE * budget.left, trials.speed)
-        if budget.is_limited
-        else rates
-    )
-    lr, tried = successive_halving(trials, some, steps)
+    several = len(rates) > 1
+    if budget.is_limited:
+        rates = affordable(rates, steps, SEARCH_SHARE * budget.left, trials.speed)
+    lr, tried = successive_halving(trials, rates, steps)
     if budget.is_limited:
         plan = fitted_plan(batches, (1 - RESERVE) * budget.left, trials.speed)
         if plan.steps * trials.speed.step > budget.left:
@@ -533,4 +564,185 @@ def find_rate_and_plan(
                 f"minutes is too short for this task: {plan.steps} steps are trained all the same; "
                 "set more minutes"
             )
-    return Found(lr, plan, len(rates) > 1, tried, trials.speed if budget.is_limited else None)
+    return Found(lr, plan, several, tried, trials.speed if budget.is_limited else None)
+
+
+@dataclass(frozen=True)
+class StoredFeatures:
+    """What the head reads of S sequences: one tensor (S, L, D) float16 for each strand that the
+    network reads together.
+
+    `valid (S, L)` is False on padding; `labels` are those of `Items`.
+    """
+
+    strands: list[Tensor]
+    valid: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def outputs(self, classifier: Classifier, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs (B, C) of the head for the sequences `rows (B,)`, and their labels."""
+        rows = rows.to(self.labels.device)
+        lengths = self.valid[rows].sum(1)
+        longest = int(lengths.max())
+        valid = None if int(lengths.min()) == longest else self.valid[rows, :longest]
+        features = [one[rows, :longest].float() for one in self.strands]
+        return classifier.logits(features, valid), self.labels[rows]
+
+    def loss(self, classifier: Classifier, batch_size: int) -> float:
+        """The loss of the target; infinite if it is not a number, or no label is known."""
+        classifier.eval()
+        if not bool(self.labels.isfinite().any()):
+            return math.inf
+        with torch.no_grad():
+            every = torch.arange(len(self)).split(batch_size)
+            outputs = [self.outputs(classifier, rows)[0] for rows in every]
+            predictions = classifier.target.predictions([torch.cat(outputs)])
+            score = classifier.target.valid_score(predictions.cpu(), self.labels.cpu())
+        return -score.negative_loss if math.isfinite(score.negative_loss) else math.inf
+
+
+class Clock:
+    """The part of a training that is over, by its steps or by its wall-clock time."""
+
+    def __init__(
+        self, steps: int, seconds: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.steps, self.seconds, self.clock, self.start = steps, seconds, clock, clock()
+
+    def progress(self, step: int) -> float:
+        """From 0 to 1, which is the end; without time, the end."""
+        if self.seconds <= 0:
+            return 1.0
+        return min(1.0, max(step / self.steps, (self.clock() - self.start) / self.seconds))
+
+
+def read_features(
+    classifier: Classifier,
+    batches: Iterable[ItemBatch],
+    number: int,
+    length: int,
+    seconds: float,
+    report: Report,
+) -> StoredFeatures:
+    """The features of the first `number` sequences of at most `length` tokens; reading stops early
+    after `seconds` (and one batch)."""
+    end, device = time.monotonic() + seconds, next(classifier.parameters()).device
+    strands: list[Tensor] = []
+    valid, labels, count = torch.zeros(number, length, dtype=torch.bool, device=device), [], 0
+    classifier.eval()
+    for batch in batches:
+        ids, mask, of_batch = batch.first(number - count).to(device)
+        with torch.no_grad():
+            features = classifier.read(ids, mask)
+        # Small numbers, because they follow the last norm of the network: float16 holds them.
+        strands = strands or [
+            torch.zeros(number, length, one.shape[-1], dtype=torch.float16, device=device)
+            for one in features
+        ]
+        rows = slice(count, count + len(of_batch))
+        for stored, one in zip(strands, features):
+            stored[rows, : ids.shape[1]] = one
+        valid[rows, : ids.shape[1]] = True if mask is None else mask
+        labels.append(of_batch)
+        count += len(of_batch)
+        report(0, ids.numel())
+        if count == number or time.monotonic() > end:
+            break
+    return StoredFeatures([one[:count] for one in strands], valid[:count], torch.cat(labels))
+
+
+def train_head(
+    classifier: Classifier,
+    data: TaskData,
+    recipe: Recipe,
+    seed: int,
+    budget: Budget,
+    report: Report,
+    max_sequences: int = MAX_SEQUENCES,
+    max_bytes: int = MAX_BYTES,
+    lr: float = LR,
+) -> dict[str, Json]:
+    """Train the head of a classifier, in place, and return what was done, empty if nothing was; the
+    network stays as it is.
+
+    The head gets the weights of the epoch with the least validation loss, which may be those it
+    came with. Items are read in random order, on a random strand unless the task is stranded or the
+    network reads both, and then on the other one.
+
+    Args:
+        recipe: of the training of the whole network. The head is trained with batches of 32 or, if
+            that is less, four times its size, in at most `head_epochs` over the stored features;
+            None is about 1,000 steps, in 4 to 30 epochs. Training stops after 3 without
+            improvement.
+        seed: of the order, the strands and the dropout.
+        budget: reading takes at most a quarter of what is left of it (but one batch of each part),
+            and training 30 % of the rest.
+        max_sequences, max_bytes: of stored features.
+        lr: peak learning rate.
+    """
+    # Not of test items, which decide nothing.
+    longest = max(int(items.lengths.max()) for items in (data.train, data.valid))
+    head, start = classifier.head, time.monotonic()
+    width = recipe.stored_width or (2 if classifier.invariant else 1) * head.width
+    fitting = min(max_sequences, max_bytes // (2 * longest * width))
+    if fitting < BATCH_SIZE:
+        log.info(
+            f"{data.name}: the head is not trained alone, because the features of only {fitting} "
+            "sequences fit into memory"
+        )
+        return {}
+    batch_size = min(BATCH_SIZE, EVALUATION * recipe.batch_size)
+    both_strands = not data.stranded and not classifier.invariant
+    seconds = READ_SHARE * budget.left
+
+    def batches_of(items: Items, other_strand: bool = False) -> ShuffledBatches:
+        vocab = classifier.vocab
+        return ShuffledBatches(items, batch_size, vocab, seed, 0, both_strands, other_strand)
+
+    number = min(len(data.valid), MAX_VALID, fitting)
+    batches: Iterable[ItemBatch] = batches_of(data.valid)
+    valid = read_features(classifier, batches, number, longest, seconds / 4, report)
+    passes = [batches_of(data.train, other) for other in (False, True)[: 1 + both_strands]]
+    number, batches = min(len(data.train) * len(passes), fitting), itertools.chain(*passes)
+    left = seconds - (time.monotonic() - start)
+    train = read_features(classifier, batches, number, longest, left, report)
+    per_epoch = math.ceil(len(train) / batch_size)
+    epochs = recipe.head_epochs
+    if epochs is None:
+        epochs = min(MAX_HEAD_EPOCHS, max(MIN_HEAD_EPOCHS, round(HEAD_STEPS / per_epoch)))
+    steps = per_epoch * epochs
+    clock = Clock(steps, TRAIN_SHARE * budget.left)
+    optimizer = torch.optim.AdamW(parameter_groups(head, recipe.weight_decay))
+    best_loss, best_weights = valid.loss(classifier, batch_size), copy.deepcopy(head.state_dict())
+    step = epoch = best_epoch = 0
+    while clock.progress(step) < 1 and epoch - best_epoch < PATIENCE:
+        head.train()
+        order = torch.Generator().manual_seed(hash64(seed, "head training", epoch) % 2**63)
+        for rows in torch.randperm(len(train), generator=order).split(batch_size):
+            progress = clock.progress(step)
+            if progress == 1:
+                break
+            rising = lr * min(1.0, (progress + 1 / steps) / WARMUP)
+            for group in optimizer.param_groups:
+                group["lr"] = rising * 0.5 * (1 + math.cos(math.pi * progress))
+            torch.manual_seed(hash64(seed, "head dropout", step) % 2**63)
+            optimizer.zero_grad()
+            classifier.target.loss(*train.outputs(classifier, rows)).backward()
+            nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+        epoch += 1
+        loss = valid.loss(classifier, batch_size)
+        if loss < best_loss:
+            best_loss, best_epoch, best_weights = loss, epoch, copy.deepcopy(head.state_dict())
+        report(0)
+    head.load_state_dict(best_weights)
+    return {
+        "head_sequences": len(train),
+        "head_epochs": epoch,
+        "head_best_epoch": best_epoch,
+        "head_valid_loss": best_loss,
+    }

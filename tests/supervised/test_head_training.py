@@ -10,9 +10,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
-from dnadiff.supervised import head_training
 from dnadiff.supervised.classifier import Classifier, HeadInputs, build_classifier
-from dnadiff.supervised.head_training import Clock, read_features, train_head
 from dnadiff.supervised.heads import ConvHead
 from dnadiff.supervised.items import (
     Items,
@@ -23,9 +21,10 @@ from dnadiff.supervised.items import (
     reverse_complement_rows,
 )
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
-from dnadiff.supervised.targets.classes import MultiLabelTarget
+from dnadiff.supervised.targets.base import ValidScore
+from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.targets.regression import RegressionTarget
-from dnadiff.supervised.training import Budget, Recipe
+from dnadiff.supervised.training import BATCH_SIZE, Budget, Clock, Recipe, read_features, train_head
 
 DNA = DNATokenizer()
 CONV = {
@@ -67,7 +66,7 @@ def classifier_of(
     )
 
 
-def test_a_head_without_a_network_is_trained_in_the_same_two_stages(monkeypatch):
+def test_a_head_without_a_network_is_trained_in_the_same_two_stages():
     data, made = task(), {}
     for head_epochs in (0, 2):
         head = partial(ConvHead, channels=8, hidden=8, num_bins=4)
@@ -91,21 +90,13 @@ def test_a_head_without_a_network_is_trained_in_the_same_two_stages(monkeypatch)
         found["head_sequences"] == 2 * len(data.train) and found["head_epochs"] == 2
     )  # both strands
     assert not torch.equal(made[0], made[2])
-    monkeypatch.setattr(
-        head_training, "MAX_BYTES", 2 * 20 * data.max_length * 50
-    )  # 50 sequences of 20 channels, those of a network
-    model = OneHotModel(
-        DNA,
-        head,
-        1e-3,
-        head_epochs=2,
-        stored_width=20,
-        epochs=1,
-        batch_size=16,
-        trainer={"accelerator": "cpu"},
+    # 50 sequences of 20 channels, those of a network.
+    recipe = Recipe(head_epochs=2, stored_width=20, batch_size=16)
+    limits = {"max_bytes": 2 * 20 * data.max_length * 50}
+    info = train_head(
+        model.build_classifier(data, 1), data, recipe, 1, Budget(None), no_report, **limits
     )
-    model.fit(data, 1)
-    assert model.fit_info["head_sequences"] == 50
+    assert info["head_sequences"] == 50
 
 
 def trained(
@@ -114,9 +105,10 @@ def trained(
     epochs: int | None = None,
     seed: int = 0,
     budget: Budget | None = None,
+    **limits: float,
 ) -> dict:
     recipe = Recipe(head_epochs=epochs, batch_size=16)
-    return train_head(classifier, data, recipe, seed, budget or Budget(None), no_report)
+    return train_head(classifier, data, recipe, seed, budget or Budget(None), no_report, **limits)
 
 
 @pytest.mark.parametrize("one_hot", [False, True])
@@ -152,7 +144,7 @@ def test_the_second_pass_reads_every_item_on_its_other_strand():
 
 def test_the_head_learns_and_the_network_keeps_its_weights():
     data, classifier = task(), classifier_of()
-    before, loss = copy.deepcopy(classifier.state_dict()), head_training._valid_loss
+    before = copy.deepcopy(classifier.state_dict())
     info = trained(classifier, data)
     after = classifier.state_dict()
     assert all(
@@ -169,7 +161,7 @@ def test_the_head_learns_and_the_network_keeps_its_weights():
         no_report,
     )
     assert (
-        info["head_valid_loss"] == pytest.approx(loss(classifier, stored, 32))
+        info["head_valid_loss"] == pytest.approx(stored.loss(classifier, 32))
         and info["head_valid_loss"] < 0.3
     )
     assert (
@@ -188,10 +180,18 @@ def test_a_seed_gives_the_same_head():
     assert not all(torch.equal(heads[0][name], heads[2][name]) for name in heads[0])
 
 
-def test_the_first_weights_are_kept_if_no_epoch_is_better(monkeypatch):
+class Planned(ClassTarget):
+    """Has given losses on the validation items."""
+
     losses = iter([0.1, 0.2, 0.3, 0.15, 0.05])
-    monkeypatch.setattr(head_training, "_valid_loss", lambda *_: next(losses))
+
+    def valid_score(self, predictions, labels):
+        return ValidScore(0.0, -next(self.losses))
+
+
+def test_the_first_weights_are_kept_if_no_epoch_is_better():
     classifier = classifier_of()
+    classifier.target = Planned(["poor", "rich"])
     before = copy.deepcopy(classifier.state_dict())
     info = trained(classifier, task(), 20)
     assert info["head_best_epoch"] == 0 and info["head_epochs"] == 3  # patience
@@ -200,28 +200,25 @@ def test_the_first_weights_are_kept_if_no_epoch_is_better(monkeypatch):
     )
 
 
-def test_a_diverging_head_ends_where_it_began(monkeypatch):
-    monkeypatch.setattr(head_training, "LR", math.nan)
+def test_a_diverging_head_ends_where_it_began():
     classifier = classifier_of()
     before = copy.deepcopy(classifier.state_dict())
-    assert trained(classifier, task())["head_best_epoch"] == 0
+    assert trained(classifier, task(), lr=math.nan)["head_best_epoch"] == 0
     assert all(
         torch.equal(before[name], tensor) for name, tensor in classifier.state_dict().items()
     )
 
 
-def test_memory_limits_what_is_stored(monkeypatch):
-    monkeypatch.setattr(
-        head_training, "MAX_BYTES", 2 * 30 * 16 * 100
-    )  # 100 sequences of 30 positions and 16 features
-    assert trained(classifier_of(), task(), 1)["head_sequences"] == 100
-    assert (
-        trained(classifier_of(CaduceusPS, False), task(), 1)["head_sequences"] == 50
-    )  # 16 features of each strand
-    monkeypatch.setattr(head_training, "MAX_SEQUENCES", 60)
-    assert trained(classifier_of(), task(), 1)["head_sequences"] == 60
-    monkeypatch.setattr(head_training, "MAX_SEQUENCES", 31)  # less than a batch
-    assert trained(classifier_of(), task(), 1) == {}
+def test_memory_limits_what_is_stored():
+    def stored(classifier, **limits):
+        return trained(classifier, task(), 1, **limits).get("head_sequences")
+
+    memory = 2 * 30 * 16 * 100  # 100 sequences of 30 positions and 16 features
+    assert stored(classifier_of(), max_bytes=memory) == 100
+    # 16 features of each strand
+    assert stored(classifier_of(CaduceusPS, False), max_bytes=memory) == 50
+    assert stored(classifier_of(), max_sequences=60) == 60
+    assert stored(classifier_of(), max_sequences=31) is None  # less than a batch
 
 
 @pytest.mark.parametrize("left", [-1.0, 0.0, 1e-9])
@@ -231,7 +228,7 @@ def test_a_spent_budget_leaves_one_batch_and_no_training(left):
 
     Spent.left = left
     info = trained(classifier_of(), task(), 5, budget=Spent(1))
-    assert info["head_sequences"] == head_training.BATCH_SIZE and info["head_epochs"] <= 1
+    assert info["head_sequences"] == BATCH_SIZE and info["head_epochs"] <= 1
 
 
 def test_a_training_ends_with_its_steps_or_its_time():
@@ -242,20 +239,15 @@ def test_a_training_ends_with_its_steps_or_its_time():
     assert [unlimited.progress(step) for step in (0, 3, 10, 11)] == [0.0, 0.3, 1.0, 1.0]
 
 
-def test_a_small_batch_size_limits_what_is_in_memory(monkeypatch):
-    sizes = []
-    monkeypatch.setattr(
-        ShuffledBatches, "__init__", lambda self, items, size, *rest: sizes.append(size)
-    )
-    monkeypatch.setattr(
-        ShuffledBatches,
-        "__iter__",
-        lambda self: iter([make_batch(items(20, 5), torch.arange(20), DNA.vocab)]),
-    )
-    train_head(
-        classifier_of(), task(), Recipe(head_epochs=1, batch_size=2), 0, Budget(None), no_report
-    )
-    assert set(sizes) == {8}
+def test_a_small_batch_size_limits_what_is_in_memory():
+    tokens = []
+
+    def report(steps, number=0):
+        tokens.append(number)
+
+    recipe, data = Recipe(head_epochs=1, batch_size=2), task(low=30)
+    train_head(classifier_of(), data, recipe, 0, Budget(None), report)
+    assert set(tokens) == {0, 8 * 30}  # an epoch, and batches that are read
 
 
 def fine_tuned(**settings) -> FineTunedModel:

@@ -9,9 +9,8 @@ from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
 from dnadiff.supervised.items import Items, TaskData, no_report
-from dnadiff.supervised.layers import decayed_groups
 from dnadiff.supervised.networks import CNN
-from dnadiff.supervised.training import FineTuningModule, Recipe
+from dnadiff.supervised.training import FineTuningModule, Recipe, decayed_groups
 
 VOCAB = DNATokenizer().vocab
 

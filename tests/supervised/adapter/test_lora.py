@@ -7,8 +7,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.layers import Frozen, LoRA
-from dnadiff.supervised.networks import FineTunedModel
+from dnadiff.supervised.networks import FineTunedModel, Frozen, LoRA
 
 VOCAB = DNATokenizer().vocab
 
