@@ -12,9 +12,10 @@ import torch
 from dnadiff import finetune
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.options.command import compose
+from dnadiff.supervised import finetuning
 from dnadiff.supervised.baselines import KmerLogistic
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.protocol import FewItems, build_protocol
+from dnadiff.supervised.protocol import build_protocol
 from dnadiff.supervised.targets.base import ValidScore
 from dnadiff.weights.checkpoint import load
 from dnadiff.weights.loaded import Loaded, build_denoiser
@@ -89,7 +90,7 @@ def test_the_published_protocol_has_the_published_head_and_inputs_unless_others_
     def found(protocol, overrides, trains=True):
         settings = [f"fine_tune={trains}", "scratch=false", *overrides]
         study = study_of_data(loaded, settings, protocol)
-        return study.head["_target_"].rpartition(".")[2], study.inputs.one_hot
+        return study.head["_target_"].rpartition(".")[2], study.head_inputs.one_hot
 
     assert found(fixed, []) == (conv, True)
     assert found(paper, ["lr=1e-3"]) == ("MeanHead", False)
@@ -143,7 +144,6 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
 
 def test_the_command_is_a_function_that_returns_its_numbers(tmp_path, table, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
     settings = {"task.path": table, "fine_tune": False, "scratch": False}
     found = finetune.finetune(
@@ -202,7 +202,9 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
     ]
     result = json.loads((call(tmp_path, *overrides) / "finetune.json").read_text())
     assert result["task"]["tested"] == 120
-    assert {"length", "GC", "boosting", finetune.PROBE, finetune.NEIGHBORS} <= set(result["models"])
+    assert {"length", "GC", "boosting", finetuning.PROBE, finetuning.NEIGHBORS} <= set(
+        result["models"]
+    )
     assert all(len(m["per_seed"]) == 1 for m in result["models"].values())
     assert set(result["models"]["GC"]["metrics"]) == {
         "accuracy",
@@ -213,8 +215,8 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
         "calibration_error",
     }
     pairs = [
-        (finetune.PROBE, finetune.RANDOM_PROBE),
-        (finetune.PROBE, "2-mer logistic regression"),
+        (finetuning.PROBE, finetuning.RANDOM_PROBE),
+        (finetuning.PROBE, "2-mer logistic regression"),
     ]
     assert [(d["a"], d["b"]) for d in result["differences"]] == pairs
     assert all(0 <= m["low"] <= m["accuracy"] <= m["high"] <= 1 for m in result["models"].values())
@@ -415,7 +417,7 @@ def test_trained_baselines_use_the_accelerator_of_the_command(tmp_path):
 )
 def test_a_checkpoint_has_the_published_counterpart_of_its_kind(tmp_path, network, layer, model):
     loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-    assert finetune.published_counterpart(loaded, layer) == model
+    assert finetuning.published_counterpart(loaded, layer) == model
 
 
 def test_the_result_names_the_published_counterpart(tmp_path, table):
@@ -438,24 +440,21 @@ def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
         loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
         models = models_of_network(loaded, "probe=true")
         for name in (
-            finetune.FINE_TUNED,
-            finetune.SCRATCH,
-            finetune.PROBE,
-            finetune.RANDOM_PROBE,
+            finetuning.FINE_TUNED,
+            finetuning.SCRATCH,
+            finetuning.PROBE,
+            finetuning.RANDOM_PROBE,
         ):
             assert ("strands" in models[name].describe()) == merges
 
 
 def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_started_again(
-    tmp_path, table, monkeypatch
+    tmp_path, table
 ):
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
-    monkeypatch.setattr(
-        "dnadiff.report.suite.write_suite",
-        lambda *args: (_ for _ in ()).throw(OSError("interrupted")),
-    )
+    (tmp_path / "runs" / "tiny" / "report.html").mkdir(parents=True)  # cannot be written
+    settings = ("seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
     with pytest.raises(SystemExit):
-        settings = ("seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
         call(
             tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *settings, report=True
         )
@@ -489,11 +488,19 @@ def models_of_network(loaded: Loaded, *overrides: str) -> dict:
     return study_of_data(loaded, overrides).build_models()
 
 
-def study_of_data(loaded: Loaded, overrides, protocol=None) -> finetune.TaskStudy:
+def study_of_data(loaded: Loaded, overrides, protocol=None) -> finetuning.TaskStudy:
     """The study of `DATA`, with the protocol of the overrides."""
     options = finetune.finetune.compose(["checkpoint=x", "task=csv", "task.path=x", *overrides])
     protocol = protocol or build_protocol(options.task["protocol"], 4)
-    return finetune.TaskStudy(options, loaded, options.task, DATA, protocol)
+    return options.into(
+        finetuning.TaskStudy,
+        loaded=loaded,
+        data=DATA,
+        protocol=protocol,
+        config=dict(options),
+        overrides=options.overrides,
+        head_is_named=any(options.given("head")),
+    )
 
 
 def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_layers(tmp_path):
@@ -595,11 +602,7 @@ def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp
     assert "same head on one-hot" not in models_of(tmp_path, "fine_tune=false", "scratch=false")
 
 
-def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, monkeypatch):
-    fitted = []
-    monkeypatch.setattr(
-        "dnadiff.supervised.baselines.KmerLogistic.fit_predict", lambda *args: fitted.append(1)
-    )
+def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys):
     run = f"checkpoint={checkpoint(tmp_path / 'tiny.ckpt', DNATokenizer(), CADUCEUS)}"
     flat = (
         "{_target_: dnadiff.supervised.networks.OneHotModel, head: {_target_: "
@@ -615,7 +618,7 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys, m
         assert message in refusal(
             tmp_path, capsys, run, "task=csv", f"task.path={table}", *RECIPE, *overrides
         )
-    assert not fitted
+    assert not list(tmp_path.rglob("*.npz"))
 
 
 def test_averaged_seeds_and_a_stack_are_rows_with_intervals(tmp_path, table, capsys):
@@ -690,17 +693,30 @@ def test_classifiers_of_an_earlier_run_stay_until_the_first_training(tmp_path, t
     assert not kept.exists()
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        ValueError("diverged"),
-        RuntimeError("out of memory"),
-        PermissionError("denied"),
-        MemoryError(),
-    ],
-    ids=repr,
-)
-def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeypatch, failure):
+FAILURES = [
+    ValueError("diverged"),
+    RuntimeError("out of memory"),
+    PermissionError("denied"),
+    MemoryError(),
+    OSError(errno.ENOSPC, "No space left on device"),
+]
+
+
+class Failing(KmerLogistic):
+    """A baseline that fails on one task."""
+
+    def __init__(self, tokenizer, number: int) -> None:
+        super().__init__(tokenizer, 1)
+        self.failure = FAILURES[number]
+
+    def fit_predict(self, data, *args):
+        if data.name == "human_enhancers_cohn":
+            raise self.failure
+        return super().fit_predict(data, *args)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, number):
     run, random, folder = (
         checkpoint(tmp_path / "tiny.ckpt", DNATokenizer()),
         np.random.default_rng(2),
@@ -713,14 +729,6 @@ def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeyp
     )
     for name in ("human_ocr_ensembl", "human_enhancers_cohn"):
         (folder / f"{name}.csv").write_text("sequence,class,split\n" + rows)
-    fit = KmerLogistic.fit_predict
-
-    def fails_for_one(model, data, *args):
-        if data.name == "human_enhancers_cohn":
-            raise failure
-        return fit(model, data, *args)
-
-    monkeypatch.setattr(KmerLogistic, "fit_predict", fails_for_one)
     suite = (
         f"checkpoint={run}",
         "task=genomic_benchmarks",
@@ -730,23 +738,19 @@ def test_a_task_that_fails_in_training_does_not_end_the_others(tmp_path, monkeyp
         "seeds=1",
         "kmer=2",
     )
-    result = json.loads((call(tmp_path, *suite) / "finetune.json").read_text())
+    failing = f"+baselines.x={{_target_: {__name__}.Failing, number: %d}}"
+    run_dir = call(tmp_path, *suite, failing % number)
+    result, failure = json.loads((run_dir / "finetune.json").read_text()), FAILURES[number]
     assert list(result["tasks"]) == ["human_ocr_ensembl"]
     assert result["left_out"]["human_enhancers_cohn"] == (str(failure) or "MemoryError")
-    failure = OSError(
-        errno.ENOSPC, "No space left on device"
-    )  # every other task would fail as well, after its training
+    # Of a full disk every other task would fail as well, after its training.
     (tmp_path / "full").mkdir()
     with pytest.raises(SystemExit):
-        call(tmp_path / "full", *suite)
+        call(tmp_path / "full", *suite, failing % 4)
     assert not (tmp_path / "full" / "runs" / "tiny" / "finetune.json").exists()
 
 
-def test_few_items_are_checked_with_the_seeds_of_the_study(tmp_path, table, monkeypatch):
-    seen, rounds = [], FewItems.rounds
-    monkeypatch.setattr(
-        FewItems, "rounds", lambda few, data, seed: seen.append(seed) or rounds(few, data, seed)
-    )
+def test_few_items_are_drawn_with_the_seeds_of_the_study(tmp_path, table):
     settings = ("task=csv", f"task.path={table}", "seed=5", "seeds=3", "train_items=40")
     run_dir = call(
         tmp_path,
@@ -755,7 +759,8 @@ def test_few_items_are_checked_with_the_seeds_of_the_study(tmp_path, table, monk
         "kmer=1",
         *NO_NETWORK,
     )
-    assert seen[:3] == [5, 6, 7] and set(seen) == {5, 6, 7}
+    assert json.loads((run_dir / "finetune.json").read_text())["seeds"] == [5, 6, 7]
+    assert {path.stem.split("-")[-2] for path in run_dir.rglob("*.npz")} == {"s5", "s6", "s7"}
     assert list(json.loads((run_dir / "results" / "results.json").read_text())) == [
         "table, train_items 40"
     ]

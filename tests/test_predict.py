@@ -18,11 +18,11 @@ from safetensors.torch import load_file
 import dnadiff
 from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.finetune import print_tables
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.options.command import compose
 from dnadiff.supervised import ensemble, prediction_table
 from dnadiff.supervised.ensemble import Query, chunks, window_bounds
+from dnadiff.supervised.finetuning import print_tables
 from dnadiff.supervised.networks import NetworkModel
 from dnadiff.supervised.prediction_table import mean_coverage
 from dnadiff.weights.loaded import build_denoiser

@@ -1,0 +1,447 @@
+"""A task of `python -m dnadiff.finetune`: the models that are compared on it, the comparison, the
+networks that are saved, and the tables."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.diffusion.draws import hash64
+from dnadiff.fields import Config, Json, is_built
+from dnadiff.genomics.kmers import KmerSet
+from dnadiff.networks.backbone.base import Backbone
+from dnadiff.progress import Progress, duration, table
+from dnadiff.store.address import shown_addresses
+from dnadiff.store.objects import PACKAGE, build
+from dnadiff.supervised import overlap, results, saved, study, tables
+from dnadiff.supervised.baselines import KmerLogistic, LinearProbe, NearestNeighbors
+from dnadiff.supervised.classifier import (
+    MEAN_HEAD,
+    HeadInputs,
+    check_head,
+    check_length,
+    is_strand_invariant,
+    keep_first_layers,
+)
+from dnadiff.supervised.items import TaskData, TaskModel, log_task
+from dnadiff.supervised.metrics import title
+from dnadiff.supervised.networks import FineTunedModel, Frozen, GridSearch, LoRA, NetworkModel, OneHotModel
+from dnadiff.supervised.protocol import FixedSplit
+from dnadiff.supervised.targets.estimators import LOGISTIC
+from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
+from dnadiff.weights.loaded import Loaded, build_denoiser, resolved
+
+log = logging.getLogger("dnadiff")
+AUTO = "auto"  # a value that suits the task
+PATIENCE, LAYER_DECAY = 5, 0.8
+FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
+PROBE, RANDOM_PROBE, NEIGHBORS = (
+    "frozen + logistic regression",
+    "untrained, frozen + logistic regression",
+    "frozen, nearest neighbors",
+)
+SAVED = {FINE_TUNED: "", SCRATCH: "scratch"}  # subfolders of saved networks
+
+
+def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
+    """The tokenizer of a model of DNA; ValueError if it was trained on text."""
+    if not isinstance(loaded.tokenizer, DNATokenizer):
+        raise ValueError(
+            f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA"
+        )
+    return loaded.tokenizer
+
+
+def resolve(value: Json, automatic: Json) -> Json:
+    """The value, or what `auto` stands for."""
+    return automatic if value == AUTO else value
+
+
+def as_list(value: Json) -> list[Json]:
+    """One value, or several to choose from, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+@dataclass(eq=False, kw_only=True)
+class TaskStudy:
+    """One task: its data, and the models that are compared on it.
+
+    Args:
+        task: the configuration of its reader.
+        config: of the command, as it is recorded; `overrides` are the arguments of its command
+            line.
+        head: with the published protocol the published one instead, unless `head_is_named`.
+
+    All other arguments are keys of the command.
+
+    Raises:
+        ValueError: in one line, if the task cannot be divided, or does not fit the network.
+    """
+
+    loaded: Loaded
+    task: Config
+    data: TaskData
+    protocol: FixedSplit
+    config: Config
+    overrides: Sequence[str]
+    head_is_named: bool
+    device: str
+    trust: Sequence[str]
+    accelerator: str
+    baselines: Config | None
+    head: Config
+    adapter: Config
+    inputs: Mapping[str, Json]
+    seed: int
+    seeds: int
+    epochs: Json
+    minutes: float | None
+    patience: Json
+    batch_size: Json
+    lr: Json
+    lr_scratch: Json
+    layer_decay: Json
+    freeze: str | int
+    head_epochs: Json
+    class_weights: str
+    mixup: float
+    average: bool
+    stack: bool
+    weight_decay: float
+    warmup: float | None
+    kmer: int
+    fine_tune: bool
+    scratch: bool
+    probe: bool
+    neighbors: bool
+    layer: int | None
+    train_items: int | None
+    save_models: Sequence[str]
+
+    def __post_init__(self) -> None:
+        self.tokenizer = dna_tokenizer(self.loaded)
+        self.all_seeds = list(range(self.seed, self.seed + self.seeds))
+        check_length(self.trained(0), self.data)  # now, not after the baselines
+        for seed in self.all_seeds if self.protocol.varies else [self.seed]:
+            self.protocol.rounds(self.data, seed)  # refuse a task that cannot be divided
+        self.is_published = self.protocol.epochs is not None
+        if self.is_published and not self.head_is_named:
+            self.head = MEAN_HEAD
+        trains = (self.fine_tune or self.scratch) and not self.is_published
+        one_hot = resolve(self.inputs["one_hot"], trains)
+        self.head_inputs = HeadInputs(**{**self.inputs, "one_hot": one_hot})
+
+    @property
+    def settings(self) -> Config:
+        """The options that depend on the task, as they are recorded."""
+        inputs = asdict(self.head_inputs) | {"layers": list(self.head_inputs.layers)}
+        listed = {key: as_list(getattr(self, key)) for key in ("batch_size", "lr", "lr_scratch")}
+        return {"task": self.task, "head": self.head, "inputs": inputs, **listed}
+
+    def trained(self, seed: int) -> Backbone:
+        """A copy of the pretrained network."""
+        return keep_first_layers(copy.deepcopy(self.loaded.denoiser.backbone), self.layer)
+
+    def untrained(self, seed: int) -> Backbone:
+        """The same network with random weights."""
+        torch.manual_seed(hash64(seed, "scratch") % 2**63)
+        trust = (PACKAGE, *self.trust)
+        denoiser = build_denoiser(self.loaded.config, self.loaded.tokenizer, trust)[0]
+        return keep_first_layers(denoiser.backbone, self.layer)
+
+    def row(self, name: str) -> str:
+        """The name of a model in the study: of logistic regressions, the estimator that the target
+        of the task uses."""
+        return name.replace(LOGISTIC, self.data.target.estimators.linear_name)
+
+    @property
+    def kmer_row(self) -> str:
+        """The name of the linear model on k-mers."""
+        return self.row(f"{self.kmer}-mer logistic regression")
+
+    def build_models(self) -> dict[str, TaskModel]:
+        """The models of the study by name: baselines, the trained network, and the same network
+        untrained."""
+        backbone, device = self.loaded.denoiser.backbone, self.device
+        about: dict[str, Json] = {} if self.layer is None else {"layer": self.layer}
+        # Predictions stored before these networks became strand-invariant are not reused.
+        if backbone.reads_both_strands:
+            about["strands"] = "merged unless stranded"
+        about_untrained = {"untrained": self.loaded.config["backbone"], **about}
+        weights = results.weights_digest(backbone)
+        about_trained = {"weights": weights, "step": self.loaded.step, **about}
+        models: dict[str, TaskModel] = {self.kmer_row: KmerLogistic(self.tokenizer, self.kmer)}
+        for name, baseline in (self.baselines or {}).items():
+            if not is_built(baseline):
+                raise ValueError(
+                    f"baselines.{name} is {baseline!r}; give it a _target_, as those of "
+                    "baselines=all have"
+                )
+            built = build(dict(baseline), self.tokenizer, trust=None)
+            if isinstance(built, NetworkModel):
+                built.trainer.setdefault("accelerator", self.accelerator)
+                built.device = device
+            models.setdefault(self.row(name), built)
+        trained: dict[str, Any] = {"about": about_trained, "device": device}
+        if self.neighbors:
+            models[NEIGHBORS] = NearestNeighbors(self.trained, **trained)
+        if self.probe:
+            models[self.row(PROBE)] = LinearProbe(self.trained, **trained)
+            models[self.row(RANDOM_PROBE)] = LinearProbe(
+                self.untrained, about=about_untrained, device=device, random=True
+            )
+        rates = from_scratch = self._rates(self.lr_scratch, NEW_RATES)
+        network = partial(FineTunedModel, inputs=self.head_inputs, device=device)
+        first_stage: dict[str, Json] = {}
+        if self.fine_tune:
+            frozen, adapter = Frozen.of(self.freeze), self._adapter()
+            only_new = frozen.backbone or adapter is not None
+            decay = 1.0 if only_new or self.is_published else LAYER_DECAY
+            rates = self._rates(self.lr, NEW_RATES if only_new else PRETRAINED_RATES)
+            epochs = resolve(self.head_epochs, 0 if self.is_published else None)
+            models[FINE_TUNED] = self._search(
+                rates,
+                partial(network, self.trained, about=about_trained, frozen=frozen, adapter=adapter),
+                layer_decay=resolve(self.layer_decay, decay),
+                head_epochs=epochs,
+            )
+            strands = 2 if is_strand_invariant(backbone, self.data.stranded) else 1
+            width = self.head_inputs.width(backbone, self.tokenizer.vocab, self.data.stranded)
+            first_stage = {"head_epochs": epochs, "stored_width": strands * width}
+        if self.scratch:
+            make = partial(network, self.untrained, about=about_untrained)
+            models[SCRATCH] = self._search(from_scratch, make)
+        if self.head_inputs.one_hot and (self.fine_tune or self.scratch):
+            models[SAME_HEAD] = self._search(rates, self._one_hot, **first_stage)
+        return models
+
+    def _one_hot(self, *, head: Config, **recipe: Any) -> NetworkModel:
+        made = build({**head, "_partial_": True}, trust=None)
+        length, device = self.head_inputs.length, self.device
+        return OneHotModel(self.tokenizer, made, length=length, device=device, **recipe)
+
+    def _rates(self, rates: Json, automatic: tuple[float, ...]) -> list[Json]:
+        """The learning rates of the candidates of a grid; `auto` is the published grid, or one
+        candidate that chooses from `automatic`."""
+        given = as_list(rates)
+        return given if AUTO not in given else [*self.protocol.rates] or [automatic]
+
+    def _adapter(self) -> LoRA | None:
+        """The adapter; ValueError for one that could not change anything."""
+        if "_target_" not in self.adapter:
+            return None
+        if self.freeze == "backbone":
+            raise ValueError(
+                "freeze=backbone trains no layer, and adapter trains updates of them; set "
+                "freeze=none, or adapter=none"
+            )
+        made = build(self.adapter, trust=None)
+        if not isinstance(made, LoRA):
+            raise ValueError(
+                f"adapter {self.adapter['_target_']} is not an adapter "
+                "(dnadiff.supervised.networks.LoRA)"
+            )
+        return made
+
+    def _heads(self) -> dict[str, Config]:
+        """The head, or with `head=auto` those that take the lengths of the task, by name."""
+        if "candidates" not in self.head:
+            check_head(self.head, self.data)
+            return {"": self.head}
+        heads = {}
+        for name, head in self.head["candidates"].items():
+            try:
+                check_head(head, self.data)
+            except ValueError as error:
+                log.info(f"not tried: {error}")
+            else:
+                heads[name] = head
+        return heads
+
+    def _search(
+        self, rates: Sequence[Json], make: Callable[..., NetworkModel], **special: Json
+    ) -> TaskModel:
+        """A network that is trained on the task; several learning rates, batch sizes or heads make
+        a grid search, which shares the `minutes`.
+
+        `make` builds a candidate from learning rate, head and recipe, of which `special` are its
+        own.
+        """
+        heads, minutes = self._heads(), self.minutes
+        epochs = resolve(self.epochs, self.protocol.epochs)
+        if minutes is not None and epochs is not None:
+            reason = (
+                f"task.protocol={self.protocol.name} has {epochs} epochs"
+                if self.epochs == AUTO
+                else f"epochs is {epochs}"
+            )
+            raise ValueError(
+                f"minutes {minutes:g} sets the number of epochs, and {reason}; set minutes=null, "
+                "or epochs=auto"
+            )
+        candidates = list(itertools.product(rates, as_list(self.batch_size), heads.items()))
+        recipe = {
+            "epochs": epochs,
+            "minutes": None if minutes is None else minutes / len(candidates),
+            "weight_decay": self.weight_decay,
+            "warmup": self.protocol.warmup if self.warmup is None else self.warmup,
+            "trainer": {"accelerator": self.accelerator, "devices": 1},
+            "patience": resolve(self.patience, PATIENCE if epochs is None else None),
+            "mixup": self.mixup,
+            "balanced": self.class_weights == "balanced",
+            **special,
+        }
+        grid = [
+            (
+                {"lr": lr, "batch_size": size, **({"head": name} if len(heads) > 1 else {})},
+                make(lr=lr, head=head, batch_size=size, **recipe),
+            )
+            for lr, size, (name, head) in candidates
+        ]
+        return GridSearch(grid) if len(grid) > 1 else grid[0][1]
+
+    def check(self) -> None:
+        """Build the models that are compared; ValueError if one of them does not fit the task."""
+        self.models = self.build_models()
+        first = self.protocol.rounds(self.data, self.seed)[0].data
+        for model in self.models.values():
+            model.check(first)
+
+    def combinations(self) -> list[study.Combination]:
+        """The rows that combine others: averaged seeds of the fine-tuned network, and its stack
+        with the k-mers."""
+        found: list[study.Combination] = []
+        if FINE_TUNED not in self.models:
+            return found
+        # Seeds with other items would add up to more, and a mean over seeds with other folds cannot
+        # be ranked within folds.
+        varies = self.train_items is not None or self.protocol.tests_all_items
+        if self.average and self.seeds > 1 and not varies:
+            found.append(study.SeedAverage(FINE_TUNED, self.seeds))
+        if self.stack:
+            name = f"{FINE_TUNED} + {self.kmer}-mers, stacked"
+            found.append(study.Stack(FINE_TUNED, self.kmer_row, name))
+        return found
+
+    def pairs(self, combined: Sequence[study.Combination]) -> list[tuple[str, str]]:
+        """The pairs of rows whose difference is reported."""
+        baseline, probe, random = self.kmer_row, self.row(PROBE), self.row(RANDOM_PROBE)
+        pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
+        others = [SAME_HEAD, *map(self.row, self.baselines or {})]
+        pairs += [(FINE_TUNED, other) for other in others]
+        pairs += [(one.name, other) for one in combined for other in (FINE_TUNED, baseline)]
+        known = {*self.models, *(one.name for one in combined)}
+        return [pair for pair in dict.fromkeys(pairs) if known.issuperset(pair)]
+
+    def run(self, folder: Path, networks: Path, kmers: KmerSet | None) -> dict[str, Json]:
+        """Compare the models, with the `kmers` of the pretraining data also on the items inside and
+        outside it; save networks in `networks`."""
+        loaded, data, protocol = self.loaded, self.data, self.protocol
+        seeds, rounds = self.all_seeds, protocol.rounds(data, self.seed)
+        log_task(protocol.example(data, self.seed))
+        subsets = overlap.tested_subsets(data, protocol, self.tokenizer, kmers)
+        origin = {"checkpoint": str(loaded.path), "step": loaded.step}
+        kept = [name for name in self.save_models if name in self.models]
+        if self.save_models and protocol.tests_all_items:
+            kept = []
+            log.info(
+                f"no network is saved with task.protocol={protocol.name}, which trains one for "
+                "each fold; fixed and paper save one for each seed"
+            )
+        network = loaded.denoiser.backbone
+        version = results.code_version(type(network), self.config | self.settings)
+        provenance = {**origin, "command": " ".join(shown_addresses(self.overrides))}
+        stored = results.ResultsFolder(folder, provenance, version, kept)
+        steps = sum(
+            sum(m.num_steps(r.data) for r in rounds) * len(study.distinct_seeds(m, seeds, protocol))
+            for m in self.models.values()
+        )
+        # A budget ends most networks before the last of their steps.
+        progress = Progress(None if self.minutes else steps, "finetune")
+        rows = self.combinations()
+        compare = (seeds, self.pairs(rows), progress.update, protocol, stored, subsets, rows)
+        try:
+            compared = study.run_study(data, self.models, *compare)
+        finally:
+            progress.close()
+        inputs = self.settings["inputs"]
+        result = {
+            "warning": tables.pretraining_warning(compared["models"], FINE_TUNED, SCRATCH),
+            **origin,
+            "seeds": seeds,
+            "inputs": inputs,
+            "counterpart": published_counterpart(loaded, self.layer),
+            "class_weights": self.class_weights,
+            **compared,
+        }
+        stored.write_summary(data.name, result)
+        about = {
+            "layer": self.layer,
+            "network": resolved(loaded.config, (PACKAGE, *self.trust))["backbone"],
+            "tokenizer": self.tokenizer.config(),
+            "pretrained": {**origin, "weights": results.weights_digest(network)},
+        }
+        settings = {name: model.describe() for name, model in self.models.items()}
+        for name, subfolder in SAVED.items():
+            weights = {seed: file for (of, seed), file in stored.networks.items() if of == name}
+            if weights:
+                saved.save_networks(
+                    networks / subfolder,
+                    {"name": name, "inputs": inputs},
+                    shown_addresses(self.task),
+                    about,
+                    data,
+                    protocol,
+                    seeds,
+                    result["models"][name],
+                    settings[name],
+                    weights,
+                )
+        return result
+
+
+def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
+    """The published model with the network and objective of the checkpoint; None if there is none,
+    or if only some layers are used."""
+    objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
+    network = type(loaded.denoiser.backbone).__name__
+    return tables.published_model_of(network, objective) if layer is None else None
+
+
+def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
+    """Print the tables of each task, and for a suite one of all tasks, with published numbers and
+    their training sizes."""
+    for number, result in enumerate(studies):
+        models, differences = study.table_rows(result)
+        task, metric = result["task"], title(study.primary_metric(result))
+        if number:
+            print()
+        if result["warning"]:
+            print(f"warning: {task['name']}: {result['warning']}")
+        print(
+            f"{metric} on {task['tested']:,} test sequences of {task['name']}, "
+            f"chance {task['chance']:.3f}; {duration(result['seconds'])} in total"
+        )
+        print(table(models, study.header(result)))
+        for line in study.remarks(result):
+            print(line)
+        if differences:
+            print("\n" + table(differences, ("difference", metric, "95 % interval", "first is")))
+        if subsets := list(next(iter(result["models"].values()))["subsets"]):
+            print("\n" + table(study.subset_rows(result), (f"{metric} (items)", *subsets)))
+    if is_suite:
+        print(
+            "\nall tasks; a published number used the training sequences in parentheses, and is "
+            "not comparable with one that used fewer; "
+            "chance: always the larger class"
+        )
+        print(table(tables.suite_rows(studies), tables.suite_header(studies)))
