@@ -34,7 +34,14 @@ from dnadiff.supervised.classifier import (
 )
 from dnadiff.supervised.items import TaskData, TaskModel, log_task
 from dnadiff.supervised.metrics import title
-from dnadiff.supervised.networks import FineTunedModel, Frozen, GridSearch, LoRA, NetworkModel, OneHotModel
+from dnadiff.supervised.networks import (
+    FineTunedModel,
+    Frozen,
+    GridSearch,
+    LoRA,
+    NetworkModel,
+    OneHotModel,
+)
 from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.targets.estimators import LOGISTIC
 from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
