@@ -45,12 +45,12 @@ class CompressOptions(ModelOptions):
 @command(CompressOptions)
 def compress(options: CompressOptions) -> Result:
     """Compress, and print the sizes."""
-    from dnadiff.genomics.compression import files
+    from dnadiff.genomics.compression import coding, container
 
     name = file_name(options.input).removeprefix("bundled:")
     output = Path(options.output or options.run_dir / f"{name}.dnd")
     given = {"path": options.input, "output": output, "model": options.checkpoint}
-    sizes = options.into(files.compress, **given)
+    sizes = options.into(coding.compress, **given)
     needed = sizes.pop("needed")
     bits = {
         "code length of the model": sizes["code_length"],
@@ -65,7 +65,7 @@ def compress(options: CompressOptions) -> Result:
     ]
     print(table(rows, ("", "bytes", "bits per coded base")))
     print(f"files are in {output}")
-    if needed > files.container.size_limit(int(sizes["file"]) // 8):
+    if needed > container.size_limit(int(sizes["file"]) // 8):
         print(f"the text is much longer than the file: to decompress it set max_bytes={needed}")
     return Result(sizes, (output,))
 

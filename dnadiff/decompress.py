@@ -35,12 +35,12 @@ class DecompressOptions(Options):
 @command(DecompressOptions)
 def decompress(options: DecompressOptions) -> Result:
     """Decompress."""
-    from dnadiff.genomics.compression import files
+    from dnadiff.genomics.compression import coding
 
     name = file_name(options.input).removeprefix("bundled:").removesuffix(".dnd")
     output = Path(options.output or options.run_dir / name)
     given = {"path": options.input, "output": output, "model": options.checkpoint}
-    options.into(files.decompress, **given)
+    options.into(coding.decompress, **given)
     print(f"files are in {output}")
     return Result({}, (output,))
 

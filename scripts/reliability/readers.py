@@ -1358,7 +1358,7 @@ def _dnd(folder: Path) -> None:
 
 
 def _decompress(folder: Path) -> object:
-    from dnadiff.genomics.compression.files import decompress
+    from dnadiff.genomics.compression.coding import decompress
 
     decompress(f"{folder}/s.dnd", folder / "s.fa", f"{folder}/run")
     return (folder / "s.fa").read_bytes()

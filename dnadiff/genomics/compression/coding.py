@@ -15,18 +15,15 @@ import json
 import os
 import platform
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.data.genome import pieces
 from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser
@@ -34,13 +31,15 @@ from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import time_of
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import Config
+from dnadiff.fields import Config, Natural, PositiveInt, checked
+from dnadiff.genomics.compression import container
 from dnadiff.networks.backbone.mamba_backbone import MambaBackbone
 from dnadiff.networks.kernels.select import AUTO, SCANS, chosen_scan
-
-if TYPE_CHECKING:
-    from dnadiff.weights.loaded import Loaded
-
+from dnadiff.progress import Progress
+from dnadiff.store.disk import atomic_write, check_output
+from dnadiff.store.files import resolve
+from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import Loaded
 
 OTHER_PROBABILITIES = (
     "the probabilities computed here differ from those of the machine that "
@@ -49,34 +48,26 @@ OTHER_PROBABILITIES = (
 PRECISION = 22  # bits of a probability; the coder works with 24
 
 
-class Coder(ABC):
-    """Base class of encoder and decoder, which `code` uses in the same way."""
-
-    @abstractmethod
-    def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
-        """Encode or decode M symbols, each in 0..n-1, and return them.
-
-        Args:
-            frequencies: (M, n) integer probabilities that add up to 2^22.
-            symbols: (M,) what to encode; ignored by a decoder.
-        """
-
-
-class Encoder(Coder):
+class Encoder:
     """Encodes symbols. `bits` is their code length, -sum log2 of their probabilities."""
 
     def __init__(self) -> None:
-        self._stream = library().stream
-        self._family = self._stream.model.Categorical(perfect=False)
-        self._encoder = self._stream.queue.RangeEncoder()
+        stream = library().stream
+        self._family, self._encoder = (
+            stream.model.Categorical(perfect=False),
+            stream.queue.RangeEncoder(),
+        )
         self.bits = 0.0
 
-    @override
     def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
+        """Encode M symbols, each in 0..n-1, and return them.
+
+        Args:
+            frequencies: (M, n) integer probabilities that add up to 2^22.
+        """
         self._encoder.encode(symbols.astype(np.int32), self._family, frequencies / 2.0**PRECISION)
-        self.bits += PRECISION * len(symbols) - float(
-            np.log2(frequencies[np.arange(len(symbols)), symbols]).sum()
-        )
+        chosen = frequencies[np.arange(len(symbols)), symbols]
+        self.bits += PRECISION * len(symbols) - float(np.log2(chosen).sum())
         return symbols
 
     def words(self) -> np.ndarray:
@@ -84,18 +75,19 @@ class Encoder(Coder):
         return self._encoder.get_compressed()
 
 
-class Decoder(Coder):
+class Decoder:
     """Recovers symbols from the words of an `Encoder`, in the same order; `source` names the file
     in errors."""
 
     def __init__(self, words: np.ndarray, source: str = "the code") -> None:
-        self._source = source
-        stream = library().stream
-        self._family = stream.model.Categorical(perfect=False)
-        self._decoder = stream.queue.RangeDecoder(words)
+        stream, self._source = library().stream, source
+        self._family, self._decoder = (
+            stream.model.Categorical(perfect=False),
+            stream.queue.RangeDecoder(words),
+        )
 
-    @override
     def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
+        """Decode M symbols, as in `Encoder.code`; the given ones are ignored."""
         try:
             return self._decoder.decode(self._family, frequencies / 2.0**PRECISION).astype(np.int64)
         except AssertionError as error:  # raised by the library for words that no encoder wrote
@@ -122,10 +114,8 @@ def frequencies(log_probs: Tensor) -> np.ndarray:
     bits give identical integers.
     """
     probs = log_probs.double().cpu().exp().numpy()
-    n = probs.shape[1]
-    rounded = (
-        np.floor(probs / probs.sum(1, keepdims=True) * (2**PRECISION - n)).astype(np.int64) + 1
-    )
+    share = probs / probs.sum(1, keepdims=True) * (2**PRECISION - probs.shape[1])
+    rounded = np.floor(share).astype(np.int64) + 1
     rounded[np.arange(len(rounded)), rounded.argmax(1)] += 2**PRECISION - rounded.sum(1)
     return rounded
 
@@ -136,7 +126,7 @@ def code(
     process: AbsorbingProcess,
     sequences: Sequence[Tensor],
     maskable: Sequence[Tensor],
-    coder: Coder,
+    coder: Encoder | Decoder,
     num_groups: int,
     seed: int,
     batch_size: int,
@@ -161,74 +151,50 @@ def code(
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
     masks = pieces.batches(maskable, batch_size, 0)
-    result = [
-        sequence.clone() for sequence in sequences
-    ]  # small tensors made between large ones would fragment the heap
+    # Small tensors made between large ones would fragment the heap.
+    result = [sequence.clone() for sequence in sequences]
     for (number, ids, valid), (_, mask, _) in zip(
         pieces.batches(sequences, batch_size, vocab.pad_id), masks, strict=True
     ):
-        x0, masked, valid = (
-            ids.to(device),
-            mask.to(device) > 0,
-            None if valid is None else valid.to(device),
-        )
+        x0, masked, padded = ids.to(device), mask.to(device) > 0, valid is not None
+        valid = torch.ones_like(masked) if valid is None else valid.to(device)
         x = torch.where(masked, vocab.mask_id, x0)
         rows, length = torch.tensor(number, device=device), x.shape[1]
         size, state = denoiser.block_size or length, None
         for block, start in enumerate(range(0, length, size)):
             part = slice(start, min(start + size, length))
-            draws = Draws(
-                hash64(seed, "code", block) if block else hash64(seed, "code"), rows, len(sequences)
-            )
+            key = hash64(seed, "code", block) if block else hash64(seed, "code")
+            draws = Draws(key, rows, len(sequences))
             read = denoiser if denoiser.block_size is None else InBlock(denoiser, state)
-            known = None if valid is None else valid[:, part]
-            for unmask, log_probs in _groups(
-                read, process, x[:, part], masked[:, part], known, num_groups, draws
-            ):
-                symbols = coder.code(
-                    frequencies(log_probs[:, emitted]), symbol_of[x0[:, part][unmask]].cpu().numpy()
+            known, here, hidden = valid[:, part], x[:, part], masked[:, part]
+            step = Grouped(num_groups).plan(hidden, process, draws).step
+            for i in step[hidden].unique().tolist():
+                unmask = hidden & (step == i)
+                active = unmask.any(-1).nonzero()[:, 0]
+                # The time counts every N too; existing files depend on it.
+                t = process.time_at((here == vocab.mask_id).sum(-1), known.sum(-1)).float()
+                log_probs = (
+                    read.for_rows(active)
+                    .require_any_order("compress")
+                    .log_probs(
+                        here[active],
+                        t[active],
+                        None,
+                        unmask[active],
+                        known[active] if padded else None,
+                    )
                 )
-                x[:, part][unmask] = emitted[torch.from_numpy(symbols).to(device)]
+                symbols = symbol_of[x0[:, part][unmask]].cpu().numpy()
+                symbols = coder.code(frequencies(log_probs[:, emitted]), symbols)
+                here[unmask] = emitted[torch.from_numpy(symbols).to(device)]
             if part.stop < length:
                 assert isinstance(denoiser, BlockDenoiser)
-                state = denoiser.advance(x[:, part], state, None, known)
+                state = denoiser.advance(here, state, None, known if padded else None)
         for row, i in enumerate(number):
             result[i].copy_(x[row, : len(sequences[i])])
         if progress is not None:
             progress(len(number))
     return result
-
-
-def _groups(
-    denoiser: MaskedDenoiser,
-    process: AbsorbingProcess,
-    x: Tensor,
-    masked: Tensor,
-    valid: Tensor | None,
-    num_groups: int,
-    draws: Draws,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Positions (B, n) of each group and their log-probabilities, computed after x (B, n) was
-    filled in at those of the groups before."""
-    step = Grouped(num_groups).plan(masked, process, draws).step
-    for i in step[masked].unique().tolist():
-        unmask = masked & (step == i)
-        active = unmask.any(-1).nonzero()[:, 0]
-        total = (
-            torch.full_like(masked[:, 0], x.shape[1], dtype=torch.int64)
-            if valid is None
-            else valid.sum(-1)
-        )  # every N too
-        t = process.time_at((x == process.vocab.mask_id).sum(-1), total).float()[
-            active
-        ]  # must not change: existing files depend on it
-        read = denoiser.for_rows(active).require_any_order("compress")
-        yield (
-            unmask,
-            read.log_probs(
-                x[active], t, None, unmask[active], None if valid is None else valid[active]
-            ),
-        )
 
 
 def padded_size(lengths: Sequence[int], batch_size: int) -> int:
@@ -237,7 +203,7 @@ def padded_size(lengths: Sequence[int], batch_size: int) -> int:
 
 
 @contextmanager
-def threads(number: int | None) -> Iterator[None]:
+def num_threads(number: int | None) -> Iterator[None]:
     """Use this number of threads inside the block; None keeps the current number."""
     before = torch.get_num_threads()
     torch.set_num_threads(number or before)
@@ -296,20 +262,16 @@ _ROWS, _LENGTH = 2, 256  # of the input of `results`
 def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     """What floating-point results depend on besides the model and what `measure` returns. It must
     be the same for decompression."""
-    device, dtype = next(denoiser.parameters()).device, next(denoiser.parameters()).dtype
-    reads_scan = isinstance(denoiser.backbone, MambaBackbone)
-    name = chosen_scan(
-        denoiser.backbone.scan if isinstance(denoiser.backbone, MambaBackbone) else AUTO,
-        device.type,
-        dtype,
-    )
+    weights, backbone = next(denoiser.parameters()), denoiser.backbone
+    device, is_cuda = weights.device, weights.device.type.startswith("cuda")
+    reads_scan = isinstance(backbone, MambaBackbone)
+    asked = backbone.scan if isinstance(backbone, MambaBackbone) else AUTO
+    name = chosen_scan(asked, device.type, weights.dtype)
     return {
-        "device": torch.cuda.get_device_name(device)
-        if device.type.startswith("cuda")
-        else device.type,
+        "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": str(weights.dtype).removeprefix("torch."),
         "scan": f"{name} ({SCANS[name].description()})" if reads_scan else "none",
         "products": torch.get_float32_matmul_precision(),
         "constriction": version(library().__name__),
@@ -319,7 +281,7 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
 
 
 def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
-    """The number of threads, and results with it, inside `coding.threads`."""
+    """The number of threads, and results with it, inside `num_threads`."""
     return {"threads": torch.get_num_threads(), "results": results(denoiser, process)}
 
 
@@ -384,18 +346,164 @@ def fingerprint(denoiser: MaskedDenoiser, config: Config) -> str:
     """A hash of the weights and of the architecture: the same for copies of a checkpoint under any
     name."""
     digest = hashlib.blake2b(digest_size=16)
-    parts = {
-        key: config.get(key) for key in ("backbone", "objective", "noise", "time_conditioning")
-    }  # the process is absorbing (`diffusion_denoiser`)
+    # The process is absorbing (`diffusion_denoiser`).
+    keys = ("backbone", "objective", "noise", "time_conditioning")
+    parts = {key: config.get(key) for key in keys}
     same_weights = ("scan", "activation_checkpointing")
-    parts["backbone"] = {
-        key: value
-        for key, value in dict(parts["backbone"] or {}).items()
-        if key not in same_weights
-    }
+    backbone = dict(parts["backbone"] or {})
+    parts["backbone"] = {key: x for key, x in backbone.items() if key not in same_weights}
     digest.update(json.dumps(parts, sort_keys=True, default=str).encode())
     for name, tensor in sorted(denoiser.state_dict().items()):
         data = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {data.dtype} {tuple(data.shape)}".encode())
         digest.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+@checked
+def compress(
+    path: str,
+    output: Path,
+    model: str,
+    *,
+    num_groups: PositiveInt = 64,
+    window: PositiveInt | None = None,
+    batch_size: PositiveInt = 32,
+    seed: Natural = 1,
+    threads: PositiveInt | None = None,
+    device: str = "cpu",
+    trust: Sequence[str] = (),
+    overwrite: bool = False,
+) -> dict[str, float]:
+    """Compress a FASTA file.
+
+    Args:
+        num_groups: network calls per batch of windows, or for each block.
+        window: bases; longer records are cut. None is the training window.
+        threads: None keeps PyTorch's number.
+
+    Returns:
+        The number of coded bases, sizes in bits of the ideal code, the code, the file and the text,
+        and the bytes that decompressing needs.
+    """
+    check_output(output, overwrite)
+    if output.suffix.lower() == ".gz":
+        raise ValueError(
+            f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name "
+            "without .gz"
+        )
+    library()
+    loaded = checkpoint.load(model, trust)
+    window = loaded.window(window)
+    denoiser = diffusion_denoiser(loaded).to(device)
+    text = container.read_text(path)
+    about, letters = container.parse(text, path)
+    if container.restore(about, [np.frombuffer(x.upper(), np.uint8) for x in letters]) != text:
+        raise ValueError(
+            f"{path} cannot be restored byte for byte; rewrite it with one kind of line breaks"
+        )
+    ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
+    parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
+    emitted = loaded.tokenizer.vocab.is_emitted()
+    encoder, bar = Encoder(), Progress(len(parts), "compress")
+    options = {"num_groups": num_groups, "seed": seed, "batch_size": batch_size}
+    with num_threads(threads):
+        header = container.ContainerHeader(
+            container.FORMAT,
+            fingerprint(denoiser, loaded.config),
+            describe(denoiser) | measure(denoiser, loaded.process),
+            window,
+            text=_digest(text),
+            **options,
+        )
+        masked = [emitted[x.long()] for x in parts]
+        code(
+            denoiser,
+            loaded.process,
+            parts,
+            masked,
+            encoder,
+            **options,
+            progress=lambda n: bar.update(n, n * window),
+        )
+    bar.close()
+    content = container.pack(header, about, encoder.words())
+    padded = padded_size([len(x) for x in parts], batch_size)
+    with atomic_write(output, overwrite) as file:
+        file.write(content)
+    return {
+        "bases": sum(int(m.sum()) for m in masked),
+        "code_length": encoder.bits,
+        "code": 32 * len(encoder.words()),
+        "file": 8 * len(content),
+        "text": 8 * len(text),
+        "needed": max(about.expanded_size(), padded),
+    }
+
+
+@checked
+def decompress(
+    path: str,
+    output: Path,
+    model: str,
+    *,
+    max_bytes: PositiveInt | None = None,
+    device: str = "cpu",
+    trust: Sequence[str] = (),
+    overwrite: bool = False,
+) -> None:
+    """Restore a FASTA file, byte for byte.
+
+    Args:
+        max_bytes: what the text, its layout or a batch may take; None is 1 MiB or 100 times the
+            size of the file, whichever is more.
+    """
+    check_output(output, overwrite)
+    header, about, words = container.unpack(path, max_bytes)
+    library()
+    loaded = checkpoint.load(model, trust)
+    denoiser = diffusion_denoiser(loaded).to(device)
+    check_model(path, header.model, fingerprint(denoiser, loaded.config))
+    check_match(path, header.machine, describe(denoiser))
+
+    tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
+    known = container.skeletons(about)
+    cuts = pieces.cut([len(x) for x in known], header.window)
+    padded = padded_size([p.end - p.start for p in cuts], header.batch_size)
+    limit = container.size_limit(resolve(path).stat().st_size, max_bytes)
+    container.check_size(path, "a batch", padded, limit)
+    letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
+    ids = [torch.from_numpy(tokenizer.encode(x)) for x in letters]
+    masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
+    parts = [
+        torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)
+    ]
+    bar = Progress(len(parts), "decompress")
+    with num_threads(int(header.machine["threads"])):
+        check_match(path, header.machine, measure(denoiser, loaded.process))
+        found = code(
+            denoiser,
+            loaded.process,
+            parts,
+            masked,
+            Decoder(words, path),
+            header.num_groups,
+            header.seed,
+            header.batch_size,
+            progress=lambda n: bar.update(n, n * header.window),
+        )
+    bar.close()
+    for piece, tokens in zip(cuts, found):
+        ids[piece.record][piece.start : piece.end] = tokens
+    sequences = [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids]
+    text = container.restore(about, sequences)
+    if _digest(text) != header.text:
+        raise ValueError(
+            f"{path}: the decoded text is not the compressed one: {OTHER_PROBABILITIES}"
+        )
+    with atomic_write(output, overwrite) as file:
+        file.write(text)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()

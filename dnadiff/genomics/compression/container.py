@@ -14,28 +14,28 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
+from typing_extensions import TypedDict
 
 from dnadiff import fields as checks
-from dnadiff.fields import Json, is_integer
+from dnadiff.fields import Json, Natural, PositiveInt, is_integer
 from dnadiff.formats.nucleotides import IUPAC, not_a_nucleotide
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import chunks, open_binary, resolve
 
-if TYPE_CHECKING:
-    from dnadiff.fields import Json
-
-
 _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write
-_OTHER = bytes(chr(letter) not in "ACGT" for letter in range(256))
-_CODED = {"U": 0}  # coded as T
+_OTHER = bytes.maketrans(b"ACGT", bytes(4))
 _OTHERS = frozenset(IUPAC) - frozenset("ACGT")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,29 @@ class ContainerLayout:
     leading: int
     marked: bool = False
 
+    def lengths(self) -> list[int]:
+        """The letters of each record."""
+        return [
+            sum(width * times for width, times in zip(lines[::2], lines[1::2]))
+            for lines in self.lines
+        ]
+
     def num_bytes(self) -> int:
         """The length of the text, without making it."""
-        lines = [
-            (width, times)
-            for widths in self.lines
-            for width, times in zip(widths[::2], widths[1::2])
-        ]
-        breaks = (
-            self.leading + len(self.headers) + sum(times for _, times in lines) - (not self.ended)
-        )
+        lines = len(self.headers) + sum(sum(lines[1::2]) for lines in self.lines)
+        breaks = self.leading + lines - (not self.ended)
         named = sum(len(header.encode()) + 1 for header in self.headers)
-        return (
-            len(_MARK) * self.marked
-            + len(self.newline) * breaks
-            + named
-            + sum(width * times for width, times in lines)
-        )
+        marks = len(_MARK) * self.marked + len(self.newline) * breaks
+        return marks + named + sum(self.lengths())
+
+    def json(self) -> bytes:
+        """As it is in a file, before it is packed."""
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    def expanded_size(self) -> int:
+        """The bytes that the text and the layout take, whichever is more: what `unpack` compares
+        with `size_limit`."""
+        return max(self.num_bytes(), len(self.json()))
 
 
 def checked(found: Mapping[str, Json]) -> ContainerLayout:
@@ -92,50 +98,30 @@ def checked(found: Mapping[str, Json]) -> ContainerLayout:
         layout = ContainerLayout(**found)
     except TypeError as error:
         raise ValueError(f"other attributes than those of a layout ({error})") from error
-    _check(
-        layout.newline in ("\n", "\r\n")
-        and isinstance(layout.ended, bool)
-        and isinstance(layout.marked, bool),
-        "the kind of line breaks",
-    )
+    are_flags = isinstance(layout.ended, bool) and isinstance(layout.marked, bool)
+    _check(are_flags and layout.newline in ("\n", "\r\n"), "the kind of line breaks")
     _check(is_integer(layout.leading, 0), "the number of empty lines")
-    records = (layout.headers, layout.lines, layout.lower, layout.others)
-    _check(
-        all(isinstance(each, list) and len(each) == len(layout.headers) for each in records),
-        "the number of records",
-    )
-    for header, lines, lower, others in zip(*records):
-        _check(isinstance(header, str) and "\n" not in header and _is_text(header), "a header")
+    records: tuple[list, ...] = (layout.headers, layout.lines, layout.lower, layout.others)
+    are_lists = all(isinstance(each, list) for each in records)
+    _check(are_lists and len(set(map(len, records))) == 1, "the number of records")
+    for header, lines in zip(layout.headers, layout.lines):
+        is_line = isinstance(header, str) and "\n" not in header
+        _check(is_line and not _SURROGATE.search(header), "a header")
         _check(_are_counts(lines) and len(lines) % 2 == 0, "the lengths of lines")
-        length = sum(width * times for width, times in zip(lines[::2], lines[1::2]))
+    for length, lower, others in zip(layout.lengths(), layout.lower, layout.others):
         _check(_are_counts(lower) and (not lower or sum(lower) == length), "the runs of lower case")
-        _check(
-            isinstance(others, list)
-            and len(others) % 3 == 0
-            and _are_counts([*others[::3], *others[1::3]]),
-            "the runs of other letters",
-        )
-        _check(
-            all(isinstance(letter, str) and letter in _OTHERS for letter in others[2::3]),
-            "a letter",
-        )
-        _check(
-            sum(value for value in others if isinstance(value, int)) <= length,
-            "the runs of other letters",
-        )
+        are_triples = isinstance(others, list) and len(others) % 3 == 0
+        counts = [*others[::3], *others[1::3]] if are_triples else None
+        _check(_are_counts(counts), "the runs of other letters")
+        letters = others[2::3]
+        _check(all(isinstance(x, str) and x in _OTHERS for x in letters), "a letter")
+        _check(sum(map(int, counts or ())) <= length, "the runs of other letters")
     return layout
 
 
 def _check(right: bool, what: str) -> None:
     if not right:
         raise ValueError(f"{what} cannot be that of a FASTA file")
-
-
-def _is_text(text: str) -> bool:
-    try:
-        return bool(text.encode()) or not text
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
 
 
 def _are_counts(values: Json) -> bool:
@@ -163,7 +149,6 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
     ended = text.endswith(b"\n")
     lines = text.split(b"\n")[: -1 if ended else None]
     marked = sum(line.endswith(b"\r") for line in (lines if ended else lines[:-1]))
-    newline = "\r\n" if marked else "\n"
     if marked and marked != len(lines) - (not ended):
         raise ValueError(f"{path} mixes two kinds of line breaks; write it with one of them")
     if marked:
@@ -174,41 +159,37 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
             f"{path} is not FASTA: line {leading + 1} is {lines[leading][:30]!r}, expected a "
             "header such as '>name'"
         )
-    starts = [i for i, line in enumerate(lines) if line.startswith(b">")]
-    headers, widths, lower, others, sequences = [], [], [], [], []
-    for start, end in zip(starts, [*starts[1:], len(lines)]):
+    newline = "\r\n" if marked else "\n"
+    layout = ContainerLayout([], [], [], [], newline, ended, leading, byte_order)
+    starts, sequences = [i for i, line in enumerate(lines) if line.startswith(b">")], []
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)]), 1):
         body = lines[start + 1 : end]
         letters = b"".join(body)
         try:
-            headers.append(lines[start][1:].decode())
+            header = lines[start][1:].decode()
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"{path}: the header of record {len(headers) + 1} is not UTF-8 text "
-                f"({error.reason}); rewrite it"
+                f"{path}: the header of record {number} is not UTF-8 text ({error.reason}); "
+                "rewrite it"
             ) from error
         if (problem := not_a_nucleotide(letters)) is not None:
-            raise ValueError(
-                f"{path}: record {len(headers)} ({headers[-1].split(' ')[0]}): {problem}"
-            )
-        widths.append(_run_lengths([len(line) for line in body]))
-        lower.append(_case_runs(letters))
-        others.append(_other_runs(letters.upper()))
+            raise ValueError(f"{path}: record {number} ({header.split(' ')[0]}): {problem}")
+        layout.headers.append(header)
+        layout.lines.append([x for n, same in groupby(map(len, body)) for x in (n, len([*same]))])
+        layout.lower.append(_case_runs(letters))
+        layout.others.append(_other_runs(letters.upper()))
         sequences.append(letters)
-    return ContainerLayout(
-        headers, widths, lower, others, newline, ended, leading, byte_order
-    ), sequences
+    return layout, sequences
 
 
 def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
     """The known letters of each record before its bases are decoded: uint8 letters, 0 in place of
     A, C, G, T and U."""
-    result = []
-    for lines, others in zip(layout.lines, layout.others):
-        row = np.zeros(sum(n * times for n, times in zip(lines[::2], lines[1::2])), np.uint8)
+    rows = [np.zeros(length, np.uint8) for length in layout.lengths()]
+    for row, others in zip(rows, layout.others):
         for start, end, letter in _positions(others):
-            row[start:end] = _CODED.get(letter, ord(letter))
-        result.append(row)
-    return result
+            row[start:end] = 0 if letter == "U" else ord(letter)  # U is coded as T
+    return rows
 
 
 def restore(layout: ContainerLayout, sequences: list[np.ndarray]) -> bytes:
@@ -242,17 +223,6 @@ def _positions(others: list[int | str]) -> Iterator[tuple[int, int, str]]:
         yield start, end, str(letter)
 
 
-def _run_lengths(values: list[int]) -> list[int]:
-    """Run lengths: [60, 60, 12] -> [60, 2, 12, 1]."""
-    pairs: list[int] = []
-    for value in values:
-        if pairs and pairs[-2] == value:
-            pairs[-1] += 1
-        else:
-            pairs += [value, 1]
-    return pairs
-
-
 def _case_runs(letters: bytes) -> list[int]:
     """Alternating lengths of runs in upper and lower case, the first in upper case (may be 0);
     empty without lower case."""
@@ -260,57 +230,52 @@ def _case_runs(letters: bytes) -> list[int]:
     if not is_lower.any():
         return []
     change = np.flatnonzero(np.diff(is_lower, prepend=False))
-    return np.diff(np.concatenate([[0], change, [len(is_lower)]])).tolist()
+    return np.diff(change, prepend=0, append=len(is_lower)).tolist()
 
 
 def _other_runs(letters: bytes) -> list[int | str]:
-    values = np.frombuffer(letters, np.uint8)
-    other = np.frombuffer(letters.translate(_OTHER), bool)
-    if not other.any():
-        return []
-    code = np.where(other, values, np.uint8(0))
-    start = np.flatnonzero(
-        np.diff(code, prepend=np.uint8(0)) != 0
-    )  # unsigned differences wrap and stay non-zero
-    end = np.append(start[1:], len(code))
+    code = np.frombuffer(letters.translate(_OTHER), np.uint8)  # 0 for A, C, G and T
+    change = np.flatnonzero(code[1:] != code[:-1]) + 1
+    edges = [0, *change.tolist(), len(code)] if code.any() else []
     runs: list[int | str] = []
     before = 0
-    for a, b in zip(start.tolist(), end.tolist()):
-        if code[a]:
-            runs += [a - before, b - a, chr(code[a])]
-            before = b
+    for start, end in pairwise(edges):
+        if code[start]:
+            runs += [start - before, end - start, chr(code[start])]
+            before = end
     return runs
 
 
 # the line break reveals files that a transfer in text mode has changed
 MAGIC = b"\x93dnadiff.dnd\x01\r\n"
 FORMAT = 1  # version of the code; other versions are rejected
-MAX_THREADS = 1024
-_INT64 = (1 << 63) - 1
 _DIGEST = 16
-_HASH = 32  # hexadecimal digits
 _LEAST, _RATIO = 1 << 20, 100  # bytes that any file may expand to; bytes for each byte of a file
 _XZ_MEMORY = 1 << 27  # bytes; what we write needs half of it
-_SAME_MACHINE = (
-    "device",
-    "instructions",
-    "torch",
-    "dtype",
-    "scan",
-    "products",
-    "threads",
-    "constriction",
-)  # always recorded
 
 
+class Machine(TypedDict):
+    """`coding.describe` and `coding.measure`: what is always recorded."""
+
+    device: str
+    instructions: str
+    torch: str
+    dtype: str
+    scan: str
+    products: str
+    threads: Annotated[int, Interval(ge=1, le=1024)]
+    constriction: str
+
+
+@checks.checked
 @dataclass(frozen=True)
 class ContainerHeader:
     """The settings of a compression.
 
     Attributes:
         format: version of the code.
-        model: `machine.fingerprint` of the model.
-        machine: `machine.describe`; files of older versions lack the newer entries.
+        model: `coding.fingerprint` of the model.
+        machine: files of older versions lack the newer entries.
         window, num_groups, seed, batch_size: arguments of `compress`.
         text: BLAKE2b of the text.
         side_bytes: compressed size of the layout.
@@ -319,12 +284,12 @@ class ContainerHeader:
     format: int
     model: str
     machine: Mapping[str, str | int]
-    window: int
-    num_groups: int
-    seed: int
-    batch_size: int
+    window: PositiveInt
+    num_groups: PositiveInt
+    seed: Natural
+    batch_size: PositiveInt
     text: str
-    side_bytes: int = 0
+    side_bytes: Natural = 0
 
     @classmethod
     def read(cls, content: bytes, path: str | Path) -> ContainerHeader:
@@ -340,19 +305,19 @@ class ContainerHeader:
                 f"{path} has format {found['format']!r:.40}, this version reads {FORMAT}; use the "
                 "dnadiff that wrote it"
             )
-        if missing := [field.name for field in fields(cls) if field.name not in found]:
+        names = [field.name for field in fields(cls)]
+        missing = [name for name in names if name not in found]
+        if not missing:
+            found = {name: found[name] for name in names}
+            checks.check_value(f"{path}: machine", found["machine"], Machine)
+            checks.check_arguments(cls, found, f"{path}: ")
+            known = found["machine"]
+            missing = [f"machine.{key}" for key in Machine.__annotations__ if key not in known][:1]
+        if missing:
             raise ValueError(
                 f"{path}: its header lacks {', '.join(missing)}; compress the file again"
             )
-        lowest = {"window": 1, "num_groups": 1, "seed": 0, "batch_size": 1, "side_bytes": 0}
-        numbers = {
-            key: checks.integer(
-                f"{path}: {key}", found[key], low, None if key == "seed" else _INT64
-            )
-            for key, low in lowest.items()
-        }
-        model, text = (_hash(f"{path}: {key}", found[key]) for key in ("model", "text"))
-        return cls(FORMAT, model, _machine(found["machine"], path), text=text, **numbers)
+        return cls(**found)
 
 
 def size_limit(size: int, max_bytes: int | None = None) -> int:
@@ -374,24 +339,15 @@ def check_size(path: str | Path, what: str, needed: int, limit: int) -> None:
 
 def pack(header: ContainerHeader, layout: ContainerLayout, words: np.ndarray) -> bytes:
     """The content of a .dnd file."""
-    plain = _layout_json(layout)
-    dictionary = min(
-        max(len(plain), 1 << 12), 1 << 26
-    )  # the default of preset 9, 64 MiB, takes 674 MB for any content
-    side = lzma.compress(
-        plain, filters=[{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}]
-    )
-    about = json.dumps(
-        asdict(replace(header, side_bytes=len(side))), separators=(",", ":")
-    ).encode()
+    plain = layout.json()
+    # The default of preset 9, 64 MiB, takes 674 MB for any content.
+    dictionary = min(max(len(plain), 1 << 12), 1 << 26)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": dictionary}]
+    side = lzma.compress(plain, filters=filters)
+    fields = asdict(replace(header, side_bytes=len(side)))
+    about = json.dumps(fields, separators=(",", ":")).encode()
     body = MAGIC + struct.pack("<I", len(about)) + about + side + words.astype("<u4").tobytes()
     return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
-
-
-def expanded_size(layout: ContainerLayout) -> int:
-    """The bytes that the text and the layout take, whichever is more: what `unpack` compares with
-    `size_limit`."""
-    return max(layout.num_bytes(), len(_layout_json(layout)))
 
 
 def unpack(
@@ -432,10 +388,6 @@ def unpack(
     return header, layout, np.frombuffer(body[side_end:], "<u4").astype(np.uint32)
 
 
-def _layout_json(layout: ContainerLayout) -> bytes:
-    return json.dumps(asdict(layout), separators=(",", ":")).encode()
-
-
 def _read_layout(packed: bytes, path: str | Path, limit: int) -> ContainerLayout:
     try:
         decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
@@ -455,24 +407,3 @@ def _read_layout(packed: bytes, path: str | Path, limit: int) -> ContainerLayout
         raise ValueError(
             f"{path}: its layout is damaged: {error}; use another copy of it"
         ) from error
-
-
-def _hash(key: str, value: Json) -> str:
-    if not isinstance(value, str) or len(value) != _HASH or set(value) - set("0123456789abcdef"):
-        raise ValueError(f"{key} {value!r:.60} must be {_HASH} hexadecimal digits")
-    return value
-
-
-def _machine(found: Json, path: str | Path) -> dict[str, str | int]:
-    if not isinstance(found, dict) or (
-        missing := [key for key in _SAME_MACHINE if key not in found]
-    ):
-        raise ValueError(
-            f"{path}: its header lacks machine.{missing[0] if isinstance(found, dict) else '*'}; "
-            "compress the file again"
-        )
-    checks.integer(f"{path}: machine.threads", found["threads"], 1, MAX_THREADS)
-    for key, value in found.items():
-        if not isinstance(value, str) and key != "threads":
-            raise ValueError(f"{path}: machine.{key} {value!r:.60} must be a string")
-    return found
