@@ -100,7 +100,7 @@ def train(options: TrainOptions) -> Result:
     """Train; the content is that of `metrics.json`, the only path the run folder."""
     from dnadiff.training.run import run
 
-    metrics, folder = run(options.recorded(), options.run_dir, options.arguments)
+    metrics, folder = run(options)
     return Result(metrics, (folder,))
 
 

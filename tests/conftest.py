@@ -253,7 +253,7 @@ def train_args(tiny_fasta):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """The run folder of a small Caduceus trained for a few steps on a FASTA file."""
-    from dnadiff.options.command import compose
+    from dnadiff.train import train
     from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("trained")
@@ -267,7 +267,7 @@ def trained(tmp_path_factory):
         "trainer.max_steps=30",
         "optimizer.lr=1e-2",
     ]
-    run(compose("train", args), folder / "run", args)
+    run(train.compose(args, folder / "run"))
     return folder / "run"
 
 

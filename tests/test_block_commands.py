@@ -17,7 +17,7 @@ def run(tmp_path_factory):
     """A small Caduceus trained in blocks of 4 for a few steps on a sequence of period seven, and
     its evaluation."""
     from dnadiff import evaluate
-    from dnadiff.options.command import compose
+    from dnadiff.train import train
     from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("blocks")
@@ -37,7 +37,7 @@ def run(tmp_path_factory):
         "optimizer.lr=1e-2",
     ]
     args += ["trainer.max_steps=40", "trainer.accelerator=cpu", "data.max_valid_windows=4"]
-    run(compose("train", args), folder / "run", args)
+    run(train.compose(args, folder / "run"))
     options = [
         f"checkpoint={folder / 'run'}",
         f"output={folder / 'run' / 'evaluate.json'}",

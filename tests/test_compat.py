@@ -22,7 +22,7 @@ from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
 from dnadiff.renamed import MOVED, RENAMED_CHOICES, RENAMED_KEYS, current_name, with_current_choices
 from dnadiff.store.objects import build, check
-from dnadiff.training.resume import PROCESSES, START, differences
+from dnadiff.training.run import PROCESSES, START, differences
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import resolved
 

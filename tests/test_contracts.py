@@ -16,6 +16,7 @@ from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir, locate
+from dnadiff.train import TrainOptions
 from dnadiff.training.run import check_compatible
 from dnadiff.weights.loaded import build_denoiser, build_objective
 
@@ -180,9 +181,9 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     ) | {"backbone": small(backbone)}
     if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
-            check_compatible(config)
+            check_compatible(TrainOptions.of(config))
         return
-    check_compatible(config)
+    check_compatible(TrainOptions.of(config))
     denoiser, process = build_denoiser(config, TOKENIZERS["dna"], trust=None)
     objective = build_objective(config, process, trust=None)
     x0 = torch.randint(7, 11, (4, 32))

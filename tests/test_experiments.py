@@ -9,6 +9,7 @@ import torch
 
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir
+from dnadiff.train import train
 from dnadiff.training.run import run
 from dnadiff.weights import checkpoint
 
@@ -97,7 +98,7 @@ def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
         *ONE_STEP,
         *(["backbone.n_heads=2"] if heads else []),
     ]
-    metrics, _ = run(compose("train", args), tmp_path / "run", args)
+    metrics, _ = run(train.compose(args, tmp_path / "run"))
     assert metrics["finished"] and metrics["step"] == 1 and 0.5 < metrics["valid_nll"] < 20
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 1
 
@@ -127,7 +128,7 @@ def test_the_second_stage_starts_from_the_first(first, second, changed, shared_d
             *ONE_STEP,
             *more,
         ]
-        run(compose("train", args), tmp_path / folder, args)
+        run(train.compose(args, tmp_path / folder))
     first, then = (
         checkpoint.load(tmp_path / folder).denoiser.state_dict() for folder in ("one", "two")
     )

@@ -18,7 +18,7 @@ from dnadiff.genomics.metrics.text_quality import (
 )
 from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
-from dnadiff.options.command import compose
+from dnadiff.train import train
 from dnadiff.zero_shot import PUBLISHED, ZeroShotOptions, data_of, protocols_of, rows_of
 
 SMALL = [
@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
     (folder / "book.txt").write_text("Sphinx of black quartz, judge my vow. " * 60)
     for name, args in (("dit", ["backbone=dit"]), ("ar", ["objective=ar", "backbone=transformer"])):
         args = ["data=text", f"data.path={folder / 'book.txt'}", *args, *SMALL]
-        run(compose("train", args), folder / name, args)
+        run(train.compose(args, folder / name))
     return folder
 
 

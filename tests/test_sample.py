@@ -18,6 +18,7 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.options.base import Start
 from dnadiff.options.command import compose
 from dnadiff.sample import SampleOptions, sample
+from dnadiff.train import train
 from dnadiff.weights.loaded import label_names
 
 
@@ -334,7 +335,7 @@ def labeled(tmp_path_factory):
         "trainer.max_steps=2",
         "data.max_valid_windows=2",
     ]
-    run(compose("train", args), folder / "run", args)
+    run(train.compose(args, folder / "run"))
     return folder / "run"
 
 

@@ -184,10 +184,7 @@ def test_bad_input_gets_one_line(cli, tmp_path, args, message):
 
 def test_dna_needs_none_of_the_packages_for_text(python, without, train_args, tmp_path):
     code = without("datasets", "tokenizers", "pyarrow", "huggingface_hub") + (
-        "from dnadiff.options.command import compose; from dnadiff.training.run import run; from "
-        "pathlib import "
-        "Path\n"
-        f"args = {train_args('dit', 1)!r}; run(compose('train', args), Path('run'), args)\n"
+        f"from dnadiff.train import train; train.start({train_args('dit', 1)!r})\n"
         "from dnadiff.model import load; load('run')"
     )
     process = python("-c", code, cwd=tmp_path)

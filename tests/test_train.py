@@ -15,7 +15,8 @@ from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
-from dnadiff.training import run as train
+from dnadiff.training.run import absolute_paths
+from dnadiff.training.trainer import validation_interval
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 
@@ -437,15 +438,13 @@ def test_weights_in_half_precision_are_refused_before_anything_is_written(
 
 def test_validations_are_evenly_spaced():
     assert (
-        train.validation_interval(
-            {"max_steps": 7, "val_check_interval": 4, "accumulate_grad_batches": 1}
-        )
+        validation_interval({"max_steps": 7, "val_check_interval": 4, "accumulate_grad_batches": 1})
         == 3
     )
 
 
 def test_names_that_are_not_files_stay_as_they_are():
-    assert train.absolute_paths(["bundled:ecoli_K12_MG1655.fa.gz", "/*.fa", ""]) == [
+    assert absolute_paths(["bundled:ecoli_K12_MG1655.fa.gz", "/*.fa", ""]) == [
         "bundled:ecoli_K12_MG1655.fa.gz",
         "/*.fa",
         "",

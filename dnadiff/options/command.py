@@ -132,7 +132,7 @@ class Command(Generic[P]):
                 f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
             )
         check(values, trust=None)
-        from dnadiff.store.outputs import refuse_remote_shards, uploading
+        from dnadiff.store.remote import refuse_remote_shards, uploading
 
         refuse_classifier(values, self.name)
         if is_remote(options.run_dir):

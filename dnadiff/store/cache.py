@@ -187,29 +187,30 @@ def unique(path: Path) -> Path:
 
 
 @contextmanager
-def locked(path: Path, waiting: str = "", wait: bool = True) -> Iterator[bool | None]:
+def locked(path: Path, waiting: str = "", wait: float = -1) -> Iterator[bool | None]:
     """Hold an exclusive lock between processes; the system releases it even if the holder is
     killed.
 
-    Yields True if the lock is held, False if another process holds it (only without `wait`), and
+    Yields True if the lock is held, False if another process holds it (only with `wait`), and
     None on a file system without locks: several processes may then do the same work, under names
     from `unique`, and a rename decides.
 
     Args:
         path: a file next to the protected one; the holder may remove it.
         waiting: message to log when another process holds the lock.
-        wait: wait until the lock is free; False returns at once.
+        wait: seconds until False is yielded; -1 waits until the lock is free.
     """
     lock = FileLock(path, fallback_to_soft=False)
     try:
-        lock.acquire(blocking=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if waiting:
+                log.info(waiting)
+            lock.acquire(timeout=wait)
     except Timeout:
-        if not wait:
-            yield False
-            return
-        if waiting:
-            log.info(waiting)
-        lock.acquire()
+        yield False
+        return
     except (OSError, NotImplementedError):
         yield None
         return

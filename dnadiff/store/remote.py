@@ -1,4 +1,4 @@
-"""Files on other machines: read by HTTP or fsspec, and copied into the cache.
+"""Files on other machines: read by HTTP or fsspec and copied into the cache, and outputs uploaded.
 
 `http://` and `https://` need no further package; `s3://`, `gs://` and `hf://` are read by fsspec
 (s3fs, gcsfs, huggingface_hub). Each file is fetched once, and again only if it has changed there;
@@ -7,6 +7,10 @@ a lost connection is tried again, and resumed where the store can.
 The folder `remote` of the cache has a folder for each remote folder, so that files that belong
 together stay together. Next to each file is a note with its address, size, version and SHA-256. The
 values of a query are not in it, only their hash: they may be secret.
+
+Outputs are written to this disk, and uploaded as a whole when they are complete. A command that
+resumes finds on this disk what an earlier one left there. If that was uploaded already, it finds a
+copy of what is there, so that it says of a complete output what it says of a local one.
 """
 
 from __future__ import annotations
@@ -16,19 +20,20 @@ import http.client
 import logging
 import os
 import re
+import shutil
 import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from typing_extensions import override
 
 from dnadiff.fields import PositiveInt
-from dnadiff.store.address import CACHED, Address, parse, shown
+from dnadiff.store.address import CACHED, Address, is_remote, parse, shown
 from dnadiff.store.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
 from dnadiff.store.disk import Json, names_file, read_json, write_all, write_json
 
@@ -36,19 +41,17 @@ WEAK = 'W/"'  # the beginning of a weak entity tag
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
-_GONE, _REFUSED, _UNCHANGED, _PARTIAL, _BEYOND = (404, 410), (401, 403), 304, 206, 416
+_PARTIAL, _UNCHANGED, _BEYOND = 206, 304, 416
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _RANGE_BYTES = 1 << 23
-_EXTRA = {"s3": "remote", "gs": "remote", "hf": "hub"}
-_MARKS = (
-    "ETag",
-    "etag",
-    "blob_id",
-    "generation",
-    "LastModified",
-    "mtime",
-    "created",
-)  # of s3fs, gcsfs, huggingface_hub and others
+# Of s3fs, gcsfs, huggingface_hub and others.
+_MARKS = ("ETag", "etag", "blob_id", "generation", "LastModified", "mtime", "created")
+# Seconds before each further try; a try that brings something starts again with the first.
+WAITS = (0.5, 1.0, 2.0, 4.0)
+# Names and SHA-256 of the files in the folder of an output that are copies of what is there.
+_FETCHED = ".fetched.json"
+_current: set[str] = set()  # addresses that this process has compared with the server
+log = logging.getLogger("dnadiff")
 
 
 class Reply(NamedTuple):
@@ -72,99 +75,113 @@ def is_strong(version: str | None) -> bool:
     return version is not None and not version.startswith(WEAK)
 
 
+@contextmanager
+def _in_one_line(address: Address) -> Iterator[None]:
+    """Errors with a message for users. The packages raise many kinds; what is not known to be final
+    may pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
+            raise
+        # Some packages name a signed address.
+        reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[:200]
+        kind: type[Exception] = LostError
+        text = f"could not be read or written ({reason})"
+        if isinstance(error, ImportError):
+            extra = "hub" if address.scheme == "hf" else "remote"
+            kind, text = (
+                ValueError,
+                (
+                    "needs a package that is not installed: pip install -e "
+                    f"'.[{extra}]' in the checkout ({error})"
+                ),
+            )
+        elif isinstance(error, FileNotFoundError):
+            kind, text = FileNotFoundError, "does not exist; check the address"
+        elif isinstance(error, PermissionError) or "credential" in reason.lower():
+            kind, text = (
+                PermissionError,
+                (
+                    f"could not be read or written: access is refused ({reason}); check "
+                    "your credentials for it"
+                ),
+            )
+        elif isinstance(error, (TypeError, ValueError, NotImplementedError)):
+            kind = OSError
+        raise kind(f"{address.text} {text}") from error
+
+
 class ObjectStore:
-    """The files of one kind of object store. Access is configured as its own tools do: environment
-    variables, or files in the home folder.
+    """A file in an object store. Access is configured as its own tools do: environment variables,
+    or files in the home folder.
 
     Every method raises FileNotFoundError if there is no such file, PermissionError if this user may
-    not read it, LostError if a retry may succeed, and OSError or ValueError otherwise, each in one
-    line that names the address.
-
-    Raises:
-        ValueError: if the package that reads it is missing.
+    not read it, LostError if a retry may succeed, and OSError or ValueError otherwise, also if the
+    package that reads it is missing, each in one line that names the address.
     """
 
     def __init__(self, address: Address) -> None:
-        try:
-            import fsspec
+        import fsspec
 
+        self.address = address
+        with _in_one_line(address):
             self._files = fsspec.filesystem(address.scheme)
-        except ImportError as error:
-            extra = _EXTRA[address.scheme]
-            raise ValueError(
-                f"{address.text} needs a package that is not installed: pip install -e "
-                f"'.[{extra}]' in the checkout ({error})"
-            ) from None
-        except Exception as error:
-            raise _explained(address, error) from error
 
     @contextmanager
-    def open(self, address: Address, start: int = 0, version: str | None = None) -> Iterator[Reply]:
+    def open(self, start: int = 0, version: str | None = None) -> Iterator[Reply]:
         """The bytes from `start`, if the file still has this version; otherwise all of it."""
-        about = self._about(address)
+        about = self._about()
         total, now = int(about["size"]), _object_version(about)
         start = start if start <= total and version in (None, now) else 0
-        yield Reply(start, total, now, self._blocks(address, start, total, now))
 
-    def _blocks(
-        self, address: Address, start: int, total: int, version: str | None
-    ) -> Iterator[bytes]:
-        for first in range(start, total, _RANGE_BYTES):
-            try:
-                yield self._files.cat_file(
-                    address.text, start=first, end=min(first + _RANGE_BYTES, total)
-                )
-            except Exception as error:
-                raise _explained(address, error) from error
-        if version is not None and self.has_changed(
-            address, version
-        ):  # the ranges may be of two versions
-            raise LostError(f"{address.text} changed while it was read")
+        def blocks() -> Iterator[bytes]:
+            for first in range(start, total, _RANGE_BYTES):
+                last = min(first + _RANGE_BYTES, total)
+                with _in_one_line(self.address):
+                    block = self._files.cat_file(self.address.text, start=first, end=last)
+                yield block
+            if now is not None and self.has_changed(now):  # the ranges may be of two versions
+                raise LostError(f"{self.address.text} changed while it was read")
 
-    def has_changed(self, address: Address, version: str) -> bool:
+        yield Reply(start, total, now, blocks())
+
+    def has_changed(self, version: str) -> bool:
         """Whether the file is not of this version any more."""
-        return _object_version(self._about(address)) != version
+        return _object_version(self._about()) != version
 
-    def exists(self, address: Address) -> bool:
-        """Whether there is such a file; asked before one is written."""
+    def exists(self) -> bool:
+        """Whether there is such a file, or a folder, such as that of an exported model; asked
+        before one is written."""
         try:
-            return bool(
-                self._found(address)
-            )  # also if it is a folder, such as that of an exported model
+            self._about(may_be_folder=True)
         except FileNotFoundError:
             return False
+        return True
 
-    def matches(self, address: Address) -> list[str]:
+    def matches(self) -> list[str]:
         """The addresses of the files that a pattern with `*`, `?` or `[...]` describes, sorted."""
-        try:
-            found = sorted(str(path) for path in self._files.glob(address.text))
-        except Exception as error:
-            raise _explained(address, error) from error
-        return [f"{address.scheme}://{path.removeprefix(f'{address.scheme}://')}" for path in found]
+        with _in_one_line(self.address):
+            found = sorted(map(str, self._files.glob(self.address.text)))
+        start = f"{self.address.scheme}://"
+        return [start + path.removeprefix(start) for path in found]
 
-    def upload(self, file: Path, address: Address) -> None:
+    def upload(self, file: Path) -> None:
         """Write a complete file; what was there before stays until it is complete."""
-        try:
-            self._files.put_file(str(file), address.text)
-            self._files.invalidate_cache()
-        except Exception as error:
-            raise _explained(address, error) from error
-        if (size := int(self._about(address)["size"])) != file.stat().st_size:
+        with _in_one_line(self.address):
+            self._files.put_file(str(file), self.address.text)
+        if (size := int(self._about()["size"])) != file.stat().st_size:
             raise LostError(
-                f"{address.text} has {size:,} bytes after the upload of {file.stat().st_size:,}"
+                f"{self.address.text} has {size:,} bytes after the upload of "
+                f"{file.stat().st_size:,}"
             )
 
-    def _found(self, address: Address) -> dict[str, Json]:
-        try:
+    def _about(self, may_be_folder: bool = False) -> dict[str, Json]:
+        with _in_one_line(self.address):
             self._files.invalidate_cache()  # it stores what it has seen
-            return self._files.info(address.text)
-        except Exception as error:
-            raise _explained(address, error) from error
-
-    def _about(self, address: Address) -> dict[str, Json]:
-        about = self._found(address)
-        if about.get("type") == "directory":
-            raise FileNotFoundError(f"{address.text} is a folder; name a file in it")
+            about: dict[str, Json] = self._files.info(self.address.text)
+        if about.get("type") == "directory" and not may_be_folder:
+            raise FileNotFoundError(f"{self.address.text} is a folder; name a file in it")
         return about
 
 
@@ -172,150 +189,114 @@ def _object_version(about: dict[str, Json]) -> str | None:
     return next((str(about[key]) for key in _MARKS if about.get(key) is not None), None)
 
 
-def _explained(address: Address, error: Exception) -> Exception:
-    """The error with a message for users. The packages raise many kinds; what is not known to be
-    final may pass."""
-    if isinstance(error, (OSError, ValueError)) and str(error).startswith(address.text):
-        return error
-    reason = shown(" ".join(f"{type(error).__name__}: {error}".split()))[
-        :200
-    ]  # some packages name a signed address
-    if isinstance(error, FileNotFoundError):
-        return FileNotFoundError(f"{address.text} does not exist; check the address")
-    if isinstance(error, PermissionError) or "credential" in reason.lower():
-        return PermissionError(
-            f"{address.text} could not be read or written: access is refused ({reason}); check "
-            "your credentials for it"
-        )
-    if isinstance(error, (TypeError, ValueError, ImportError, NotImplementedError)):
-        return OSError(f"{address.text} could not be read or written ({reason})")
-    return LostError(f"{address.text} could not be read or written ({reason})")
+HttpReply = http.client.HTTPResponse | urllib.error.HTTPError
 
 
 class HttpStore(ObjectStore):
-    """Files of a web server, read with the standard library alone, and never written."""
+    """A file of a web server, read with the standard library alone, and never written."""
 
-    def __init__(self) -> None:
-        pass
+    def __init__(self, address: Address) -> None:
+        self.address = address
 
     @override
     @contextmanager
-    def open(self, address: Address, start: int = 0, version: str | None = None) -> Iterator[Reply]:
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        headers |= {"If-Range": version} if start and version and is_strong(version) else {}
-        try:
-            reply = _ask(address, headers)
-        except urllib.error.HTTPError as error:
-            if not start or error.code != _BEYOND:
-                _explain(address, error)
-            with self.open(address) as whole:  # the file is shorter than it was
-                yield whole
-            return
-        with closing(reply):
-            first, total = 0, _length(reply.headers.get("Content-Length"))
+    def open(self, start: int = 0, version: str | None = None) -> Iterator[Reply]:
+        shown, headers = self.address.shown, {"Range": f"bytes={start}-"} if start else {}
+        if start and version and is_strong(version):
+            headers["If-Range"] = version
+        with closing(self._ask(headers)) as reply:
+            if reply.status == _BEYOND:  # the file is shorter than it was
+                with self.open() as whole:
+                    yield whole
+                return
+            length = reply.headers.get("Content-Length", "")
+            first, total = 0, int(length) if length.isdecimal() else None
             if reply.status == _PARTIAL:
-                found = _RANGE.fullmatch(reply.headers.get("Content-Range", ""))
+                found = _RANGE.fullmatch(part := reply.headers.get("Content-Range", ""))
                 if found is None or int(found[1]) != start:
                     raise OSError(
-                        f"{address.shown}: the server answered a range with "
-                        f"{reply.headers.get('Content-Range')!r}; download it by "
+                        f"{shown}: the server answered a range with {part!r}; download it by "
                         "other means"
                     )
                 first, total = start, int(found[3])
-            if total is None and not reply.chunked:
+            if total is None and "Transfer-Encoding" not in reply.headers:
                 raise OSError(
-                    f"{address.shown}: the server does not say how long the file is, so that a "
+                    f"{shown}: the server does not say how long the file is, so that a "
                     "part of it looks like the whole; download "
                     "it by other means, and give the name of your copy"
                 )
-            yield Reply(first, total, _http_version(reply), _blocks(address, reply))
+
+            def blocks() -> Iterator[bytes]:
+                try:
+                    while block := reply.read(_BLOCK):
+                        yield block
+                except (OSError, http.client.HTTPException) as error:
+                    raise LostError(
+                        f"{shown}: the connection was lost ({error or type(error).__name__})"
+                    ) from error
+
+            yield Reply(first, total, _http_version(reply), blocks())
 
     @override
-    def has_changed(self, address: Address, version: str) -> bool:
+    def has_changed(self, version: str) -> bool:
         header = "If-None-Match" if version.startswith(('"', WEAK)) else "If-Modified-Since"
-        try:
-            with closing(_ask(address, {header: version})) as reply:
-                return (
-                    _http_version(reply) != version
-                )  # a server that ignores the condition sends the file
-        except urllib.error.HTTPError as error:
-            return False if error.code == _UNCHANGED else _explain(address, error)
+        with closing(self._ask({header: version})) as reply:
+            # A server that ignores the condition sends the file.
+            return reply.status != _UNCHANGED and _http_version(reply) != version
 
     @override
-    def matches(self, address: Address) -> list[str]:
+    def matches(self) -> list[str]:
         raise ValueError(
-            f"{address.shown}: HTTP cannot list files; name each, or give a manifest with a column "
-            "path"
+            f"{self.address.shown}: HTTP cannot list files; name each, or give a manifest with a "
+            "column path"
         )
 
+    def _ask(self, headers: dict[str, str]) -> HttpReply:
+        """The reply to a GET, also that nothing has changed or that a range is beyond the end.
 
-def _ask(address: Address, headers: dict[str, str]) -> http.client.HTTPResponse:
-    """The reply to a GET; HEAD is not asked, because signed addresses are for one method."""
-    try:
-        return urllib.request.urlopen(
-            urllib.request.Request(address.text, headers=headers), timeout=_TIMEOUT
-        )
-    except urllib.error.HTTPError:
-        raise
-    except (ValueError, http.client.InvalidURL) as error:
-        raise ValueError(
-            f"{address.shown} is not an address that HTTP can read ({error}); check it"
-        ) from error
-    except (OSError, http.client.HTTPException) as error:
-        reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(reason, socket.gaierror) and reason.errno in (
-            socket.EAI_NONAME,
-            socket.EAI_NODATA,
-        ):
-            raise LostError(
-                f"{address.shown} could not be fetched (there is no server of that name, or no "
-                f"network: {reason})"
+        HEAD is not asked, because signed addresses are for one method.
+        """
+        shown = self.address.shown
+        request = urllib.request.Request
+        try:
+            return urllib.request.urlopen(
+                request(self.address.text, headers=headers), timeout=_TIMEOUT
+            )
+        except urllib.error.HTTPError as error:
+            if error.code == _UNCHANGED or (error.code == _BEYOND and "Range" in headers):
+                return error
+            error.close()
+            status = f"HTTP {error.code} {error.reason}"
+            if error.code in (404, 410):
+                raise FileNotFoundError(
+                    f"{shown} does not exist ({status}); check the address"
+                ) from error
+            if error.code in (401, 403):
+                raise PermissionError(
+                    f"{shown} could not be fetched: the server refuses it ({status}); check "
+                    "the address and your access to it"
+                ) from error
+            kind = LostError if error.code in _PASSING else OSError
+            raise kind(f"{shown} could not be fetched ({status})") from error
+        except (ValueError, http.client.InvalidURL) as error:
+            raise ValueError(
+                f"{shown} is not an address that HTTP can read ({error}); check it"
             ) from error
-        raise LostError(
-            f"{address.shown} could not be fetched ({reason or type(reason).__name__})"
-        ) from error
+        except (OSError, http.client.HTTPException) as error:
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            why = str(reason) or type(reason).__name__
+            unknown = (socket.EAI_NONAME, socket.EAI_NODATA)
+            if isinstance(reason, socket.gaierror) and reason.errno in unknown:
+                why = f"there is no server of that name, or no network: {why}"
+            raise LostError(f"{shown} could not be fetched ({why})") from error
 
 
-def _explain(address: Address, error: urllib.error.HTTPError) -> NoReturn:
-    error.close()
-    status = f"HTTP {error.code} {error.reason}"
-    if error.code in _GONE:
-        raise FileNotFoundError(
-            f"{address.shown} does not exist ({status}); check the address"
-        ) from error
-    if error.code in _REFUSED:
-        raise PermissionError(
-            f"{address.shown} could not be fetched: the server refuses it ({status}); check the "
-            "address and your access to it"
-        )
-    raise (LostError if error.code in _PASSING else OSError)(
-        f"{address.shown} could not be fetched ({status})"
-    ) from error
-
-
-def _http_version(reply: http.client.HTTPResponse) -> str | None:
+def _http_version(reply: HttpReply) -> str | None:
     """The strong entity tag, or else the time of the last change, or else the weak tag, by which a
     transfer is not resumed (`is_strong`)."""
     tag = reply.headers.get("ETag", "")
-    return (
-        tag
-        if tag.startswith('"')
-        else reply.headers.get("Last-Modified") or (tag if tag.startswith(WEAK) else None)
-    )
-
-
-def _length(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
-
-
-def _blocks(address: Address, reply: http.client.HTTPResponse) -> Iterator[bytes]:
-    try:
-        while block := reply.read(_BLOCK):
-            yield block
-    except (OSError, http.client.HTTPException) as error:
-        raise LostError(
-            f"{address.shown}: the connection was lost ({error or type(error).__name__})"
-        ) from error
+    changed = reply.headers.get("Last-Modified")
+    return tag if tag.startswith('"') else changed or (tag if tag.startswith(WEAK) else None)
 
 
 def store_of(address: Address) -> ObjectStore:
@@ -324,18 +305,10 @@ def store_of(address: Address) -> ObjectStore:
     Raises:
         ValueError: if a package is missing.
     """
-    return HttpStore() if address.is_http else ObjectStore(address)
+    return HttpStore(address) if address.is_http else ObjectStore(address)
 
 
-WAITS = (
-    0.5,
-    1.0,
-    2.0,
-    4.0,
-)  # seconds before each further try; a try that brings something starts again with the first
-
-
-class _Position(NamedTuple):
+class _Kept(NamedTuple):
     """What a part holds: the first `done` bytes of a version of the file."""
 
     done: int = 0
@@ -343,7 +316,21 @@ class _Position(NamedTuple):
     total: int | None = None
 
 
-def transfer(store: ObjectStore, address: Address, part: Path) -> str | None:
+def _kept(part: Path, of_this_call: bool) -> _Kept:
+    """What `part` holds, if its complete length is known, and its version; in the same call also
+    without a strong version."""
+    with suppress(OSError, ValueError):
+        note = read_json(_part_note(part), ("version", "total"))
+        if note["total"] is not None and (of_this_call or is_strong(note["version"])):
+            return _Kept(part.stat().st_size, note["version"], note["total"])
+    return _Kept()
+
+
+def _part_note(part: Path) -> Path:
+    return part.with_name(f"{part.name}.json")
+
+
+def transfer(address: Address, part: Path) -> str | None:
     """Write the file to `part`, continuing what an earlier call left there, and return its version.
 
     Raises:
@@ -351,83 +338,58 @@ def transfer(store: ObjectStore, address: Address, part: Path) -> str | None:
             the store can resume.
         OSError: if it cannot be fetched.
     """
-    position, furthest, failures = _left_by_earlier(part), 0, 0
+    store, furthest, failures = store_of(address), 0, 0
     while True:
         try:
-            position = _more(store, address, part, position)
+            version = _more(store, part, _kept(part, of_this_call=failures > 0))
             _part_note(part).unlink(missing_ok=True)
-            return position.version
+            return version
         except LostError as error:
-            position = _left_by_earlier(part, position)
-            failures = failures + 1 if position.done <= furthest else 1
-            furthest = max(furthest, position.done)
+            kept = _kept(part, of_this_call=True)
+            failures = failures + 1 if kept.done <= furthest else 1
+            furthest = max(furthest, kept.done)
             if failures > len(WAITS):
-                is_kept = position.done and is_strong(position.version)
-                kept = (
-                    f"; {position.done:,} bytes are kept, and the next call resumes"
-                    if is_kept
+                resumes = (
+                    f"; {kept.done:,} bytes are kept, and the next call resumes"
+                    if kept.done and is_strong(kept.version)
                     else ""
                 )
-                raise LostError(f"{error} after {failures} tries{kept}") from error
+                raise LostError(f"{error} after {failures} tries{resumes}") from error
             time.sleep(WAITS[failures - 1])
 
 
-def _more(store: ObjectStore, address: Address, part: Path, position: _Position) -> _Position:
-    """Append what is missing; raises LostError if it did not come."""
-    label = f"fetching {address.name}"
-    with store.open(address, position.done, position.version) as reply:
-        done = reply.start
-        if done and (reply.total, reply.version) != (position.total, position.version):
+def _more(store: ObjectStore, part: Path, kept: _Kept) -> str | None:
+    """Append what is missing, and return the version; raises LostError if it did not come."""
+    address = store.address
+    with store.open(kept.done, kept.version) as reply:
+        done, total = reply.start, reply.total
+        if done and (total, reply.version) != (kept.total, kept.version):
             part.unlink(missing_ok=True)
             raise LostError(f"{address.shown} changed while it was read")
-        if not done:
-            part.unlink(
-                missing_ok=True
-            )  # before the note: bytes of one version never have the note of another
-        write_json(_part_note(part), {"version": reply.version, "total": reply.total})
+        if not done:  # before the note: bytes of one version never have the note of another
+            part.unlink(missing_ok=True)
+        write_json(_part_note(part), {"version": reply.version, "total": total})
         with (
             part.open("r+b" if part.exists() else "w+b", buffering=0) as file,
-            megabytes(reply.total or 0, label, reply.start) as progress,
+            megabytes(total or 0, f"fetching {address.name}", done) as progress,
         ):
             file.truncate(done)
             file.seek(done)
             for block in reply.blocks:
-                if reply.total is not None and done + len(block) > reply.total:
+                done += len(block)
+                if total is not None and done > total:
                     raise OSError(
-                        f"{address.shown}: the server sends more than the {reply.total:,} bytes "
+                        f"{address.shown}: the server sends more than the {total:,} bytes "
                         "that it announced; download it by other means"
                     )
-                with names_file(part, reply.total):
+                with names_file(part, total):
                     write_all(file, block)
-                done += len(block)
                 progress(len(block))
-    if reply.total is not None and done < reply.total:
+    if total is not None and done < total:
         raise LostError(
-            f"{address.shown}: the connection was lost after {done:,} of {reply.total:,} bytes"
+            f"{address.shown}: the connection was lost after {done:,} of {total:,} bytes"
         )
-    return _Position(done, reply.version, done)
-
-
-def _left_by_earlier(part: Path, current: _Position | None = None) -> _Position:
-    """What `part` holds, if its complete length is known, and its version; in the same call
-    (`current`) also without a strong version."""
-    try:
-        note = read_json(_part_note(part), ("version", "total"))
-        done = part.stat().st_size
-    except (OSError, ValueError):
-        return _Position()
-    if note["total"] is None or (current is None and not is_strong(note["version"])):
-        return _Position()
-    return _Position(done, note["version"], note["total"])
-
-
-def _part_note(part: Path) -> Path:
-    return part.with_name(f"{part.name}.json")
-
-
-_FIELDS = ("address", "size", "version", "sha256", "fetched")
-_current: set[str] = set()  # addresses that this process has compared with the server
-log = logging.getLogger("dnadiff")
+    return reply.version
 
 
 def local_copy(path: str | Path) -> Path:
@@ -438,10 +400,8 @@ def local_copy(path: str | Path) -> Path:
         FileNotFoundError: if there is no such file, or, with the prefix, no copy.
         OSError, ValueError: if it cannot be fetched, in one line that names the address.
     """
-    text = str(path)
-    return (
-        stored(parse(text.removeprefix(CACHED))) if text.startswith(CACHED) else fetch(parse(text))
-    )
+    address = parse(str(path).removeprefix(CACHED))
+    return stored(address) if str(path).startswith(CACHED) else fetch(address)
 
 
 def fetch(address: Address) -> Path:
@@ -453,7 +413,23 @@ def fetch(address: Address) -> Path:
     with _part_of(target, address.shown) as part:
         note = _note_of(target, address)
         if note is None or _has_changed(address, note):
-            _fetch(address, target, part)
+            version = transfer(address, part)
+            digest, size = hash_file(part), part.stat().st_size
+            if not size:
+                raise ValueError(f"{address.shown} is empty; check the address")
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(part, target)
+            known = {
+                "address": address.shown,
+                "address_sha256": _digest(address.text),
+                "size": size,
+                "version": version,
+                "sha256": digest,
+                "fetched": time.strftime("%Y-%m-%d %H:%M:%S"),
+            }
+            write_json(_note(target), known)
+            log.info(f"{address.shown}: fetched {size:,} bytes, sha256 {digest}")
         _current.add(address.text)
     return target
 
@@ -505,8 +481,8 @@ def fetch_some(folder: Address, names: Sequence[str], only_first: bool = False) 
     if problem is not None and not found:
         raise problem
     if isinstance(problem, LostError) or (only_first and problem is not None):
-        used = ", ".join(address.shown for address in found)
-        log.warning(f"{problem}; used are {used}")
+        used = ", ".join(address.name for address in found)
+        log.warning(f"{problem}; of {folder.shown} the files in the cache are used: {used}")
     return found
 
 
@@ -540,20 +516,14 @@ def _note(target: Path) -> Path:
 def _note_of(target: Path, address: Address) -> dict[str, Json] | None:
     """What is known of a complete copy; None if there is none, or it was changed."""
     with suppress(OSError, ValueError):
-        note = read_json(_note(target), _FIELDS)
-        if (
-            _names(note, address)
-            and target.stat().st_size == note["size"]
-            and content_hash(target) == note["sha256"]
-        ):
+        note = read_json(_note(target), ("address", "size", "version", "sha256", "fetched"))
+        # Those of earlier versions have no hash of the address, and its query.
+        of = note.get("address_sha256") or _digest(str(note["address"]))
+        if (of, note["size"]) == (_digest(address.text), target.stat().st_size) and note[
+            "sha256"
+        ] == content_hash(target):
             return note
     return None
-
-
-def _names(note: dict[str, Json], address: Address) -> bool:
-    """Whether a note is of an address; those of earlier versions have no hash of it, and its
-    query."""
-    return (note.get("address_sha256") or _digest(str(note["address"]))) == _digest(address.text)
 
 
 def _digest(text: str) -> str:
@@ -564,33 +534,13 @@ def _has_changed(address: Address, note: dict[str, Json]) -> bool:
     if note["version"] is None:  # nothing to compare
         return False
     try:
-        changed = store_of(address).has_changed(address, note["version"])
+        changed = store_of(address).has_changed(note["version"])
     except (LostError, PermissionError, ValueError) as error:
         log.warning(f"{error}; the copy of {note['fetched']} in the cache is used")
         return False
     if changed:
         log.warning(f"{address.shown} has changed since {note['fetched']}; it is fetched again")
     return changed
-
-
-def _fetch(address: Address, target: Path, part: Path) -> None:
-    version = transfer(store_of(address), address, part)
-    digest, size = hash_file(part), part.stat().st_size
-    if not size:
-        raise ValueError(f"{address.shown} is empty; check the address")
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(part, target)
-    when = time.strftime("%Y-%m-%d %H:%M:%S")
-    known = {
-        "address": address.shown,
-        "address_sha256": _digest(address.text),
-        "size": size,
-        "version": version,
-        "sha256": digest,
-    }
-    write_json(_note(target), {**known, "fetched": when})
-    log.info(f"{address.shown}: fetched {size:,} bytes, sha256 {digest}")
 
 
 def expand(path: str) -> list[str]:
@@ -601,7 +551,7 @@ def expand(path: str) -> list[str]:
         ValueError: if the store cannot list files.
     """
     address = parse(path)
-    found = store_of(address).matches(address)
+    found = store_of(address).matches()
     if not found:
         raise FileNotFoundError(f"{address.shown} matches no file; check the pattern")
     return found
@@ -653,7 +603,7 @@ class Download:
             if self._is_there(target):
                 return target
             try:
-                transfer(HttpStore(), parse(self.url), part)
+                transfer(parse(self.url), part)
             except OSError as error:
                 raise OSError(f"{error}: {remedy}") from error
             if part.stat().st_size != self.size or hash_file(part) != self.sha256:
@@ -675,3 +625,125 @@ class Download:
                 f"remove it, or set data.path to the file you want"
             )
         return True
+
+
+def refuse_remote_shards(outputs: Mapping[str, object]) -> None:
+    """ValueError for the shards of a remote output: they write to a folder that all of them see."""
+    for key, path in outputs.items():
+        if is_remote(path):
+            raise ValueError(
+                f"{key} {path} is on another machine, and shards need a folder that all of "
+                "them see; name a file there, and copy what "
+                "merging writes"
+            )
+
+
+@contextmanager
+def uploading(
+    outputs: Mapping[str, object], resume: bool = False, overwrite: bool = False
+) -> Iterator[dict[str, str]]:
+    """A file on this disk for each output of a command that is an address; they are uploaded when
+    the block ends without error.
+
+    Args:
+        outputs: paths and addresses, by the key of the command.
+
+    Raises:
+        FileExistsError: if an output exists, unless `overwrite` is true; with `resume` the command
+            decides, as for a file of this disk.
+        OSError, ValueError: if it cannot be written there; the files then stay on this disk, and
+            the message says where.
+    """
+    remote = {key: parse(path) for key, path in outputs.items() if is_remote(path)}
+    places = {key: _place(address, resume, overwrite) for key, address in remote.items()}
+    try:
+        yield {key: str(place) for key, place in places.items()}
+        for key, address in remote.items():
+            _upload(places[key], address)
+        # Only now: if an upload fails, a command that resumes finds all files.
+        for place in places.values():
+            shutil.rmtree(place.parent, ignore_errors=True)
+    except FileExistsError as error:  # of a command that resumes: it names the copy
+        text = str(error)
+        for key, place in places.items():
+            text = text.replace(str(place), remote[key].shown)
+        raise FileExistsError(text) from error
+    finally:
+        for place in places.values():
+            if not _written(place.parent):
+                shutil.rmtree(place.parent, ignore_errors=True)
+
+
+def _place(address: Address, resume: bool, overwrite: bool) -> Path:
+    """Where an output is written on this disk: the same place each time, so that `resume=true`
+    finds what is there."""
+    if address.is_http:
+        raise ValueError(
+            f"{address.shown} cannot be written by HTTP; choose s3://, gs:// or a file"
+        )
+    folder = cache_dir("outputs") / _digest(address.text)[:32]
+    if resume and _written(folder):
+        return folder / address.name
+    exists = (resume or not overwrite) and store_of(address).exists()
+    if exists and not resume:
+        raise FileExistsError(
+            f"{address.shown} exists; set overwrite=true to replace it, or choose another name"
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    if exists:
+        # A copy of it, and of the JSON file next to it, in a folder that is there only when it is
+        # complete.
+        staging = folder.with_name(f"{folder.name}.fetching")
+        shutil.rmtree(staging, ignore_errors=True)  # of a killed process
+        staging.mkdir()
+        try:
+            transfer(address, staging / address.name)
+            about = address._replace(text=f"{address.text}.json")
+            # A store may refuse what does not exist.
+            with suppress(FileNotFoundError, PermissionError):
+                transfer(about, staging / about.name)
+            hashes = {path.name: hash_file(path) for path in staging.iterdir()}
+            write_json(staging / _FETCHED, hashes)
+            staging.rename(folder)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
+    return folder / address.name
+
+
+def _written(folder: Path) -> list[Path]:
+    """The files in the folder of an output that a command wrote: all but those that are copies of
+    what is there."""
+    digests: dict[str, Json] = {}
+    with suppress(OSError, ValueError):
+        digests = read_json(folder / _FETCHED)
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        and path.name != _FETCHED
+        and (path.parent != folder or digests.get(path.name) != hash_file(path))
+    ]
+
+
+def _upload(place: Path, address: Address) -> None:
+    """Upload an output and what a command wrote next to it, the output itself last."""
+    files = [path for path in _written(place.parent) if not path.name.startswith(".")]
+    if place.exists() and place not in files:
+        log.info(f"{address.shown} is complete already; it is not uploaded again")
+    for path in sorted(files, key=lambda path: path == place):
+        name = path.relative_to(place.parent).as_posix()
+        beside = address._replace(text=f"{address.folder}/{name}")
+        target = address if path == place else beside
+        for wait in (*WAITS, None):
+            try:
+                store_of(target).upload(path)
+                break
+            except (OSError, ValueError) as error:
+                if wait is None or not isinstance(error, LostError):
+                    raise OSError(
+                        f"{target.shown} could not be uploaded: {error}; the result is kept in "
+                        f"{place.parent}"
+                    ) from error
+                time.sleep(wait)
+        log.info(f"{target.shown}: uploaded {path.stat().st_size:,} bytes")

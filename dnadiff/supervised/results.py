@@ -41,7 +41,7 @@ from dnadiff.supervised.classifier import SequenceClassifier
 from dnadiff.supervised.items import Compute, Job, Prediction, TaskData
 from dnadiff.supervised.metrics import METRICS, metric_values
 from dnadiff.supervised.saved import WeightsFile, write_weights
-from dnadiff.training import memory, optim
+from dnadiff.training import optim
 
 log = logging.getLogger("dnadiff")
 
@@ -55,7 +55,6 @@ SOURCES = tuple(
         supervised,
         kernels,
         optim,
-        memory,
         tokenizer,
         nucleotides,
         draws,
@@ -167,7 +166,7 @@ class ResultsFolder:
             )  # of a killed process; with the prediction it protects nothing
             return stored
         path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, wait=False) as acquired:
+        with locked(lock, wait=0) as acquired:
             if acquired is False:
                 return None
             try:

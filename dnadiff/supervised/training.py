@@ -49,8 +49,7 @@ from dnadiff.supervised.classifier import (
 )
 from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, ShuffledBatches, TaskData
 from dnadiff.supervised.targets.base import ValidScore
-from dnadiff.training.memory import frozen_objects
-from dnadiff.training.optim import parameter_groups, warmup_cosine
+from dnadiff.training.optim import frozen_objects, parameter_groups, warmup_cosine
 
 log = logging.getLogger("dnadiff")
 Groups = list[dict[str, list[nn.Parameter] | float]]

@@ -3,22 +3,21 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import os
-import shutil
+import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sized
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import cast
 
 import torch
+import torch.distributed as dist
 from lightning import LightningModule, Trainer
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, WeightAveraging
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
@@ -29,22 +28,19 @@ from typing_extensions import override
 from dnadiff.data.base import worker_loss
 from dnadiff.fields import Config, Probability, checked
 from dnadiff.progress import Progress
-from dnadiff.store.disk import atomic_write
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule, TrainingData
-from dnadiff.training.resume import with_current_state
-from dnadiff.training.trainer import ShardedStrategy, local_parts, lost_process, shard
-from dnadiff.weights.tensors import read_sharded, shards_of
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
-
+from dnadiff.training.trainer import ShardedStrategy, local_parts, shard
 
 log = logging.getLogger("dnadiff")
 _OF_A_STEP = ("train/loss", "train/nll", "lr")
-Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 # SLURM sends SIGTERM at the time limit, and with --signal=USR1@120 SIGUSR1 two minutes before.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# How the libraries of torch.distributed say that another process has ended.
+_LOST = re.compile(
+    r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|Timed out waiting|process group",
+    re.IGNORECASE,
+)
 
 
 def fit(
@@ -74,7 +70,10 @@ def fit(
                 f"a process that loads data ended at step {step}: {reason}; often memory was "
                 f"short: set data.num_workers lower and {remedy}"
             )
-        elif (reason := lost_process(error, trainer)) is not None:
+        elif trainer.world_size > 1 and (
+            isinstance(error, dist.DistError) or _LOST.search(str(error))
+        ):
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             text = (
                 f"another process of this run ended at step {step} ({reason}); its own message "
                 f"says why; {remedy}"
@@ -107,7 +106,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: dict[int, Callable[[int, FrameType | None], object] | int | None] = {}
 
     def install(self) -> None:
         """Handle the signals, if this is the main thread (others cannot)."""
@@ -122,10 +121,8 @@ class StopSignals:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """The handler."""
-        if self.received not in (
-            None,
-            signal.SIGUSR1,
-        ):  # SIGUSR1 is an early notice, which SIGTERM may follow
+        # SIGUSR1 is an early notice, which SIGTERM may follow.
+        if self.received not in (None, signal.SIGUSR1):
             self.restore()
             raise SystemExit(128 + number)
         if self.received is None:
@@ -160,9 +157,8 @@ class EMA(WeightAveraging):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(trainer.strategy, ShardedStrategy) and self._average_model is not None:
-            average = self._average_model.module
-            assert isinstance(average, LightningModule)
-            shard(_diffusion(average).denoiser, trainer.strategy.mesh)
+            average = cast(DiffusionModule, self._average_model.module)
+            shard(average.denoiser, trainer.strategy.mesh)
 
     @override
     def on_validation_batch_end(
@@ -177,16 +173,10 @@ class EMA(WeightAveraging):
         if self._average_model is None:
             return
         self._swap_models(pl_module)
-        with (
-            trainer.precision_plugin.val_step_context()
-        ):  # which Lightning enters for validation_step alone
-            result = _diffusion(pl_module).valid_loss(
-                batch, batch_idx
-            )  # the live weights, with the same masks
+        # Which Lightning enters for validation_step alone. The live weights, with the same masks.
+        with trainer.precision_plugin.val_step_context():
+            cast(DiffusionModule, pl_module).log_valid("valid/nll_live", batch, batch_idx)
         self._swap_models(pl_module)
-        pl_module.log(
-            "valid/nll_live", result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True
-        )
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -210,17 +200,15 @@ class Checkpoints(Callback):
         self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints"
     ) -> None:
         self.every_n_steps, self.folder = every_n_steps, Path(folder)
-        self.best = float("inf")
-        self.validation_due: bool | None = (
-            False  # at the step of the checkpoint; None: an older version wrote it
-        )
+        self.best = math.inf
+        # At the step of the checkpoint; None: an older version wrote it.
+        self.validation_due: bool | None = False
         self.signals = StopSignals()
         self.valid_windows: int | None = None  # None: not known
         self._saved_step = self._validated_step = self._step = -1
         self._stopped: Stopped | None = None
-        self._limits: tuple[int, int | None, int | None] | None = (
-            None  # max_steps, max_epochs and min_epochs
-        )
+        # max_steps, max_epochs and min_epochs
+        self._limits: tuple[int, int | None, int | None] | None = None
 
     @override
     def state_dict(self) -> Config:
@@ -237,15 +225,13 @@ class Checkpoints(Callback):
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if (
-            self.validation_due is not False
-        ):  # otherwise Lightning ends at once at the last step, without calling `on_train_start`
+        # Otherwise Lightning ends at once at the last step, without calling `on_train_start`.
+        if self.validation_due is not False:
             loop = trainer.fit_loop
             self._limits = loop.max_steps, loop.max_epochs, loop.min_epochs
             loop.epoch_loop.max_steps = loop.max_epochs = -1
-            loop.min_epochs = (
-                sys.maxsize
-            )  # `max_time`, if it is over, sets `should_stop` after this hook
+            # `max_time`, if it is over, sets `should_stop` after this hook.
+            loop.min_epochs = sys.maxsize
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -258,7 +244,16 @@ class Checkpoints(Callback):
         if self._limits is not None:
             loop = trainer.fit_loop
             loop.epoch_loop.max_steps, loop.max_epochs, loop.min_epochs = self._limits
-        self._compare_windows(trainer)
+        loader = trainer.val_dataloaders
+        if isinstance(loader, DataLoader) and isinstance(loader.dataset, Sized):
+            number = len(loader.dataset)
+            if self.valid_windows not in (None, number):
+                log.info(
+                    f"the validation has {number:,} windows, {self.valid_windows:,} before: its "
+                    "loss is not compared with the lowest one so far"
+                )
+                self.best = math.inf
+            self.valid_windows = number
         if self.validation_due is None:
             self.validation_due = trainer.global_step == trainer.max_steps
         if self.validation_due:
@@ -266,21 +261,6 @@ class Checkpoints(Callback):
             if isinstance(trainer.logger, MetricsFile) and trainer.is_global_zero:
                 trainer.logger.remove_validation(trainer.global_step)
             self._validate(trainer)
-
-    def _compare_windows(self, trainer: Trainer) -> None:
-        loader = trainer.val_dataloaders
-        if not isinstance(loader, DataLoader) or not isinstance(
-            loader.dataset, Sized
-        ):  # without validation
-            return
-        number = len(loader.dataset)
-        if self.valid_windows not in (None, number):
-            log.info(
-                f"the validation has {number:,} windows, {self.valid_windows:,} before: its loss "
-                "is not compared with the lowest one so far"
-            )
-            self.best = float("inf")
-        self.valid_windows = number
 
     def _validate(self, trainer: Trainer) -> None:
         # As in Lightning's training loop. Its own restart would skip the validation.
@@ -293,12 +273,12 @@ class Checkpoints(Callback):
     def _signal(self, trainer: Trainer) -> int | None:
         """The signal that was received by this process or another one of the run."""
         number = self.signals.received
+        if trainer.world_size == 1:
+            return number
         # Processes receive it in different steps; one that stops alone leaves the others waiting
         # forever.
-        if trainer.world_size > 1:
-            several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
-            return (number or signal.SIGTERM) if several else None
-        return number
+        several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
+        return (number or signal.SIGTERM) if several else None
 
     @override
     def on_train_batch_start(
@@ -340,14 +320,10 @@ class Checkpoints(Callback):
             # Lightning logs a step after this hook. A run killed in between would resume after the
             # step and never log it.
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-            if (
-                isinstance(trainer.logger, MetricsFile)
-                and trainer.is_global_zero
-                and step % every == 0
-            ):
-                found = trainer.callback_metrics
-                trainer.logger.log_metrics(
-                    {name: float(found[name]) for name in _OF_A_STEP if name in found}, step - 1
+            metrics, found = trainer.logger, trainer.callback_metrics
+            if isinstance(metrics, MetricsFile) and trainer.is_global_zero and step % every == 0:
+                metrics.log_metrics(
+                    {k: float(found[k]) for k in _OF_A_STEP if k in found}, step - 1
                 )
             self._save(trainer)
         if number is not None:
@@ -374,9 +350,8 @@ class Checkpoints(Callback):
         # Under which Lightning logs. It is larger by 1 at the end of training and in the middle of
         # an accumulation.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step - 1
-        if (
-            0 <= self._saved_step < trainer.global_step
-        ):  # Lightning validates because `should_stop` was set, such as by `max_time`
+        # Lightning validates because `should_stop` was set, such as by `max_time`.
+        if 0 <= self._saved_step < trainer.global_step:
             self.validation_due = True
             self._save(trainer)
 
@@ -390,9 +365,8 @@ class Checkpoints(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         number = self._signal(trainer)
-        if (
-            number is not None and self._saved_step == trainer.global_step
-        ):  # the resumed run repeats the validation
+        # The resumed run repeats the validation.
+        if number is not None and self._saved_step == trainer.global_step:
             raise Stopped(number)
 
     @override
@@ -408,9 +382,7 @@ class Checkpoints(Callback):
             self._save(trainer)
 
     @override
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: object) -> None:
         self.signals.restore()
 
     @override
@@ -428,7 +400,7 @@ class ProgressBar(Callback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = int(trainer.estimated_stepping_batches)
-        self._step, self._tokens = trainer.global_step, _diffusion(pl_module).tokens_seen
+        self._step, self._tokens = trainer.global_step, cast(DiffusionModule, pl_module).tokens_seen
         if trainer.is_global_zero:
             self.bar = Progress(total, "train", initial=self._step)
 
@@ -443,13 +415,9 @@ class ProgressBar(Callback):
     ) -> None:
         if self.bar is None or trainer.global_step <= self._step:
             return
-        metrics, tokens = trainer.callback_metrics, _diffusion(pl_module).tokens_seen
-        due = trainer.global_step % 10 == 0 or self._step == 0
-        notes = (
-            {"loss": f"{float(metrics['train/loss']):.4f}"}
-            if due and "train/loss" in metrics
-            else {}
-        )
+        metrics, tokens = trainer.callback_metrics, cast(DiffusionModule, pl_module).tokens_seen
+        due = "train/loss" in metrics and (trainer.global_step % 10 == 0 or self._step == 0)
+        notes = {"loss": f"{float(metrics['train/loss']):.4f}"} if due else {}
         self.bar.update(trainer.global_step - self._step, tokens - self._tokens, **notes)
         self._step, self._tokens = trainer.global_step, tokens
 
@@ -464,55 +432,5 @@ class ProgressBar(Callback):
             self.bar.close()
 
     @override
-    def on_exception(
-        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
-    ) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-
-def _diffusion(module: LightningModule) -> DiffusionModule:
-    if not isinstance(module, DiffusionModule):
-        raise TypeError(f"these callbacks accompany a DiffusionModule, not {type(module).__name__}")
-    return module
-
-
-class AtomicCheckpoints(TorchCheckpointIO):
-    """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the
-    new one. Damaged files are refused."""
-
-    @override
-    def save_checkpoint(
-        self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None
-    ) -> None:
-        with atomic_write(Path(path), overwrite=True, size=lambda: _size(checkpoint)) as file:
-            torch.save(checkpoint, file)
-        # Of a run with another strategy.
-        shutil.rmtree(shards_of(Path(path)), ignore_errors=True)
-
-    # Tensors arrive on the CPU, and no code in the file runs, whatever is asked.
-    @override
-    def load_checkpoint(  # type: ignore[override]
-        self,
-        path: str | os.PathLike[str],
-        map_location: object = None,
-        weights_only: bool | None = None,
-    ) -> Config:
-        return with_current_state(read_sharded(Path(path)))
-
-
-def _size(checkpoint: Config) -> int:
-    """Bytes of a checkpoint in a file."""
-    counter = _Counter()
-    torch.save(checkpoint, counter)
-    return counter.size
-
-
-class _Counter(io.BytesIO):
-    size = 0
-
-    @override
-    def write(self, data: ReadableBuffer, /) -> int:
-        count = memoryview(data).nbytes
-        self.size += count
-        return count
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: object) -> None:
+        self.on_train_end(trainer, pl_module)

@@ -9,16 +9,19 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lightning.pytorch import Trainer, loggers
+from lightning.pytorch import loggers
 from lightning.pytorch.loggers.logger import Logger
 from typing_extensions import override
 
-from dnadiff.fields import Config, Json
+from dnadiff.fields import Json
 from dnadiff.formats.table import read_log
 from dnadiff.store.disk import append, atomic_write
 from dnadiff.store.objects import build, locate
-from dnadiff.training.module import DiffusionModule
+
+if TYPE_CHECKING:
+    from dnadiff.training.module import DiffusionModule
 
 COLUMNS = (
     "step",
@@ -70,21 +73,14 @@ class MetricsFile(Logger):
     def begin(self, module: DiffusionModule, step: int) -> None:
         """Start the file; on resume, drop the rows after the step of the checkpoint."""
         self.module, self.start = module, time.monotonic()
-        rows = (
-            [row for row in self.rows() if float(row["step"]) <= step]
-            if step and self.path.is_file()
-            else []
-        )
+        is_resumed = step and self.path.is_file()
+        rows = [row for row in self.rows() if float(row["step"]) <= step] if is_resumed else []
         self.previous_seconds = float(rows[-1]["seconds"]) if rows else 0.0
         self._write(rows)
 
     def _write(self, rows: Sequence[dict[str, str]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
         with atomic_write(self.path, overwrite=True) as file:
-            file.write(text.getvalue().encode())
+            file.write(_lines(dict(zip(COLUMNS, COLUMNS)), *rows))
 
     def remove_validation(self, step: int) -> None:
         """Drop the validation at a step, which a resumed run repeats."""
@@ -107,12 +103,8 @@ class MetricsFile(Logger):
 
     @override
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        names = {name: name.replace("/", "_") for name in metrics}
-        row = {
-            column: f"{float(metrics[name]):.6g}"
-            for name, column in names.items()
-            if column in COLUMNS
-        }
+        found = {name.replace("/", "_"): f"{float(value):.6g}" for name, value in metrics.items()}
+        row = {column: text for column, text in found.items() if column in COLUMNS}
         if not row or self.module is None:
             return
         if "train_loss" in row:
@@ -124,9 +116,13 @@ class MetricsFile(Logger):
             "tokens": str(self.module.tokens_seen),
             "seconds": f"{self.seconds:.1f}",
         }
-        text = io.StringIO(newline="")
-        csv.DictWriter(text, COLUMNS).writerow(row)
-        append(self.path, text.getvalue().encode())
+        append(self.path, _lines(row))
+
+
+def _lines(*rows: dict[str, str]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.DictWriter(text, COLUMNS).writerows(rows)
+    return text.getvalue().encode()
 
 
 def build_loggers(
@@ -152,9 +148,8 @@ def build_loggers(
         if not entry or locate(entry["_target_"], None) is MetricsFile:
             continue
         own = str(entry["_target_"]).startswith(f"{__name__}.")
-        logger = build(
-            entry, **({"folder": run_dir, "resumed": resumed} if own else {}), trust=None
-        )
+        more = {"folder": run_dir, "resumed": resumed} if own else {}
+        logger = build(entry, **more, trust=None)
         if not isinstance(logger, Logger):
             raise ValueError(
                 f"logger.{name} is a {type(logger).__name__}; name a class of "
@@ -162,20 +157,6 @@ def build_loggers(
             )
         found.append(logger)
     return found
-
-
-def begin(trainer: Trainer, config: Config, module: DiffusionModule, step: int) -> None:
-    """Start the record of each logger, or continue it after `step`."""
-    metrics_file(trainer).begin(module, step)
-    for logger in (
-        trainer.loggers[1:] if not step else ()
-    ):  # MLflow refuses to change a parameter, such as trainer.max_steps
-        logger.log_hyperparams(config)
-
-
-def metrics_file(trainer: Trainer) -> MetricsFile:
-    """The logger that every training run has."""
-    return next(logger for logger in trainer.loggers if isinstance(logger, MetricsFile))
 
 
 def _missing(name: str, error: Exception) -> ValueError:

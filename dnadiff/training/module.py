@@ -24,8 +24,7 @@ from dnadiff.diffusion.objective.base import Loss, Objective
 from dnadiff.fields import Config
 from dnadiff.networks.backbone.context import Peers
 from dnadiff.training.optim import parameter_groups
-from dnadiff.training.resume import saved_position
-from dnadiff.training.trainer import reshard, spread
+from dnadiff.training.trainer import DATA_STATE, reshard, spread, with_current_state
 
 Batch = dict[
     str, Tensor
@@ -69,19 +68,18 @@ class DiffusionModule(lightning.LightningModule):
         super().__init__()
         self.denoiser = denoiser
         self.objective, self.valid_objective = objective, objective.evaluation()
-        self.make_optimizer, self.make_scheduler, self.weight_decay = (
-            optimizer,
-            lr_scheduler,
-            weight_decay,
-        )
-        self.seed = seed
-        self.save_hyperparameters(
-            hyper_parameters or {}, logger=False
-        )  # train.py gives loggers the configuration
+        self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
+        self.weight_decay, self.seed, self.context_parallel = weight_decay, seed, context_parallel
+        # `run` gives loggers the configuration.
+        self.save_hyperparameters(hyper_parameters or {}, logger=False)
         self.tokens_seen = 0  # in complete optimizer steps; of the current step:
         self._tokens_of_step = 0
-        self.context_parallel = context_parallel
         self.peers: Peers | None = None
+
+    @property
+    def groups(self) -> int:
+        """The groups of processes that have different windows."""
+        return self.trainer.world_size // self.context_parallel
 
     @override
     def setup(self, stage: str) -> None:
@@ -96,22 +94,17 @@ class DiffusionModule(lightning.LightningModule):
         Its rows are spread evenly over the global batch, so that every device and every
         accumulation step sees all strata of time.
         """
-        world, rank = (
-            self.trainer.world_size // self.context_parallel,
-            self.trainer.global_rank // self.context_parallel,
-        )
-        rows = (torch.arange(batch_size, device=self.device) * world + rank) * accumulated + micro
-        return Draws(hash64(self.seed, purpose), rows, batch_size * accumulated * world, step)
+        rank = self.trainer.global_rank // self.context_parallel
+        rows = torch.arange(batch_size, device=self.device) * self.groups + rank
+        of_step = batch_size * accumulated * self.groups
+        return Draws(hash64(self.seed, purpose), rows * accumulated + micro, of_step, step)
 
     @override
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if (
-            self.trainer.training
-        ):  # counted before the batch is on a GPU, for which reading the number would wait
-            groups = self.trainer.world_size // self.context_parallel
-            self._tokens_of_step += (
-                int((batch["weight"] > 0).sum()) * groups
-            )  # read, not predicted: mlm predicts 15 %
+        # Counted before the batch is on a GPU, for which reading the number would wait. Tokens that
+        # are read, not predicted: mlm predicts 15 %.
+        if self.trainer.training:
+            self._tokens_of_step += int((batch["weight"] > 0).sum()) * self.groups
         return batch
 
     @override
@@ -125,39 +118,33 @@ class DiffusionModule(lightning.LightningModule):
         torch.manual_seed(
             hash64(self.seed, "dropout", self.global_step, micro, self.trainer.global_rank) % 2**63
         )
-        result = self.loss(
-            batch,
-            self.objective,
-            self.draws("train", len(batch["ids"]), self.global_step, micro, accumulated),
-        )
+        size = len(batch["ids"])
+        draws = self.draws("train", size, self.global_step, micro, accumulated)
+        result = self.loss(batch, self.objective, draws)
         if self.global_step % 10 == 0 and not torch.isfinite(result.loss):
             raise ValueError(
                 f"training diverged: the loss is {result.loss.item()} at step {self.global_step}; "
                 "lower optimizer.lr, or set trainer.gradient_clip_val"
             )
-        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-        share = self.share(result)
-        share_of_nll = (
-            share if result.num_averaged is None else self.share(result._replace(num_averaged=None))
-        )
+        share = share_of_nll = self.share(result.num_tokens)
+        if result.num_averaged is not None:
+            share = self.share(result.num_averaged)
         losses = {
             "train/loss": share * result.loss.detach(),
             "train/nll": share_of_nll * result.nll,
         }
         # Their means over all processes. The size would be a weight in the means of epochs, which
         # are not logged.
-        self.log_dict(losses, batch_size=len(batch["ids"]), on_step=True, sync_dist=True)
-        self.log("lr", rate, on_step=True)
-        return result.loss * (
-            share * self.context_parallel
-        )  # strategies average over all processes, and gradients of pieces add up
+        self.log_dict(losses, batch_size=size, on_step=True, sync_dist=True)
+        self.log("lr", self.trainer.optimizers[0].param_groups[0]["lr"], on_step=True)
+        # Strategies average over all processes, and gradients of pieces add up.
+        return result.loss * (share * self.context_parallel)
 
-    def share(self, result: Loss) -> float:
-        """The factor for this process's mean loss that makes the average over processes the mean
-        over all tokens."""
-        if self.trainer.world_size == self.context_parallel:
+    def share(self, tokens: Tensor) -> float:
+        """The factor for this process's mean over its tokens that makes the average over processes
+        the mean over all tokens."""
+        if self.groups == 1:
             return 1.0
-        tokens = result.num_tokens if result.num_averaged is None else result.num_averaged
         total = float(self.trainer.strategy.reduce(tokens.detach().double(), reduce_op="sum"))
         return float(tokens) * self.trainer.world_size / total if total else 1.0
 
@@ -180,24 +167,19 @@ class DiffusionModule(lightning.LightningModule):
 
     def valid_loss(self, batch: Batch, batch_idx: int) -> Loss:
         """The low-variance form of the objective, with the same masks at every validation."""
-        result = self.loss(
-            batch, self.valid_objective, self.draws("valid", len(batch["ids"]), batch_idx)
-        )
+        draws = self.draws("valid", len(batch["ids"]), batch_idx)
+        result = self.loss(batch, self.valid_objective, draws)
         reshard(self)  # the weights may be exchanged before the next pass
         return result
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        result = self.valid_loss(
-            batch, batch_idx
-        )  # of the averaged weights, if training averages them
-        self.log(
-            "valid/nll",
-            result.nll,
-            batch_size=max(int(result.num_tokens), 1),
-            prog_bar=False,
-            sync_dist=True,
-        )
+        self.log_valid("valid/nll", batch, batch_idx)  # of the averaged weights, if there are any
+
+    def log_valid(self, name: str, batch: Batch, batch_idx: int) -> None:
+        """Log the validation loss of the current weights."""
+        result = self.valid_loss(batch, batch_idx)
+        self.log(name, result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True)
 
     @override
     def configure_optimizers(self, num_steps: int | None = None) -> OptimizerLRSchedulerConfig:
@@ -216,9 +198,7 @@ class DiffusionModule(lightning.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: Config) -> None:
         checkpoint["tokens_seen"] = self.tokens_seen  # for the progress display of a resumed run
-        checkpoint["groups"] = (
-            self.trainer.world_size // self.context_parallel
-        )  # that have different windows
+        checkpoint["groups"] = self.groups
 
     @override
     def on_load_checkpoint(self, checkpoint: Config) -> None:
@@ -232,9 +212,8 @@ class DiffusionModule(lightning.LightningModule):
         accumulated = self.trainer.accumulate_grad_batches
         epoch, batch = position["epoch"], position["batch"] // accumulated * accumulated
         begun = epoch + (batch > 0)
-        done = (
-            checkpoint["global_step"] * accumulated
-        )  # validations are due at multiples of a number of batches
+        # Validations are due at multiples of a number of batches.
+        done = checkpoint["global_step"] * accumulated
         epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
         loop = checkpoint["loops"]["fit_loop"]
         loop["epoch_progress"] |= {"current": epochs, "total": dict(epochs)}
@@ -294,3 +273,10 @@ class TrainingData(lightning.LightningDataModule):
     @override
     def load_state_dict(self, state_dict: dict[str, LoaderState]) -> None:
         self.data.load_state_dict(state_dict)
+
+
+def saved_position(checkpoint: Config) -> LoaderState | None:
+    """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has
+    no state of `TrainingData`."""
+    state: dict[str, LoaderState] = with_current_state(checkpoint).get(DATA_STATE, {})
+    return state.get("train_loader")

@@ -1,14 +1,17 @@
 """A training run: what is built from its configuration, checks before anything is written, the
-files of its folder."""
+files of its folder, and the earlier runs that it resumes, starts from, or would overwrite."""
 
 from __future__ import annotations
 
 import glob
+import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import yaml
@@ -18,125 +21,143 @@ from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.fields import Config, Json
 from dnadiff.progress import duration, table
-from dnadiff.store.address import expand_user, is_remote
-from dnadiff.store.cache import hash_file
-from dnadiff.store.disk import atomic_write, write_json
-from dnadiff.store.objects import build
-from dnadiff.training.callbacks import AtomicCheckpoints, Checkpoints, fit
+from dnadiff.renamed import with_current_names
+from dnadiff.store.address import expand_user, is_remote, shown_addresses
+from dnadiff.store.cache import hash_file, locked
+from dnadiff.store.disk import atomic_write, read_yaml, write_json
+from dnadiff.store.objects import build, leaves, locate
+from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.clip_search import check_search
-from dnadiff.training.loggers import begin, build_loggers, metrics_file
-from dnadiff.training.memory import frozen_objects, peak_memory
-from dnadiff.training.module import DiffusionModule, TrainingData
-from dnadiff.training.resume import (
-    check_new,
-    clear,
-    locked_run,
-    names_run_dir,
-    resumable,
-    resume_step,
-    saved_files,
-    use_initial_network,
-)
-from dnadiff.training.trainer import (
-    FIXED,
-    check_processes,
-    check_strategy,
-    checked,
-    cluster,
-    strategies,
-    validation_interval,
-)
-from dnadiff.weights.checkpoint import load_silently
-from dnadiff.weights.loaded import build_denoiser, build_objective, resolved
-from dnadiff.weights.tensors import on_meta_device
+from dnadiff.training.loggers import MetricsFile, build_loggers
+from dnadiff.training.module import DiffusionModule, TrainingData, saved_position
+from dnadiff.training.optim import frozen_objects, peak_memory
+from dnadiff.training.trainer import INSTEAD, build_trainer, check_processes, trainer_settings
+from dnadiff.weights.checkpoint import load_silently, read
+from dnadiff.weights.loaded import ABSORBING, build_denoiser, build_objective, resolved
+from dnadiff.weights.tensors import on_meta_device, shards_of
 
-HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
+if TYPE_CHECKING:
+    from dnadiff.train import TrainOptions
+
+# Keys about how a command is started and where it reports; they may differ between a run and its
+# resumption.
+START = ("resume", "overwrite", "trust", "logger")
+# Keys of a backbone about how it is computed, not which network it is.
+COMPUTED = ("scan", "activation_checkpointing", "compile")
+# Keys about the processes of a run, which together have the same windows in a batch.
+PROCESSES = (
+    "context_parallel",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.strategy",
+)
+# Keys that a resumed run may change: its length, how often it reports, and the hardware it uses.
+MAY_CHANGE = (
+    *(*PROCESSES, "data.batch_size", "trainer.max_steps", "trainer.max_epochs", "trainer.max_time"),
+    *("trainer.val_check_interval", "trainer.log_every_n_steps"),
+    *("data.num_workers", "data.start_method", "data.num_proc", "data.max_valid_windows"),
+    *("callbacks.checkpoints", "callbacks.progress"),
+    *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
+)
+# Keys that had no effect in older versions, and are refused today.
+WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_decay")
+REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
+REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
+LOCK = ".lock"  # in a run folder while a process trains there
 log = logging.getLogger("dnadiff")
 
 
-def run(
-    config: Config, run_dir: Path, overrides: Sequence[str] = ()
-) -> tuple[dict[str, Json], Path]:
+def run(options: TrainOptions) -> tuple[dict[str, Json], Path]:
     """Train and return the contents of `metrics.json` and the run folder.
 
     Everything that can be refused is refused before the run folder is created or cleared.
-
-    Args:
-        config: what the run records, as in its `config.yaml`.
-        overrides: the arguments of its command line.
     """
-    config = checked(config)
-    config["data"] = data_with_absolute_paths(config["data"])
-    initial = load_silently(config["init_from"], config["trust"]) if config["init_from"] else None
-    if initial is not None:
-        config = use_initial_network(config, initial.config, overrides)
+    if "weight_decay" in options.optimizer:
+        raise ValueError(
+            "optimizer.weight_decay would have no effect, because only matrices are decayed; set "
+            "weight_decay"
+        )
+    settings, data_config = trainer_settings(options.trainer), with_absolute_paths(options.data)
+    options = options.model_copy(update={"trainer": settings, "data": data_config})
+    config, initial = options.recorded(), None
+    if options.init_from:
+        initial = load_silently(options.init_from, options.trust)
+        config = use_initial_network(config, initial.config, options.arguments)
     config = resolved(config, trust=None)
-    start_from = (
-        resumable(config, run_dir, search=not names_run_dir(overrides))
-        if config["resume"]
-        else None
-    )
+    network = {key: config[key] for key in ("backbone", "time_conditioning")}
+    options = options.model_copy(update=network)
+    run_dir, start_from = options.run_dir, None
+    if options.resume:
+        start_from = resumable(config, run_dir, search=not names_run_dir(options.arguments))
     if start_from is not None:
         run_dir = start_from.parent.parent
-    elif not config["overwrite"]:
+    elif not options.overwrite:
         check_new(run_dir)
     before = saved_files(run_dir)
-    if config.get("tokenizer") and "tokenizer" not in config["data"]:
+    if options.tokenizer and "tokenizer" not in options.data:
         raise ValueError(
             "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or "
             "choose data=text"
         )
-    check_strategy(config["trainer"].get("strategy", "auto"))
-    check_compatible(config)
-    data: SequenceDataModule = build(config["data"], trust=None)
+    check_compatible(options)
+    data: SequenceDataModule = build(options.data, trust=None)
     if initial is not None and initial.known_tokenizer is not None:
         data.expect(initial.known_tokenizer)
     data.prepare()
     if initial is not None:
         initial = initial.with_tokenizer(data.tokenizer)
     data.check_training()
-    trainer, module = assemble(config, run_dir, data)
+    trainer, module = assemble(options, run_dir, data)
     if initial is not None:
         module.denoiser.load_state_dict(initial.denoiser.state_dict())
-    groups = trainer.world_size // module.context_parallel
-    data.check_step(groups, config["trainer"]["accumulate_grad_batches"])
-    step = resume_step(start_from, config, data, groups) if start_from is not None else 0
+    groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
+    data.check_step(groups, trainer.accumulate_grad_batches)
+    step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
     sanity_check(module, data, trainer.strategy.root_device)
-    trainer.loggers = build_loggers(
-        config.get("logger") or {}, run_dir, start_from is not None, trainer.is_global_zero
-    )
-    with (
-        locked_run(run_dir, before) if trainer.is_global_zero else nullcontext()
-    ):  # of several processes one writes the folder and prints
-        if trainer.is_global_zero:
+    trainer.loggers = build_loggers(options.logger or {}, run_dir, start_from is not None, writes)
+    # Of several processes one writes the folder and prints.
+    with locked_run(run_dir, before) if writes else nullcontext():
+        if writes:
             if start_from is None:
                 clear(run_dir)
             else:
-                (run_dir / "metrics.json").unlink(
-                    missing_ok=True
-                )  # of a shorter run that is continued
-            describe_run(config, run_dir, data, module)
+                (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run
+            with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
+                file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
+            write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+            about = data.describe()
+            log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
+            log.info(
+                f"network: {type(module.denoiser.backbone).__name__}, "
+                f"{num_parameters(module):,} parameters; run folder {run_dir}"
+            )
+            for note in module.objective.notes():
+                log.info(note)
             if start_from is not None:
                 log.info(f"resuming {start_from}")
-            begin(trainer, config, module, step)
+            metrics_file(trainer).begin(module, step)
+            # MLflow refuses to change a parameter, such as trainer.max_steps.
+            for logger in trainer.loggers[1:] if not step else ():
+                logger.log_hyperparams(config)
         with frozen_objects():
             status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
-        result = finish(trainer, module, run_dir, status == 0) if trainer.is_global_zero else {}
+        result = finish(trainer, module, run_dir, status == 0) if writes else {}
     if status:  # what follows with && must not run on half a training
         raise SystemExit(status)
     return result, run_dir
 
 
-def data_with_absolute_paths(data: Mapping[str, Json]) -> Config:
+def with_absolute_paths(data: Mapping[str, Json]) -> Config:
     """The data configuration with absolute paths, so that a run can be evaluated from any
     folder."""
-    resolved = {
+    found = {
         key: absolute_paths(value) if key in ("path", "blacklist") else value
         for key, value in data.items()
     }
     if isinstance(split := data.get("split"), dict) and "bed" in split:
-        resolved["split"] = {**split, "bed": absolute_paths(split["bed"])}
-    return resolved
+        found["split"] = {**split, "bed": absolute_paths(split["bed"])}
+    return found
 
 
 def absolute_paths(path: Json) -> Json:
@@ -153,71 +174,51 @@ def absolute_paths(path: Json) -> Json:
     return str(expand_user(path).absolute()) if existing else path
 
 
-def check_compatible(config: Config) -> None:
+def check_compatible(options: TrainOptions) -> None:
     """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before
     any data is read."""
-    with on_meta_device():  # a stand-in vocabulary, and no memory for weights
-        denoiser, process = build_denoiser(
-            config,
-            CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer(),
-            trust=None,
-        )
-    length, pieces = config["data"].get("length"), config.get("context_parallel", 1)
+    stand_in = CharTokenizer("ab") if "tokenizer" in options.data else DNATokenizer()
+    config = options.recorded()
+    with on_meta_device():  # no memory for weights
+        denoiser, process = build_denoiser(config, stand_in, trust=None)
+    length = options.data.get("length")
     denoiser.check_window(length)
-    if pieces > 1:
-        denoiser.check_pieces(pieces, length)
-    check_search(config["callbacks"], build_objective(config, process, trust=None))
+    if options.context_parallel > 1:
+        denoiser.check_pieces(options.context_parallel, length)
+    check_search(options.callbacks, build_objective(config, process, trust=None))
 
 
 def assemble(
-    config: Config, run_dir: Path, data: SequenceDataModule
+    options: TrainOptions, run_dir: Path, data: SequenceDataModule
 ) -> tuple[Trainer, DiffusionModule]:
-    """The Trainer, without loggers, and the LightningModule of a configuration."""
-
-    torch.set_float32_matmul_precision(config["matmul_precision"])
-    if str(config["trainer"].get("precision")) in HALF_PRECISIONS:
-        raise ValueError(
-            f"trainer.precision {config['trainer']['precision']} has weights in half precision, "
-            "which lose small steps; set bf16-mixed"
-        )
-    torch.manual_seed(config["seed"])
+    """The Trainer, without loggers, and the LightningModule of a run."""
+    torch.set_float32_matmul_precision(options.matmul_precision)
+    torch.manual_seed(options.seed)
+    config, about = options.recorded(), data.describe()
     denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
-    about = data.describe()
     module = DiffusionModule(
         denoiser,
         build_objective(config, process, trust=None),
-        build(config["optimizer"], trust=None),
-        build(config["lr_scheduler"], trust=None),
-        config["weight_decay"],
-        config["seed"],
+        build(options.optimizer, trust=None),
+        build(options.lr_scheduler, trust=None),
+        options.weight_decay,
+        options.seed,
         {
-            "config": dict(config),
+            "config": config,
             "tokenizer": data.tokenizer.config(),
             "split_hash": about["split_hash"],
             "digest": data.digest,
             "labels": list(about.get("labels", ())),
         },
-        config.get("context_parallel", 1),
+        options.context_parallel,
     )
-    options = dict(config["trainer"])
-    callbacks = [
-        build(c, trust=None)
-        for c in (*config["callbacks"].values(), *(options.pop("callbacks", None) or ()))
-        if c
-    ]
+    chosen = [*options.callbacks.values(), *(options.trainer.get("callbacks") or ())]
+    callbacks = [build(each, trust=None) for each in chosen if each]
     for callback in callbacks:
         if isinstance(callback, Checkpoints):
             callback.folder = run_dir / "checkpoints"
-    trainer = build(
-        {**options, "val_check_interval": validation_interval(options)},
-        **strategies(options.get("strategy", "auto")),
-        callbacks=callbacks,
-        plugins=[AtomicCheckpoints(), *cluster()],
-        default_root_dir=str(run_dir),
-        **FIXED,
-        trust=None,
-    )
-    check_processes(trainer, module.context_parallel)
+    trainer = build_trainer(options.trainer, callbacks, run_dir)
+    check_processes(trainer, options.context_parallel)
     return trainer, module
 
 
@@ -228,7 +229,6 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
     The network computes on the device of the training, because a scan that was chosen by name may
     run only there, and returns to the CPU.
     """
-
     longest = module.denoiser.backbone.max_length
     if longest is not None and data.length > longest:
         raise ValueError(
@@ -253,39 +253,25 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
     module.denoiser.to("cpu").train()
 
 
-def describe_run(
-    config: Config, run_dir: Path, data: SequenceDataModule, module: DiffusionModule
-) -> None:
-    """Write config.yaml and tokenizer.json into the run folder, and log what is trained on what."""
-
-    with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
-        file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
-    write_json(run_dir / "tokenizer.json", data.tokenizer.config())
-    about = data.describe()
-    log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
-    log.info(
-        f"network: {type(module.denoiser.backbone).__name__}, {num_parameters(module):,} "
-        f"parameters; run folder {run_dir}"
-    )
-    for note in module.objective.notes():
-        log.info(note)
+def metrics_file(trainer: Trainer) -> MetricsFile:
+    """The logger that every training run has."""
+    first = trainer.loggers[0]
+    assert isinstance(first, MetricsFile)
+    return first
 
 
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the
     final table."""
-
-    log_file = metrics_file(trainer)
-    rows, seconds = log_file.rows(), log_file.seconds
-    last = {
-        key: next((float(r[key]) for r in reversed(rows) if r[key]), None)
+    rows, seconds = metrics_file(trainer).rows(), metrics_file(trainer).seconds
+    measured = {
+        key: [float(row[key]) for row in rows if row[key]]
         for key in ("train_nll", "valid_nll", "valid_nll_live")
     }
-    valid = [float(r["valid_nll"]) for r in rows if r["valid_nll"]]
+    valid = measured["valid_nll"]
     callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set by the callback connector
-    best = next(
-        (c.best for c in callbacks if isinstance(c, Checkpoints)), math.inf
-    )  # of the current number of validation windows
+    # Of the current number of validation windows.
+    best = next((c.best for c in callbacks if isinstance(c, Checkpoints)), math.inf)
     metrics: dict[str, Json] = {
         "finished": done,
         "step": trainer.global_step,
@@ -293,7 +279,7 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
         "seconds": round(seconds, 1),
         "tokens_per_second": round(module.tokens_seen / max(seconds, 1e-9)),
         "parameters": num_parameters(module),
-        **last,
+        **{key: values[-1] if values else None for key, values in measured.items()},
         "best_valid_nll": float(f"{best:.6g}") if math.isfinite(best) else min(valid, default=None),
         "peak_memory_mb": peak_memory() >> 20,
     }
@@ -301,8 +287,6 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
         ("steps", f"{metrics['step']:,}"),
         ("tokens", f"{metrics['tokens']:,}"),
         ("time", duration(seconds)),
-    ]
-    shown += [
         ("tokens/s", f"{metrics['tokens_per_second']:,}"),
         ("parameters", f"{metrics['parameters']:,}"),
     ]
@@ -331,3 +315,279 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
 def num_parameters(module: DiffusionModule) -> int:
     """The number of parameters of the denoiser."""
     return sum(p.numel() for p in module.denoiser.parameters())
+
+
+def check_new(run_dir: Path) -> None:
+    """Refuse a folder with files that a new run would remove or replace.
+
+    A run that was killed before it saved a checkpoint can be started again. Its `config.yaml` is
+    that of a training run.
+
+    Raises:
+        FileExistsError: naming the files.
+    """
+    if saved_files(run_dir):
+        raise FileExistsError(
+            f"{run_dir} already holds a run: resume it with resume=true, replace it with "
+            "overwrite=true, or set another hydra.run.dir"
+        )
+    found = [name for name in REPLACED if (run_dir / name).exists()]
+    if not found:
+        return
+    try:
+        read_yaml(run_dir / "config.yaml", ("backbone", "objective", "trainer"))
+    except (OSError, ValueError):
+        raise FileExistsError(
+            f"{run_dir} is not the folder of a training run, and has {', '.join(found)}, which a "
+            "run replaces; set another hydra.run.dir, or "
+            "overwrite=true to replace them"
+        ) from None
+
+
+@contextmanager
+def locked_run(
+    run_dir: Path, before: Sequence[tuple[str, int]], wait: float = 8.0
+) -> Iterator[None]:
+    """Lock the run folder, which is created, for one training process, until the block ends or the
+    process does.
+
+    Args:
+        before: `saved_files` at the time when this process decided what to do with the folder.
+        wait: seconds for a folder that another process has locked. The workers of a data loader
+            inherit the lock, and outlive a killed process by some seconds.
+
+    Raises:
+        ValueError: if another process trains in this folder, or has done so since.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with locked(run_dir / LOCK, wait=wait) as held:
+        if held is False:
+            raise ValueError(
+                f"another process is training in {run_dir}; wait until it ends, or set another "
+                "hydra.run.dir"
+            )
+        if held is None:
+            log.warning(
+                f"{run_dir} is on a file system without locks; do not start two processes that "
+                "train there"
+            )
+        try:
+            if saved_files(run_dir) != before:
+                raise ValueError(
+                    f"another process has trained in {run_dir} since this command started; "
+                    "start it again"
+                )
+            yield
+        finally:
+            (run_dir / LOCK).unlink(missing_ok=True)  # while it is locked
+
+
+def saved_files(run_dir: Path) -> list[tuple[str, int]]:
+    """Names and times of change of the checkpoints and the summary of a run."""
+    files = [run_dir / "metrics.json", *sorted((run_dir / "checkpoints").glob("*.ckpt"))]
+    return [(path.name, path.stat().st_mtime_ns) for path in files if path.exists()]
+
+
+def names_run_dir(arguments: Sequence[str]) -> bool:
+    """Whether the user named a run folder. Lightning names that of the first process to those that
+    it starts, with a name of the job."""
+    pairs = zip(arguments, [*arguments[1:], ""])
+    return any(
+        a.startswith("hydra.run.dir=") and not after.startswith("hydra.job.name=train_ddp_process_")
+        for a, after in pairs
+    )
+
+
+def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None:
+    """The checkpoint for `resume=true`: that of the run folder, or else of the newest unfinished
+    run of the same configuration next to it.
+
+    Args:
+        search: False for a folder that the user named: other runs are not considered.
+
+    Raises:
+        ValueError: if the `config.yaml` of an unfinished run is damaged: whether to resume that run
+            cannot be known.
+    """
+    own = run_dir / "checkpoints" / "last.ckpt"
+    if own.is_file():
+        return own
+    if not search:
+        log.info(f"resume=true: {run_dir} has no checkpoint; starting a new run there")
+        return None
+    candidates = sorted(
+        run_dir.parent.glob("*/checkpoints/last.ckpt"),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
+    for path in candidates:
+        folder = path.parent.parent
+        if (folder / "metrics.json").is_file() or not (folder / "config.yaml").is_file():
+            continue
+        if not differences(
+            config,
+            read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"),
+            (*START, *PROCESSES),
+        ):
+            return path
+    log.info("resume=true: found no unfinished run of the same configuration; starting a new one")
+    return None
+
+
+def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[str]:
+    """Dotted keys whose values differ, except those in `ignored` and below them, and those without
+    effect. Renamed classes count as equal.
+
+    So do addresses with another query: a signature expires, and the digest of the data shows
+    whether the file is the same.
+    """
+    ours, theirs = (
+        dict(leaves(shown_addresses(with_current_names({"process": ABSORBING, **c}))))
+        for c in (config, other)
+    )
+    keys = [k for k in sorted(ours.keys() | theirs.keys()) if ours.get(k) != theirs.get(k)]
+    return [
+        k
+        for k in keys
+        if not any(k == i or k.startswith(i + ".") for i in (*ignored, *WITHOUT_EFFECT))
+    ]
+
+
+def resume_step(
+    start_from: Path, config: Config, data: SequenceDataModule, trainer: Trainer, groups: int
+) -> int:
+    """The step of the checkpoint to resume in processes of which `groups` have different windows.
+
+    Raises:
+        ValueError: if it has another network, data, number of windows in a batch or training
+            configuration, or the run is complete.
+    """
+    content, run_dir = read(start_from), start_from.parent.parent
+    saved = with_current_names(content["hyper_parameters"])
+    if changed := differences(config, saved["config"], (*START, *MAY_CHANGE)):
+        raise ValueError(
+            f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a "
+            "resumed run keeps them: leave them out, "
+            "or start a new run with init_from="
+        )
+    devices = saved["config"]["trainer"].get("devices", 1)
+    # An older version did not write the groups.
+    before = content.get("groups", devices if isinstance(devices, int) else groups)
+    ours, theirs = data.batch_size * groups, saved["config"]["data"]["batch_size"] * before
+    if ours != theirs:
+        remedy = (
+            f"set data.batch_size={theirs // groups}"
+            if theirs % groups == 0
+            else "start another number of processes"
+        )
+        raise ValueError(
+            f"data.batch_size {data.batch_size} in {groups} processes with different "
+            f"windows makes batches of {ours} windows, and "
+            f"{start_from} was trained with {theirs}; {remedy}, so that the data keep their order"
+        )
+    if saved["tokenizer"] != data.tokenizer.config():
+        raise ValueError(
+            f"{start_from} was trained with a different alphabet from that of {data.name} now; has "
+            "the file changed?"
+        )
+    if saved.get("split_hash") != data.describe()["split_hash"]:
+        raise ValueError(
+            f"{start_from} was trained on different records or a different split from those of "
+            f"{data.name} now; has a file changed?"
+        )
+    if "digest" not in saved:
+        log.warning(
+            f"{start_from} does not record which sequence it was trained on (an older version "
+            f"wrote it); assumed to be that of {data.name}"
+        )
+    elif saved["digest"] != data.digest:
+        raise ValueError(
+            f"{start_from} was trained on different sequences from those of {data.name} now; "
+            "restore the file, or start a new run"
+        )
+    step, steps = int(content["global_step"]), trainer.max_steps
+    try:  # a run that was killed at its last step lacks its last validation or `metrics.json`
+        is_complete = json.loads((run_dir / "metrics.json").read_bytes())["step"] == step
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        is_complete = False
+    if step > steps or (step == steps and is_complete):
+        raise ValueError(
+            f"{start_from} is at step {step} already; set trainer.max_steps above that to continue"
+        )
+    limit, position = trainer.max_epochs, saved_position(content)
+    if position is None or limit is None or limit < 0:
+        return step
+    epoch, batch = position["epoch"], position["batch"]
+    if epoch > limit or (epoch == limit and (batch > 0 or is_complete)):
+        more = f" and {batch} batches of the next one" if batch else ""
+        raise ValueError(
+            f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above "
+            f"{epoch} to continue"
+        )
+    return step
+
+
+def clear(run_dir: Path) -> None:
+    """Remove what a previous run, and evaluations of it, left in this folder and later commands
+    would read as the new run's.
+
+    Checkpoints go first: what is left by a kill in between is not a run that can be resumed.
+    """
+    for path in sorted((run_dir / "checkpoints").glob("*.ckpt"), reverse=True):
+        path.unlink(missing_ok=True)
+        shutil.rmtree(shards_of(path), ignore_errors=True)
+    for name in REMOVED:
+        (run_dir / name).unlink(missing_ok=True)
+    shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
+
+
+def use_initial_network(config: Config, initial: Config, overrides: Sequence[str]) -> Config:
+    """The configuration with the network of `init_from`, computed as the command line says (scan,
+    activation checkpointing).
+
+    Raises:
+        ValueError: if the command line asks for another network, or its objective cannot train a
+            time-conditioned network.
+    """
+    named = {each.lstrip("+").partition("=")[0]: each for each in overrides}
+    asked = {
+        key.removeprefix("backbone.")
+        for key in named
+        if key in ("backbone", "time_conditioning") or key.startswith(("backbone.", "backbone/"))
+    }.difference(COMPUTED)
+    ours, theirs = (
+        with_current_names({**each["backbone"], "time_conditioning": each["time_conditioning"]})
+        for each in (config, initial)
+    )
+    if ours["time_conditioning"] is None:  # the objective's default: any value will do
+        del ours["time_conditioning"]
+    compared = ours.keys() & (theirs.keys() | asked) - set(COMPUTED)
+    different = [
+        f"{key} {theirs.get(key)}, but {ours[key]} was requested"
+        for key in sorted(compared)
+        if ours[key] != theirs.get(key)
+    ]
+    if asked and different:
+        asking = (each for key, each in named.items() if key.removeprefix("backbone.") in asked)
+        raise ValueError(
+            f"init_from uses the network of the checkpoint ({'; '.join(different[:4])}); leave out "
+            f"{' '.join(asking)}"
+        )
+    objective = locate(config["objective"]["_target_"], None)
+    conditioned = {
+        "time_conditioning": initial["time_conditioning"],
+        "backbone.time_conditioning": initial["backbone"].get("time_conditioning"),
+    }
+    keys = ", ".join(f"{key}=true" for key, on in conditioned.items() if on)
+    if keys and not getattr(objective, "takes_time", True):
+        raise ValueError(
+            f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
+            f"and objective {objective.__name__} does not use one time per sequence; name a run "
+            "that was trained with false, "
+            "or leave out init_from"
+        )
+    backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
+    for key in COMPUTED:
+        if key in config["backbone"] and (f"backbone.{key}" in named or key in initial["backbone"]):
+            backbone[key] = config["backbone"][key]
+    return config | {"backbone": backbone, "time_conditioning": initial["time_conditioning"]}

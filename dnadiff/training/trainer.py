@@ -5,20 +5,25 @@ gradients and optimizer states are cut into shards, one in each process (FSDP2, 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import secrets
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from lightning import Trainer
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, Strategy
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -26,8 +31,11 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.fields import Config, Json, integer, is_integer
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.networks.backbone.context import Peers, ProcessGroupPeers
-from dnadiff.weights.tensors import write_sharded
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.objects import build
+from dnadiff.weights.tensors import read_sharded, shards_of, write_sharded
 
+DATA_STATE = "TrainingData"  # key of the state of `TrainingData` in a checkpoint
 # Arguments that are the same in every run.
 FIXED: Config = {
     "logger": False,
@@ -57,6 +65,7 @@ INSTEAD = {
     ),
 }
 INTEGERS = ("max_steps", "val_check_interval", "accumulate_grad_batches")
+HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
 # Words of Lightning that are refused, with the reason.
 _REFUSED = {
     "fsdp": (
@@ -71,91 +80,78 @@ _REFUSED = {
     "ddp_fork": "it starts processes that do not read the command line; set trainer.strategy=ddp",
     "ddp_notebook": "it is for notebooks; set trainer.strategy=ddp",
 }
-# How the libraries of torch.distributed say that another process has ended.
-_LOST = re.compile(
-    r"gloo|NCCL|closed by peer|reset by peer|Broken pipe|Timed out waiting|process group",
-    re.IGNORECASE,
-)
 
 
-def checked(config: Config) -> Config:
-    """The configuration of a run with the integers of the Trainer as `int`: they may be written as
-    1e4.
+def trainer_settings(trainer: Config) -> Config:
+    """The arguments of the Trainer with its integers as `int`: they may be written as 1e4.
 
     Raises:
-        ValueError: for a key that would have no effect, naming the one to set instead, or a number
+        ValueError: for a key that would have no effect, naming the one to set instead, or a value
             that cannot be used.
     """
-    trainer = dict(config["trainer"])
     for key, remedy in INSTEAD.items():
         if key in trainer:
             raise ValueError(
                 f"trainer.{key} would have no effect, because training sets it itself; {remedy}"
             )
-    if "weight_decay" in config["optimizer"]:
+    if str(trainer.get("precision")) in HALF_PRECISIONS:
         raise ValueError(
-            "optimizer.weight_decay would have no effect, because only matrices are decayed; set "
-            "weight_decay"
+            f"trainer.precision {trainer['precision']} has weights in half precision, "
+            "which lose small steps; set bf16-mixed"
         )
-    for key in INTEGERS:
-        trainer[key] = integer(f"trainer.{key}", trainer[key], 1)
+    word = trainer.get("strategy", "auto")
+    for refused, reason in _REFUSED.items():
+        if str(word) == refused or str(word).startswith(f"{refused}_"):
+            raise ValueError(f"trainer.strategy {word} is not supported: {reason}")
+    known = r"auto|fsdp2|ddp(_find_unused_parameters_(true|false))?"
+    # A mapping is a class of Lightning or of the user.
+    if not isinstance(word, Mapping) and not re.fullmatch(known, str(word)):
+        raise ValueError(
+            f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2"
+        )
+    trainer = trainer | {key: integer(f"trainer.{key}", trainer[key], 1) for key in INTEGERS}
     accumulated = trainer["accumulate_grad_batches"]
     for key in ("limit_train_batches", "overfit_batches"):
         limit = trainer.get(key)
         is_all = limit is None or (isinstance(limit, float) and limit in (0.0, 1.0))
-        if (
-            accumulated > 1
-            and not is_all
-            and not (is_integer(limit, 0) and limit % accumulated == 0)
-        ):
+        is_whole = is_integer(limit, 0) and limit % accumulated == 0
+        if accumulated > 1 and not is_all and not is_whole:
             raise ValueError(
                 f"trainer.{key} {limit} would end an epoch in the middle of an optimizer step of "
                 f"{accumulated} batches; set a multiple of "
                 "trainer.accumulate_grad_batches"
             )
-    return config | {"trainer": trainer}
+    return trainer
 
 
-def validation_interval(trainer: Mapping[str, Json]) -> int:
+def validation_interval(settings: Config) -> int:
     """Batches between validations, such that they are evenly spaced about `val_check_interval`
     steps apart and the last is at the end.
 
     The interval is rounded down to integer steps: 7 steps with 2 validations have them after 3 and
     6.
     """
-    steps = trainer["max_steps"]
-    times = max(1, round(steps / trainer["val_check_interval"]))
-    return max(1, steps // times) * trainer["accumulate_grad_batches"]
+    steps = settings["max_steps"]
+    times = max(1, round(steps / settings["val_check_interval"]))
+    return max(1, steps // times) * settings["accumulate_grad_batches"]
 
 
-def check_strategy(word: Json) -> None:
-    """Raise ValueError, with the reason, if `trainer.strategy` is not supported."""
-    if isinstance(word, Mapping):  # a class of Lightning or of the user
-        return
-    for refused, reason in _REFUSED.items():
-        if str(word) == refused or (str(word).startswith(f"{refused}_") and refused != "ddp"):
-            raise ValueError(f"trainer.strategy {word} is not supported: {reason}")
-    if word not in ("auto", "fsdp2") and not re.fullmatch(
-        r"ddp(_find_unused_parameters_(true|false))?", str(word)
-    ):
-        raise ValueError(
-            f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2"
-        )
-
-
-def strategies(word: Json) -> dict[str, Strategy]:
-    """The argument of the Trainer for a strategy of this package; empty for one that Lightning
-    knows by its name."""
-    return {"strategy": ShardedStrategy()} if word == "fsdp2" else {}
-
-
-def cluster() -> list[SLURMEnvironment]:
-    """Plugins for the scheduler that started this process: under SLURM, `Checkpoints` saves at its
-    signal, and the job is requeued by its script."""
-    started_by_srun = (
-        SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
-    )  # torchrun also works inside a job
-    return [SLURMEnvironment(auto_requeue=False)] if started_by_srun else []
+def build_trainer(settings: Config, callbacks: Sequence[Callback], run_dir: Path) -> Trainer:
+    """The Trainer of `trainer_settings`, without loggers."""
+    plugins: list[object] = [AtomicCheckpoints()]
+    # Torchrun also works inside a job. `Checkpoints` saves at the signal of SLURM, and the job is
+    # requeued by its script.
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    sharded = {"strategy": ShardedStrategy()} if settings.get("strategy") == "fsdp2" else {}
+    return build(
+        {**settings, "val_check_interval": validation_interval(settings), **FIXED},
+        **sharded,
+        callbacks=callbacks,
+        plugins=plugins,
+        default_root_dir=str(run_dir),
+        trust=None,
+    )
 
 
 def check_processes(trainer: Trainer, per_window: int) -> None:
@@ -185,23 +181,48 @@ def check_processes(trainer: Trainer, per_window: int) -> None:
 def spread(denoiser: BaseDenoiser, per_window: int) -> Peers:
     """Let consecutive processes read pieces of the same windows; called once in all processes.
     Returns those of this process."""
-    groups = [
-        list(range(first, first + per_window))
-        for first in range(0, dist.get_world_size(), per_window)
-    ]
-    own, _ = dist.new_subgroups_by_enumeration(groups)
+    own, _ = dist.new_subgroups(per_window)
     peers = ProcessGroupPeers(own)
     denoiser.backbone.spread(peers)
     return peers
 
 
-def lost_process(error: Exception, trainer: Trainer) -> str | None:
-    """How an error says that another process of the run ended; None if it does not."""
-    if trainer.world_size == 1 or not (
-        isinstance(error, dist.DistError) or _LOST.search(str(error))
-    ):
-        return None
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+class AtomicCheckpoints(TorchCheckpointIO):
+    """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the
+    new one. Damaged files are refused."""
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None
+    ) -> None:
+        def size() -> int:
+            content = io.BytesIO()
+            torch.save(checkpoint, content)
+            return content.tell()
+
+        path = Path(path)
+        with atomic_write(path, overwrite=True, size=size) as file:
+            torch.save(checkpoint, file)
+        shutil.rmtree(shards_of(path), ignore_errors=True)  # of a run with another strategy
+
+    # Tensors arrive on the CPU, and no code in the file runs, whatever is asked.
+    @override
+    def load_checkpoint(  # type: ignore[override]
+        self,
+        path: str | os.PathLike[str],
+        map_location: object = None,
+        weights_only: bool | None = None,
+    ) -> Config:
+        return with_current_state(read_sharded(Path(path)))
+
+
+def with_current_state(checkpoint: Config) -> Config:
+    """The contents of a checkpoint with the state of `TrainingData`, which older versions saved
+    under the name of the data's class."""
+    for value in checkpoint.values():
+        if isinstance(value, dict) and "train_loader" in value:
+            return {DATA_STATE: value, **checkpoint}
+    return checkpoint
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -304,9 +325,7 @@ def with_shards(content: Config, optimizer: Optimizer) -> Config:
     numbers = [number for group in content["param_groups"] for number in group["params"]]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
-        number: {
-            name: cut(value, parameter) for name, value in content["state"].get(number, {}).items()
-        }
+        number: {name: cut(value, parameter) for name, value in content["state"][number].items()}
         for number, parameter in zip(numbers, parameters, strict=True)
         if number in content["state"]
     }
@@ -321,24 +340,20 @@ def cut(value: Json, parameter: Tensor) -> Json:
         or value.shape != parameter.shape
     ):
         return value
-    mesh, rank = parameter.device_mesh, parameter.device_mesh.get_local_rank()
     if parameter.placements != (Shard(0),):
         raise ValueError(
             f"a parameter is distributed as {parameter.placements}, expected shards along its "
             "first axis"
         )
-    chunks = value.chunk(mesh.size())
-    local = (chunks[rank] if rank < len(chunks) else value[:0]).to(parameter.device, copy=True)
-    return DTensor.from_local(
-        local, mesh, [Shard(0)], run_check=False, shape=parameter.shape, stride=parameter.stride()
+    return distribute_tensor(
+        value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
     )
 
 
 def _local(value: Json) -> Tensor | None:
     """This process's part of a distributed tensor; None for any other value."""
-    if not isinstance(value, DTensor) or value.placements == (Replicate(),):
-        return None
-    return value.to_local()
+    is_cut = isinstance(value, DTensor) and value.placements != (Replicate(),)
+    return value.to_local() if is_cut else None
 
 
 def local_parts(tensors: list[Tensor]) -> list[Tensor]:

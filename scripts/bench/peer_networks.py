@@ -202,7 +202,7 @@ def train(peer: Peer, codes: np.ndarray, job: dict) -> dict:
 
 
 def peak_memory_mb() -> int:
-    """As `dnadiff.training.memory`, which may be missing here: on Linux `ru_maxrss` begins with the
+    """As `dnadiff.training.optim`, which may be missing here: on Linux `ru_maxrss` begins with the
     peak of the process that started this one."""
     status = Path("/proc/self/status")
     if not status.is_file():

@@ -43,7 +43,7 @@ from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.formats.nucleotides import FIRST_BASE
 from dnadiff.genomics import bootstrap
 from dnadiff.store.disk import atomic_write, write_json
-from dnadiff.training.memory import peak_memory
+from dnadiff.training.optim import peak_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "studies"))
 import study

@@ -1283,14 +1283,17 @@ def _unfinished(folder: Path) -> None:
 
 def _resume(folder: Path) -> object:
     """What `train resume=true` reads before it starts."""
-    from dnadiff.training import resume
+    from types import SimpleNamespace
+
+    from dnadiff.training import run
 
     config, data = _data()
-    config = {**config, "trainer": {**config["trainer"], "max_steps": 4}}
-    found = resume.resumable(
-        {**config, "trainer": {**config["trainer"], "max_steps": 2}}, folder / "new"
+    config = {**config, "trainer": {**config["trainer"], "max_steps": 2}}
+    found, trainer = (
+        run.resumable(config, folder / "new"),
+        SimpleNamespace(max_steps=4, max_epochs=-1),
     )
-    return None if found is None else (found.name, resume.resume_step(found, config, data))
+    return None if found is None else (found.name, run.resume_step(found, config, data, trainer, 1))
 
 
 def _of_resume(folder: Path, name: str) -> object:

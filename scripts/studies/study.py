@@ -128,7 +128,7 @@ class Kept:
         """Lock a piece; yields False if another process has locked it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         lock = self.folder / f".{name}.lock"
-        with locked(lock, wait=False) as held:
+        with locked(lock, wait=0) as held:
             try:
                 yield held is not False
             finally:

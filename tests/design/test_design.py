@@ -550,7 +550,7 @@ def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory):
-    from dnadiff.options.command import compose
+    from dnadiff.train import train
     from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("text")
@@ -564,7 +564,7 @@ def text_run(tmp_path_factory):
         *network,
     ]
     args += ["trainer.accelerator=cpu", "trainer.max_steps=2", "data.max_valid_windows=2"]
-    run(compose("train", args), folder / "run", args)
+    run(train.compose(args, folder / "run"))
     return folder / "run"
 
 

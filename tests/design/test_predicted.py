@@ -13,8 +13,8 @@ from dnadiff.design.predicted import PredictedReward
 from dnadiff.design.reward import WeightedSum
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.designs import header_facts
-from dnadiff.options.command import compose
 from dnadiff.supervised import saved
+from dnadiff.train import train
 from dnadiff.training.run import run
 
 FEW = [
@@ -60,7 +60,7 @@ def trained_ps(folder):
             "data.batch_size=4",
             "data.max_valid_windows=4",
         ]
-        run(compose("train", args), folder / "ps", args)
+        run(train.compose(args, folder / "ps"))
     return folder / "ps"
 
 

@@ -17,7 +17,7 @@ from dnadiff.data.genome.packed import pack
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.store import disk, files
 from dnadiff.store.disk import append, atomic_write, check_output, write_json
-from dnadiff.training.callbacks import AtomicCheckpoints
+from dnadiff.training.trainer import AtomicCheckpoints
 
 LIMITED = r"limited to 20,000 bytes \(ulimit -f; [\d,]+ bytes are free in "
 

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fsspec import AbstractFileSystem, get_filesystem_class, register_implementation
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.store import outputs, remote
+from dnadiff.store import remote
 from dnadiff.store.disk import check_output
 from dnadiff.store.files import resolve
-from dnadiff.store.outputs import uploading
-from dnadiff.store.remote import LostError, Reply
+from dnadiff.store.remote import uploading
 
 
 @contextmanager
@@ -21,6 +21,45 @@ def uploaded(address, overwrite=False):
     """A file to write, for the only output of a command."""
     with uploading({"output": address}, overwrite=overwrite) as local:
         yield Path(local["output"])
+
+
+class Memory(AbstractFileSystem):
+    """The files of `s3://` in this process. Reads and uploads raise the errors of `failures`, and
+    None is no error."""
+
+    protocol, cachable = "s3", False
+
+    def __init__(self):
+        super().__init__()
+        self.kept, self.uploaded, self.asked, self.failures = {}, [], [], []
+
+    def fail(self):
+        if self.failures and (error := self.failures.pop(0)) is not None:
+            raise error
+
+    def info(self, path):
+        if path not in self.kept:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(self.kept[path]), "type": "file"}
+
+    def cat_file(self, path, start, end):
+        self.asked.append((start, end))
+        self.fail()
+        return self.kept[path][start:end]
+
+    def put_file(self, local, path):
+        self.fail()
+        self.kept[path] = Path(local).read_bytes()
+        self.uploaded.append(path)
+
+
+@pytest.fixture
+def memory():
+    pytest.importorskip("s3fs", reason="s3fs is not installed (extra remote)")
+    before, store = get_filesystem_class("s3"), Memory()
+    register_implementation("s3", lambda: store, clobber=True)
+    yield store
+    register_implementation("s3", before, clobber=True)
 
 
 def test_a_genome_is_fetched_and_again_when_it_changed(bucket):
@@ -50,28 +89,14 @@ def test_patterns_and_manifests(bucket):
         Genome.open(f"{bucket.url}/set/bad.tsv")
 
 
-def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_again(
-    bucket, monkeypatch
-):
-    content = bytes(range(256)) * 40
-    bucket.put("x.bin", content)
-    monkeypatch.setattr("dnadiff.store.remote._RANGE_BYTES", 1000)
-    failures, asked = iter([True, True, False, True] + [False] * 99), []
-    files = bucket.files
-    read = files.cat_file
-
-    def lossy(path, start, end):
-        asked.append((start, end))
-        if next(failures):
-            raise TimeoutError("no answer")
-        return read(path, start=start, end=end)
-
-    monkeypatch.setattr(files, "cat_file", lossy)
-    assert resolve(f"{bucket.url}/x.bin").read_bytes() == content
-    first = [(0, 1000)] * 3 + [(1000, 2000)] * 2  # what came stays
-    assert asked == first + [
-        (at, min(at + 1000, len(content))) for at in range(2000, len(content), 1000)
-    ]
+def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_again(memory):
+    content, block = bytes(range(256)) * (9 << 12), 1 << 23
+    memory.kept["s3://b/x.bin"] = content
+    lost = TimeoutError("no answer")
+    memory.failures = [lost, lost, None, lost]
+    assert resolve("s3://b/x.bin").read_bytes() == content
+    # What came stays.
+    assert memory.asked == [(0, block)] * 3 + [(block, len(content))] * 2
 
 
 def test_what_does_not_exist_is_one_line(bucket):
@@ -155,34 +180,6 @@ def test_a_resumed_command_finds_what_it_had_written(bucket):
         assert not Path(local["output"]).exists()  # a new start
 
 
-class Memory:
-    """A store in this process."""
-
-    def __init__(self, kept):
-        self.kept, self.uploaded = kept, []
-
-    def exists(self, address):
-        return address.text in self.kept
-
-    @contextmanager
-    def open(self, address, start=0, version=None):
-        if address.text not in self.kept:
-            raise FileNotFoundError(f"{address.text} does not exist; check the address")
-        content = self.kept[address.text]
-        yield Reply(0, len(content), None, iter([content]))
-
-    def upload(self, file, address):
-        self.kept[address.text] = file.read_bytes()
-        self.uploaded.append(address.text)
-
-
-@pytest.fixture
-def memory(monkeypatch):
-    store = Memory({})
-    monkeypatch.setattr(outputs, "store_of", lambda address: store)
-    return store
-
-
 def test_resuming_does_not_replace_a_complete_output(memory, folder):
     memory.kept |= {"s3://b/a.tsv": b"whole", "s3://b/a.tsv.json": b"{}"}
     config = {"output": "s3://b/a.tsv"}
@@ -239,32 +236,18 @@ def test_samples_are_resumed_only_until_they_are_complete(memory, cli, trained, 
     assert memory.kept == before and not list((folder / "outputs").iterdir())
 
 
-def test_an_upload_that_fails_keeps_the_result(bucket, monkeypatch):
-    def fails(self, file, address):
-        raise LostError(f"{address.text} could not be read or written (no answer)")
-
-    monkeypatch.setattr("dnadiff.store.remote.ObjectStore.upload", fails)
-    message = rf"{bucket.url}/y\.txt could not be uploaded: .*; the result is kept in (/\S+)"
-    with (
-        pytest.raises(OSError, match=message) as error,
-        uploaded(f"{bucket.url}/y.txt") as file,
-    ):
+def test_an_upload_that_fails_keeps_the_result(memory):
+    memory.failures = [TimeoutError("no answer")] * 9
+    message = r"s3://b/y\.txt could not be uploaded: .*; the result is kept in (/\S+)"
+    with pytest.raises(OSError, match=message) as error, uploaded("s3://b/y.txt") as file:
         file.write_bytes(b"result")
     place = str(error.value).rpartition(" ")[2]
     assert Path(place, "y.txt").read_text() == "result"
 
 
-def test_an_output_stays_on_this_disk_until_all_are_uploaded(memory, folder, monkeypatch):
+def test_an_output_stays_on_this_disk_until_all_are_uploaded(memory, folder):
     config = {"output": "s3://b/a.tsv", "track": "s3://b/t.bedgraph"}
-
-    upload, refused = memory.upload, ["t.bedgraph"]
-
-    def fail_once(file, address):
-        if address.name in refused:
-            raise OSError(f"{refused.pop()} is refused")
-        upload(file, address)
-
-    monkeypatch.setattr(memory, "upload", fail_once)
+    memory.failures = [None, ValueError("t.bedgraph is refused")]
     with pytest.raises(OSError, match="refused"), uploading(config, resume=True) as local:
         for key in ("output", "track"):
             Path(local[key]).write_text(key)

@@ -149,12 +149,12 @@ def test_two_processes_share_the_work(tmp_path):
 
 def test_a_lock_has_one_holder_and_is_released_by_an_error(tmp_path):
     path = tmp_path / "x.lock"
-    with pytest.raises(RuntimeError), locked(path, wait=False) as mine:
+    with pytest.raises(RuntimeError), locked(path, wait=0) as mine:
         assert mine
-        with locked(path, wait=False) as other:
+        with locked(path, wait=0) as other:
             assert not other
         raise RuntimeError
-    with locked(path, wait=False) as mine:
+    with locked(path, wait=0) as mine:
         assert mine
 
 
@@ -210,11 +210,11 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
     process = context.Process(target=hold, args=(tmp_path / "x.lock", ready))
     process.start()
     assert ready.wait(300)
-    with locked(tmp_path / "x.lock", wait=False) as mine:
+    with locked(tmp_path / "x.lock", wait=0) as mine:
         assert mine is False
     process.kill()
     process.join(30)
-    with locked(tmp_path / "x.lock", wait=False) as mine:
+    with locked(tmp_path / "x.lock", wait=0) as mine:
         assert mine is True
 
 

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.training.callbacks import EMA, AtomicCheckpoints
+from dnadiff.training.callbacks import EMA
 from dnadiff.training.loggers import MetricsFile
+from dnadiff.training.trainer import AtomicCheckpoints
 
 
 def test_the_decay_warms_up():

@@ -3,7 +3,7 @@ import gc
 import pytest
 import torch
 
-from dnadiff.training.memory import frozen_objects
+from dnadiff.training.optim import frozen_objects
 
 COUNT = gc.get_freeze_count
 

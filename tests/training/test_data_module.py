@@ -1,6 +1,6 @@
 """The state of a training run's data in checkpoints."""
 
-from dnadiff.training.resume import with_current_state
+from dnadiff.training.trainer import with_current_state
 
 STATE = {"train_loader": {"epoch": 1, "batch": 3}}
 

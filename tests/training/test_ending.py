@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from dnadiff.options.command import compose
+from dnadiff.train import train
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.module import DiffusionModule, TrainingData
 from dnadiff.training.run import run
@@ -50,7 +50,7 @@ def training(tiny_fasta, tmp_path):
             "trainer.max_steps=100",
         ]
         args += ["data.max_valid_windows=4", "trainer.val_check_interval=50", *more]
-        run(compose("train", args), tmp_path / name, args)
+        run(train.compose(args, tmp_path / name))
         return tmp_path / name
 
     return start
@@ -286,7 +286,7 @@ def streaming(tmp_path):
             "trainer.max_steps=6",
         ]
         args += ["callbacks.checkpoints.every_n_steps=4", "trainer.val_check_interval=6", *more]
-        run(compose("train", args), tmp_path / name, args)
+        run(train.compose(args, tmp_path / name))
         return tmp_path / name
 
     return start

@@ -14,6 +14,15 @@ from dnadiff.diffusion.vocab import Vocab
 from dnadiff.training.module import DiffusionModule
 
 
+def of_process(rank, world, pieces=1, **trainer):
+    """What a module of one process of a run knows of it."""
+    return SimpleNamespace(
+        trainer=SimpleNamespace(world_size=world, global_rank=rank, **trainer),
+        groups=world // pieces,
+        **dict(device=torch.device("cpu"), seed=2, context_parallel=pieces),
+    )
+
+
 @pytest.mark.parametrize(("world", "accumulated"), [(1, 1), (2, 1), (1, 3), (2, 3)])
 @pytest.mark.parametrize(
     "masking", [Bernoulli(t_min=0.0), ExactCount()], ids=lambda m: type(m).__name__
@@ -22,10 +31,7 @@ def test_times_are_stratified_over_all_devices_and_accumulation_steps(masking, w
     process = AbsorbingProcess(Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), LogLinear())
     x0, step, rows, times = torch.full((4, 4000), 7), 5, [], []
     for rank in range(world):
-        trainer = SimpleNamespace(world_size=world, global_rank=rank)
-        module = SimpleNamespace(
-            trainer=trainer, device=torch.device("cpu"), seed=2, context_parallel=1
-        )
+        module = of_process(rank, world)
         for micro in range(accumulated):
             draws = DiffusionModule.draws(module, "train", 4, step, micro, accumulated)
             rows += draws.rows.tolist()
@@ -36,12 +42,7 @@ def test_times_are_stratified_over_all_devices_and_accumulation_steps(masking, w
                 4 * world * accumulated,
             )
     size = 4 * world * accumulated
-    alone = SimpleNamespace(
-        trainer=SimpleNamespace(world_size=1, global_rank=0),
-        device=torch.device("cpu"),
-        seed=2,
-        context_parallel=1,
-    )
+    alone = of_process(0, 1)
     if accumulated == 1:  # row i of rank r is row i world + r of one process
         assert rows == [
             row
@@ -59,11 +60,7 @@ def test_times_are_stratified_over_all_devices_and_accumulation_steps(masking, w
 
 def test_processes_that_share_windows_have_the_same_noise():
     def draws(rank, world, pieces):
-        trainer = SimpleNamespace(world_size=world, global_rank=rank)
-        module = SimpleNamespace(
-            trainer=trainer, device=torch.device("cpu"), seed=2, context_parallel=pieces
-        )
-        return DiffusionModule.draws(module, "train", 4, step=5)
+        return DiffusionModule.draws(of_process(rank, world, pieces), "train", 4, step=5)
 
     for rank in range(6):
         ours, theirs = draws(rank, 6, 3), draws(rank // 3, 2, 1)
@@ -76,13 +73,8 @@ def test_processes_that_share_windows_have_the_same_noise():
 )
 def test_a_loss_is_weighted_by_its_tokens_on_all_devices(world, pieces, total, expected):
     strategy = SimpleNamespace(reduce=lambda tokens, reduce_op: torch.tensor(total))
-    module = SimpleNamespace(
-        trainer=SimpleNamespace(world_size=world, strategy=strategy), context_parallel=pieces
-    )
-    loss = Loss(
-        torch.tensor(1.0), torch.tensor(1.0), torch.tensor(50.0), num_averaged=torch.tensor(12.0)
-    )
-    assert DiffusionModule.share(module, loss) == expected
+    module = of_process(0, world, pieces, strategy=strategy)
+    assert DiffusionModule.share(module, torch.tensor(12.0)) == expected
 
 
 def test_the_logged_losses_of_a_process_are_weighted_by_their_tokens():
@@ -101,10 +93,10 @@ def test_the_logged_losses_of_a_process_are_weighted_by_their_tokens():
             strategy=strategy,
             optimizers=optimizers,
         ),
-        **dict(seed=1, global_step=1, context_parallel=1, objective=None),
+        **dict(seed=1, global_step=1, context_parallel=1, groups=2, objective=None),
         draws=lambda *args: None,
         loss=lambda *args: found,
-        share=lambda result: DiffusionModule.share(module, result),
+        share=lambda tokens: DiffusionModule.share(module, tokens),
         log_dict=lambda values, **options: logged.update(values),
         log=lambda *args, **options: None,
     )
@@ -128,11 +120,12 @@ def test_a_training_step_does_not_wait_for_the_device():
     )
     module = SimpleNamespace(
         **dict(trainer=trainer, seed=1, global_step=1, context_parallel=1, objective=None),
+        groups=1,
         draws=lambda *args: None,
         loss=lambda *args: Loss(
             on_device(()), on_device(()), on_device(()), num_averaged=on_device(())
         ),
-        share=lambda result: DiffusionModule.share(module, result),
+        share=lambda tokens: DiffusionModule.share(module, tokens),
         log_dict=lambda values, **options: None,
         log=lambda *args, **options: None,
     )
@@ -144,7 +137,7 @@ def test_a_training_step_does_not_wait_for_the_device():
 def test_tokens_are_counted_in_batches_of_training_and_complete_optimizer_steps():
     module = SimpleNamespace(
         trainer=SimpleNamespace(training=True, world_size=4),
-        context_parallel=2,
+        groups=2,
         tokens_seen=100,
         _tokens_of_step=0,
     )

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff.training import resume
 from dnadiff.training import run as train
 
 
@@ -62,48 +61,28 @@ def test_overwriting_a_run_removes_its_evaluation(cli, train_args, tmp_path):
     assert dnadiff.load(run, "cpu").stored_curve.curve(64) is None
 
 
-@pytest.mark.parametrize("more", [("resume=true",), ("overwrite=true",), ()])
-def test_a_folder_in_which_another_process_trains_is_left_alone(
-    cli, train_args, tmp_path, monkeypatch, more
-):
-    monkeypatch.setattr(resume, "WAIT", 0.1)
-    run = tmp_path / "run"
-    if more:
-        assert cli("train", *train_args("dit", 2))[0] == 0
-        (run / "metrics.json").unlink()  # not complete
-    else:
-        run.mkdir()
-    assert not (run / resume.LOCK).exists()
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with resume.locked_run(run, resume.saved_files(run)):
-        status, _, err = cli("train", *train_args("dit", 4, *more))
-        assert (run / resume.LOCK).exists()
-    assert (
-        status == 1
-        and "another process is training in run; wait until it ends, or set another hydra.run.dir"
-        in err
-    )
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-    assert cli("train", *train_args("dit", 4, *more))[0] == 0
+def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path):
+    folder = tmp_path / "run"
+    with train.locked_run(folder, []):
+        with (
+            pytest.raises(ValueError, match=r"another process is training in .*run; wait until"),
+            train.locked_run(folder, [], wait=0.1),
+        ):
+            pytest.fail("locked twice")
+        assert (folder / train.LOCK).exists()
+    assert not (folder / train.LOCK).exists()
 
 
-def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(
-    cli, train_args, tmp_path, monkeypatch
-):
-    check = train.sanity_check
-
-    def slow_check(module, data, device):
-        check(module, data, device)
-        (tmp_path / "run" / "checkpoints").mkdir(exist_ok=True)
-        (tmp_path / "run" / "checkpoints" / "last.ckpt").write_bytes(b"of another process")
-
-    monkeypatch.setattr(train, "sanity_check", slow_check)
-    status, _, err = cli("train", *train_args("dit", 2))
-    assert (
-        status == 1
-        and "another process has trained in run since this command started; start it again" in err
-    )
-    assert {path.name for path in (tmp_path / "run").rglob("*")} == {"checkpoints", "last.ckpt"}
+def test_a_run_that_another_process_continued_in_the_meantime_is_left_alone(tmp_path):
+    before = train.saved_files(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"of another process")
+    with (
+        pytest.raises(ValueError, match=r"another process has trained in .* since this command"),
+        train.locked_run(tmp_path, before),
+    ):
+        pytest.fail("trained")
+    assert {path.name for path in tmp_path.rglob("*")} == {"checkpoints", "last.ckpt"}
 
 
 def test_the_first_check_of_a_network_runs_on_the_device_of_the_training(trained, tmp_path):
@@ -157,11 +136,11 @@ def test_a_folder_of_other_files_is_left_alone(name, tmp_path):
             rf"a run"
         ),
     ):
-        resume.check_new(tmp_path / "other")
+        train.check_new(tmp_path / "other")
     (tmp_path / "other" / "config.yaml").write_text("backbone: {}\nobjective: {}\ntrainer: {}\n")
-    resume.check_new(tmp_path / "other")  # a run that was killed before it saved a checkpoint
+    train.check_new(tmp_path / "other")  # a run that was killed before it saved a checkpoint
     (tmp_path / "empty").mkdir()
-    resume.check_new(tmp_path / "empty")
+    train.check_new(tmp_path / "empty")
 
 
 def test_keys_that_had_no_effect_in_older_versions_are_no_difference():
@@ -170,8 +149,8 @@ def test_keys_that_had_no_effect_in_older_versions_are_no_difference():
         "trainer": {"max_steps": 2, "enable_progress_bar": False, "plugins": {"_target_": "x.Y"}},
         "optimizer": {"lr": 0.1, "weight_decay": 0.5},
     }
-    assert resume.differences(new, old, ()) == []
-    assert resume.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == [
+    assert train.differences(new, old, ()) == []
+    assert train.differences(new, {**old, "optimizer": {"lr": 0.2, "weight_decay": 0.5}}, ()) == [
         "optimizer.lr"
     ]
 
@@ -180,10 +159,8 @@ def test_a_new_signature_is_the_same_file():
     def signed(path, signature):
         return {"data": {"fasta": [f"https://server/{path}?sig={signature}"]}}
 
-    assert resume.differences(signed("x.fa", "new"), signed("x.fa", "expired"), ()) == []
-    assert resume.differences(signed("y.fa", "new"), signed("x.fa", "expired"), ()) == [
-        "data.fasta"
-    ]
+    assert train.differences(signed("x.fa", "new"), signed("x.fa", "expired"), ()) == []
+    assert train.differences(signed("y.fa", "new"), signed("x.fa", "expired"), ()) == ["data.fasta"]
 
 
 def test_the_folder_that_lightning_names_to_the_processes_it_starts_is_not_the_users():
@@ -195,9 +172,9 @@ def test_the_folder_that_lightning_names_to_the_processes_it_starts_is_not_the_u
             "hydra.output_subdir=null",
         ],
     )
-    assert resume.names_run_dir(["train.py", own]) and resume.names_run_dir(
+    assert train.names_run_dir(["train.py", own]) and train.names_run_dir(
         ["train.py", own, "seed=1", *of_lightning]
     )
-    assert not resume.names_run_dir(["train.py", "seed=1"]) and not resume.names_run_dir(
+    assert not train.names_run_dir(["train.py", "seed=1"]) and not train.names_run_dir(
         ["train.py", *of_lightning]
     )

@@ -30,7 +30,7 @@ def die(*args, **kwargs):
 def eight_steps(folder, *more):
     """The folder of a run of eight steps with validations after four and eight, and its
     arguments."""
-    from dnadiff.options.command import compose
+    from dnadiff.train import train
     from dnadiff.training.run import run
 
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
@@ -49,7 +49,7 @@ def eight_steps(folder, *more):
         "data.epoch_size=12",
     ]
     args += ["trainer.log_every_n_steps=1"]
-    run(compose("train", args), folder / "run", args)
+    run(train.compose(args, folder / "run"))
     return folder / "run", args
 
 

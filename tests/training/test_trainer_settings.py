@@ -2,18 +2,16 @@
 
 import pytest
 
-from dnadiff.training.trainer import FIXED, INSTEAD, checked, validation_interval
+from dnadiff.training.trainer import FIXED, INSTEAD, trainer_settings, validation_interval
 
 
-def configuration(optimizer=(), **trainer):
+def checked(**settings):
     steps = {"max_steps": 10, "val_check_interval": 5, "accumulate_grad_batches": 1}
-    return {"trainer": steps | trainer, "optimizer": {"lr": 0.1, **dict(optimizer)}}
+    return trainer_settings(steps | settings)
 
 
 def test_integers_may_be_written_as_1e4():
-    trainer = checked(
-        configuration(max_steps=1e4, val_check_interval=1e3, accumulate_grad_batches=2.0)
-    )["trainer"]
+    trainer = checked(max_steps=1e4, val_check_interval=1e3, accumulate_grad_batches=2.0)
     assert [(value, type(value)) for value in trainer.values()] == [
         (10_000, int),
         (1000, int),
@@ -27,19 +25,8 @@ def test_a_key_that_training_sets_itself_is_refused(key):
     with pytest.raises(
         ValueError, match=rf"trainer\.{key} would have no effect, because training sets it itself; "
     ):
-        checked(configuration(**{key: None}))
+        checked(**{key: None})
     assert FIXED.keys() | {"plugins", "default_root_dir"} == INSTEAD.keys()
-
-
-def test_weight_decay_of_the_optimizer_is_refused():
-    with pytest.raises(
-        ValueError,
-        match=(
-            r"optimizer\.weight_decay would have no effect, because only matrices are decayed; "
-            r"set weight_decay"
-        ),
-    ):
-        checked(configuration({"weight_decay": 0.1}))
 
 
 @pytest.mark.parametrize("key", ["limit_train_batches", "overfit_batches"])
@@ -52,14 +39,9 @@ def test_a_limit_does_not_end_an_epoch_in_the_middle_of_a_step(key):
                 rf"of 8 batches"
             ),
         ):
-            checked(configuration(accumulate_grad_batches=8, **{key: limit}))
+            checked(accumulate_grad_batches=8, **{key: limit})
     for accumulated, limit in ((8, 16), (8, 0), (8, 1.0), (8, None), (1, 9), (1, 0.5)):
-        assert (
-            checked(configuration(accumulate_grad_batches=accumulated, **{key: limit}))["trainer"][
-                key
-            ]
-            == limit
-        )
+        assert checked(accumulate_grad_batches=accumulated, **{key: limit})[key] == limit
 
 
 @pytest.mark.parametrize(

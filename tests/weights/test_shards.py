@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dnadiff.training.callbacks import AtomicCheckpoints
+from dnadiff.training.trainer import AtomicCheckpoints
 from dnadiff.weights.tensors import read_sharded, write_sharded
 
 

@@ -47,7 +47,7 @@ import dnadiff
 from dnadiff.data.run_data import run_data
 from dnadiff.design.predicted import PredictedReward
 from dnadiff.genomics.metrics import memorization
-from dnadiff.training.memory import peak_memory
+from dnadiff.training.optim import peak_memory
 
 FULL = {
     "designs": 200,

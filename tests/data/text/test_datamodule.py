@@ -651,7 +651,7 @@ def test_workers_of_a_killed_process_exit_and_release_the_lock(tmp_path):
     process.wait()
     until, held = time.monotonic() + 300, False
     while not held and time.monotonic() < until:
-        with locked(tmp_path / "lock", wait=False) as held:
+        with locked(tmp_path / "lock", wait=0) as held:
             time.sleep(0.1)
     assert held
 
