@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,18 +26,100 @@ from dnadiff.supervised.classifier import (
     pooled_width,
 )
 from dnadiff.supervised.items import Items, Report, TaskData, TaskModel, no_report, strand_batches
+from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
-from dnadiff.supervised.targets.estimators import Estimators
+from dnadiff.supervised.targets.regression import RegressionTarget
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
-    from sklearn.base import BaseEstimator
+    from sklearn.base import BaseEstimator, TransformerMixin
 
-    from dnadiff.supervised.targets.estimators import Estimators, Features
-
+    Features: TypeAlias = "np.ndarray | csr_matrix"  # (S, F)
 
 _CLEAR = 0.05  # an accuracy of the length alone that much above chance is reported
 _BLOCK = 1 << 22  # positions whose k-mers are counted at once
+
+
+_LEAST = 1e-12  # probability of a class without training items
+LOGISTIC, RIDGE = "logistic regression", "ridge regression"
+
+
+class Estimators:
+    """The scikit-learn models for a target: classifiers, chosen by accuracy; for other targets one
+    copy of a model for each output, all with the same setting, fitted on the items that have a
+    label, and chosen by the validation loss. Predictions of classifiers for labels are log-odds.
+
+    Models to choose from are in dictionaries by the name of their setting.
+    """
+
+    def __init__(self, target: TaskTarget) -> None:
+        self.target, self.of_classes = target, isinstance(target, ClassTarget)
+        # Of regression by gradient boosting; None: the models classify.
+        self.boosting_loss: str | None = None
+        if isinstance(target, RegressionTarget):
+            self.boosting_loss = target.loss_function.boosting_loss
+        self.linear_name = LOGISTIC if self.boosting_loss is None else RIDGE
+
+    def linear(
+        self, scaler: TransformerMixin, strengths: Sequence[float]
+    ) -> dict[str, BaseEstimator]:
+        """Linear models on scaled features; the larger a strength, the weaker the penalty."""
+        from sklearn.base import clone
+        from sklearn.linear_model import LogisticRegression, Ridge
+        from sklearn.pipeline import make_pipeline
+
+        models = (
+            {f"C = {c:g}": LogisticRegression(C=c, max_iter=1000) for c in strengths}
+            if self.boosting_loss is None
+            else {f"alpha = {1 / c:g}": Ridge(alpha=1 / c) for c in strengths}
+        )
+        return {name: make_pipeline(clone(scaler), model) for name, model in models.items()}
+
+    def boosting(self, num_trees: Sequence[int], **settings: float) -> dict[str, BaseEstimator]:
+        """Gradient boosting without early stopping, one for each number of trees per output."""
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+        shared: dict[str, Json] = {"early_stopping": False, "random_state": 0, **settings}
+        make: type[BaseEstimator] = HistGradientBoostingClassifier
+        if self.boosting_loss is not None:
+            make, shared = HistGradientBoostingRegressor, {"loss": self.boosting_loss, **shared}
+        return {f"{number} trees": make(max_iter=number, **shared) for number in num_trees}
+
+    def neighbors(self, number: int) -> BaseEstimator:
+        """The mean of the nearest neighbors."""
+        from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+
+        return (KNeighborsClassifier if self.boosting_loss is None else KNeighborsRegressor)(number)
+
+    def fit(self, model: BaseEstimator, features: Features, labels: np.ndarray) -> Any:
+        """A fitted model, or one for each output."""
+        from sklearn.base import clone
+
+        if self.of_classes:
+            return model.fit(features, labels)
+        known = [np.flatnonzero(np.isfinite(column)) for column in labels.T]
+        pairs = zip(known, labels.T)
+        return [clone(model).fit(features[rows], column[rows]) for rows, column in pairs]
+
+    def score(self, model: Any, features: Features, labels: Tensor) -> float:
+        """The score that the settings are chosen by."""
+        if self.of_classes:
+            return float(model.score(features, labels.numpy()))
+        return self.target.valid_loss(self.predict(model, features), labels)
+
+    def predict(self, model: Any, features: Features) -> Tensor:
+        """Predictions (S, K) of a fitted model."""
+        if self.of_classes:
+            probs = np.full((features.shape[0], self.target.num_outputs), _LEAST)
+            probs[:, model.classes_] = np.maximum(model.predict_proba(features), _LEAST)
+            return torch.from_numpy(np.log(probs / probs.sum(1, keepdims=True)))
+        if self.boosting_loss is not None:
+            columns = np.stack([each.predict(features) for each in model], 1)
+        else:
+            found = np.stack([each.predict_proba(features)[:, 1] for each in model], 1)
+            probs = np.clip(found, 1e-6, 1 - 1e-6)
+            columns = np.log(probs) - np.log1p(-probs)
+        return torch.from_numpy(columns.astype(np.float64))
 
 
 class SklearnModel(TaskModel):
@@ -84,11 +166,17 @@ class SklearnModel(TaskModel):
         train, valid, test = (
             self.features(items, data.stranded) for items in (data.train, data.valid, data.test)
         )
-        models = data.target.fit(labels).estimators
-        candidates = self.candidates(models, int(labels.isfinite().sum(0).min()))
-        best, self.fit_info = models.select(candidates, train, labels, valid, data.valid.labels)
-        self.valid_predictions = models.predict(best, valid)
-        return models.predict(best, test)
+        models = Estimators(data.target.fit(labels))
+        fitted, tried = {}, dict[str, float]()
+        unfitted = self.candidates(models, int(labels.isfinite().sum(0).min()))
+        for name, model in unfitted.items():
+            fitted[name] = models.fit(model, train, labels.numpy())
+            tried[name] = models.score(fitted[name], valid, data.valid.labels)
+        choose, score = (max, "valid_accuracy") if models.of_classes else (min, "valid_loss")
+        best = choose(tried, key=lambda name: tried[name])
+        self.fit_info = {"tried": tried, "chosen": best, score: tried[best]}
+        self.valid_predictions = models.predict(fitted[best], valid)
+        return models.predict(fitted[best], test)
 
 
 class KmerLogistic(SklearnModel):
@@ -114,9 +202,7 @@ class KmerLogistic(SklearnModel):
 
     @override
     def features(self, items: Items, stranded: bool) -> csr_matrix:
-        return kmer_counts(
-            self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded
-        ).sqrt()
+        return kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded).sqrt()
 
     @override
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
@@ -144,9 +230,7 @@ class KmerBoosting(SklearnModel):
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
-        counts = kmer_counts(
-            self.bases(items.ids.numpy()), items.lengths.numpy(), self.k, both_strands=not stranded
-        )
+        counts = kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded)
         if not stranded:
             kmers = np.arange(4**self.k, dtype=np.uint64)
             counts = counts[:, np.flatnonzero(kmers <= reverse_complement_codes(kmers, self.k))]
@@ -197,56 +281,40 @@ class GCAlone(OneFeature):
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
-        bases = np.where(
-            np.arange(items.ids.shape[1]) < items.lengths.numpy()[:, None],
-            self.bases(items.ids.numpy()),
-            UNKNOWN,
-        )
+        bases = self.bases(items.ids.numpy())
         known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
 
-def kmer_counts(bases: np.ndarray, lengths: np.ndarray, k: int, both_strands: bool) -> csr_matrix:
+def kmer_counts(bases: np.ndarray, k: int, both_strands: bool, block: int = _BLOCK) -> csr_matrix:
     """How often each k-mer occurs in each row, (S, 4**k) float64.
 
     Args:
         bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
-        lengths: (S,); the rest of a row is ignored.
         both_strands: count a k-mer and its reverse complement together, under the smaller code.
+        block: positions that are counted at once: one long sequence does not set the memory for
+            all.
     """
     from scipy.sparse import csr_matrix, vstack
 
-    def counted(bases: np.ndarray, lengths: np.ndarray) -> csr_matrix:
-        rows, length = len(bases), int(lengths.max(initial=0))
+    step, parts = max(1, block // (bases.shape[1] + 1)), [csr_matrix((0, 4**k))]
+    for first in range(0, len(bases), step):
         # An unknown base after every row: no k-mer spans two rows.
-        flat = np.full((rows, length + 1), UNKNOWN, np.uint8)
-        flat[:, :-1] = np.where(np.arange(length) < lengths[:, None], bases[:, :length], UNKNOWN)
-        kmers, known = codes(flat.ravel(), k)
+        rows = np.pad(bases[first : first + step], ((0, 0), (0, 1)), constant_values=UNKNOWN)
+        kmers, known = codes(rows.ravel(), k)
         if both_strands:
             kmers = np.minimum(kmers, reverse_complement_codes(kmers, k))
         start = np.flatnonzero(known)
-        return csr_matrix(
-            (np.ones(len(start)), (start // (length + 1), kmers[start].astype(np.int64))),
-            shape=(rows, 4**k),
-        )
-
-    step = max(
-        1, _BLOCK // (bases.shape[1] + 1)
-    )  # rows at once: one long sequence does not set the memory for all
-    parts = [
-        counted(bases[first : first + step], lengths[first : first + step])
-        for first in range(0, len(bases), step)
-    ]
-    return vstack(parts, format="csr") if parts else csr_matrix((0, 4**k))
+        at = (start // rows.shape[1], kmers[start].astype(np.int64))
+        parts.append(csr_matrix((np.ones(len(start)), at), shape=(len(rows), 4**k)))
+    return vstack(parts, format="csr")
 
 
 # The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic
 # Acids Res. 15:2343), as given in table 3 of J. Bacteriol. 180:594 (1998).
 MINUS_35, MINUS_10 = ("TTGACA", (78, 82, 68, 58, 51, 55)), ("TATAAT", (82, 90, 52, 59, 49, 89))
-SPACERS, BEST_SPACER = (
-    range(15, 20),
-    17,
-)  # 92 % of these promoters have 17 bases between the hexamers, or one more or less
+# 92 % of these promoters have 17 bases between the hexamers, or one more or less.
+SPACERS, BEST_SPACER = range(15, 20), 17
 HEXAMER = 6
 SHORTEST = 2 * HEXAMER + min(SPACERS)
 
@@ -316,17 +384,13 @@ class PromoterMotif(SklearnModel):
 
     @override
     def features(self, items: Items, stranded: bool) -> np.ndarray:
-        lengths = items.lengths.numpy()
-        bases = np.where(
-            np.arange(items.ids.shape[1]) < lengths[:, None], self.bases(items.ids.numpy()), UNKNOWN
-        )
+        bases, lengths = self.bases(items.ids.numpy()), items.lengths.numpy()
         scores = best_scores(bases, lengths, self.spacer_penalty)
         if not stranded:
             complement = np.where(bases < UNKNOWN, 3 - bases, UNKNOWN)
             place = lengths[:, None] - 1 - np.arange(bases.shape[1])
-            other = np.where(
-                place >= 0, np.take_along_axis(complement, np.maximum(place, 0), 1), UNKNOWN
-            )
+            other = np.take_along_axis(complement, np.maximum(place, 0), 1)
+            other = np.where(place >= 0, other, UNKNOWN)
             scores = np.maximum(scores, best_scores(other, lengths, self.spacer_penalty))
         return scores[:, None]
 
@@ -435,10 +499,9 @@ class NearestNeighbors(FrozenModel):
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
 
+        scalers, numbers = (StandardScaler(), Normalizer()), self.numbers
         return {
-            f"{number} neighbors": make_pipeline(
-                StandardScaler(), Normalizer(), estimators.neighbors(number)
-            )
-            for number in self.numbers
+            f"{number} neighbors": make_pipeline(*scalers, estimators.neighbors(number))
+            for number in numbers
             if number <= num_items
         }

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from functools import partial
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -50,13 +51,13 @@ class HeadInputs:
 
     def describe(self) -> str:
         """What the head reads besides the features, in words; empty if there is nothing."""
-        parts = [f"layers {', '.join(map(str, self.layers))}"] if self.layers else []
-        parts += ["the bases"] * self.one_hot
-        parts += [
+        parts = {
+            f"layers {', '.join(map(str, self.layers))}": bool(self.layers),
+            "the bases": self.one_hot,
             "the length, which can reveal the class (inputs.length=true; compare with "
-            "baselines=all)"
-        ] * self.length
-        return ", ".join(parts)
+            "baselines=all)": self.length,
+        }
+        return ", ".join(part for part, is_read in parts.items() if is_read)
 
     def check(self, backbone: Backbone) -> None:
         """Raise ValueError for layers that the network does not have."""
@@ -107,10 +108,9 @@ class HeadInputs:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
         lengths = lengths_of(ids, valid)
         first, second = rc.strands(features)
+        # From its own beginning, with the padding at its end.
         place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
-        second = second.gather(
-            1, place[..., None].expand_as(second)
-        )  # from its own beginning, with the padding at its end
+        second = second.gather(1, place[..., None].expand_as(second))
         other = reverse_complement_rows(ids, lengths, vocab)
         return [
             self._with_tokens([first], vocab, ids, valid),
@@ -125,33 +125,27 @@ class HeadInputs:
             parts.append(number[:, None].expand(-1, ids.shape[1], -1))
         if self.one_hot:
             tokens = torch.arange(vocab.size, device=ids.device)
+            bases = (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()
             # An embedding, so that gradients with respect to the bases are found as those of a
             # network (`dnadiff.design.predicted`).
-            parts.append(
-                nn.functional.embedding(
-                    ids, (tokens[:, None] == torch.tensor(vocab.emitted, device=ids.device)).float()
-                )
-            )
+            parts.append(nn.functional.embedding(ids, bases))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     @contextmanager
     def _recorded(self, backbone: Backbone) -> Iterator[list[_Output]]:
         """The outputs of the layers, in their order, after the network has run in the block."""
         found: list[_Output] = [torch.empty(0)] * len(self.layers)
-        handles = []
-        for number, layer in enumerate(self.layers):
+        trunk = cast(nn.ModuleList, backbone.trunk)
 
-            def keep(
-                module: nn.Module, inputs: object, output: _Output, number: int = number
-            ) -> None:
-                found[number] = (
-                    # nothing is computed here: activation checkpointing runs the layer again
-                    # without the hook
-                    output
-                )
+        def keep(number: int, module: nn.Module, inputs: object, output: _Output) -> None:
+            # Nothing is computed here: activation checkpointing runs the layer again without the
+            # hook.
+            found[number] = output
 
-            assert backbone.trunk is not None
-            handles.append(backbone.trunk[layer - 1].register_forward_hook(keep))
+        handles = [
+            trunk[layer - 1].register_forward_hook(partial(keep, number))
+            for number, layer in enumerate(self.layers)
+        ]
         try:
             yield found
         finally:
@@ -230,10 +224,8 @@ class SequenceClassifier(nn.Module, ABC):
         for index, strands in strand_batches(
             items, batch_size, self.vocab, both_strands and not self.invariant
         ):
-            given = [batch.to(device) for batch in strands]
-            result[index] = self.target.predictions(
-                [self(ids, valid) for ids, valid, _ in given]
-            ).cpu()
+            outputs = [self(*batch.to(device)[:2]) for batch in strands]
+            result[index] = self.target.predictions(outputs).cpu()
         self.train(training)
         return result
 
@@ -311,22 +303,22 @@ def build_classifier(
         build(head, width=width, num_outputs=num_classes, max_length=max_length, trust=trust)
         for width in widths
     ]
-    for made in heads:
-        if not isinstance(made, Head):
-            raise ValueError(
-                f"head {head.get('_target_')} is not a head (dnadiff.supervised.heads.Head)"
-            )
+    _check_is_head(type(heads[0]), head)
     return Classifier(backbone, HeadWithBases(*heads) if bases else heads[0], stranded, inputs)
 
 
 def check_head(head: Config, data: TaskData) -> None:
     """Raise ValueError if a head does not take the lengths of a task."""
-    kind = locate(head.get("_target_"), None)
+    kind = _check_is_head(locate(head.get("_target_"), None), head)
+    kind.check_lengths(data.min_length, data.max_length)
+
+
+def _check_is_head(kind: object, head: Config) -> type[Head]:
     if not isinstance(kind, type) or not issubclass(kind, Head):
         raise ValueError(
             f"head {head.get('_target_')} is not a head (dnadiff.supervised.heads.Head)"
         )
-    kind.check_lengths(data.min_length, data.max_length)
+    return kind
 
 
 def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:

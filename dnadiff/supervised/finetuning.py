@@ -23,7 +23,13 @@ from dnadiff.progress import Progress, duration, table
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised import overlap, results, saved, study, tables
-from dnadiff.supervised.baselines import KmerLogistic, LinearProbe, NearestNeighbors
+from dnadiff.supervised.baselines import (
+    LOGISTIC,
+    Estimators,
+    KmerLogistic,
+    LinearProbe,
+    NearestNeighbors,
+)
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
     HeadInputs,
@@ -43,7 +49,6 @@ from dnadiff.supervised.networks import (
     OneHotModel,
 )
 from dnadiff.supervised.protocol import FixedSplit
-from dnadiff.supervised.targets.estimators import LOGISTIC
 from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser, resolved
 
@@ -168,7 +173,7 @@ class TaskStudy:
     def row(self, name: str) -> str:
         """The name of a model in the study: of logistic regressions, the estimator that the target
         of the task uses."""
-        return name.replace(LOGISTIC, self.data.target.estimators.linear_name)
+        return name.replace(LOGISTIC, Estimators(self.data.target).linear_name)
 
     @property
     def kmer_row(self) -> str:

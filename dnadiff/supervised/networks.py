@@ -58,6 +58,13 @@ _WEIGHT = "weight"
 _OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them
 
 
+class NetworkSettings(TrainingSettings, total=False):
+    """Keyword arguments that every `NetworkModel` takes."""
+
+    trainer: Config | None
+    device: str
+
+
 class NetworkModel(TaskModel):
     """A network that is trained on the task.
 
@@ -118,9 +125,9 @@ class NetworkModel(TaskModel):
         if recipe.head_epochs != 0:
             assert isinstance(classifier, Classifier)
             prepared = train_head(classifier.to(self.device), data, recipe, seed, budget, report)
-        first = (
-            validate(classifier, data.valid, recipe.batch_size, data.stranded) if prepared else None
-        )
+        first = None
+        if prepared:
+            first = validate(classifier, data.valid, recipe.batch_size, data.stranded)
         start = copy.deepcopy(classifier.state_dict())
 
         def short_run(lr: float) -> ShortRun:
@@ -138,7 +145,7 @@ class NetworkModel(TaskModel):
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
         self.valid_score, self.valid_predictions = module.best_score, module.best_valid
-        self.fit_info = {
+        self.fit_info: dict[str, Json] = {
             **prepared,
             **found.describe(),
             **classifier.target.record(module.best_score),
@@ -148,8 +155,7 @@ class NetworkModel(TaskModel):
             "waiting_share": round(module.data_wait_fraction, 5),
         }
         if found.searched:
-            chosen = {"lr": found.lr, "batch_size": recipe.batch_size}
-            self.fit_info = {**self.fit_info, "chosen": chosen}
+            self.fit_info["chosen"] = {"lr": found.lr, "batch_size": recipe.batch_size}
         return classifier.eval()
 
     def _target(self, data: TaskData) -> TaskTarget:
@@ -298,7 +304,7 @@ class FineTunedModel(NetworkModel):
         head: a configuration as in `configs/head`, None for the published one.
         frozen: the part of the network that is not trained.
         adapter: trained in place of the network's weights, and merged into them after training.
-        trainer, device, **recipe: as in `NetworkModel`.
+        **settings: as in `NetworkModel`.
     """
 
     kind = "Network"
@@ -312,11 +318,9 @@ class FineTunedModel(NetworkModel):
         inputs: HeadInputs | None = None,
         frozen: Frozen | None = None,
         adapter: LoRA | None = None,
-        trainer: Config | None = None,
-        device: str = "cpu",
-        **recipe: Unpack[TrainingSettings],
+        **settings: Unpack[NetworkSettings],
     ) -> None:
-        super().__init__(lr, trainer, device, **recipe)
+        super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})
         self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
         self.frozen, self.adapter = frozen or Frozen(), adapter
@@ -337,7 +341,7 @@ class FineTunedModel(NetworkModel):
     @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         classifier = super().fit(data, seed, report)
-        self.fit_info = {**self.fit_info, "head": dict(self.head)}
+        self.fit_info["head"] = dict(self.head)
         if self.adapter is not None:
             assert isinstance(classifier, Classifier) and classifier.backbone is not None
             self.adapter.merge(classifier.backbone)
@@ -373,9 +377,8 @@ class GridSearch(TaskModel):
 
     @override
     def describe(self) -> dict[str, Json]:
-        return super().describe() | {
-            "candidates": [model.describe() for _, model in self.candidates]
-        }
+        candidates = [model.describe() for _, model in self.candidates]
+        return super().describe() | {"candidates": candidates}
 
     @override
     def check(self, data: TaskData) -> None:
@@ -413,7 +416,7 @@ class OneHotModel(NetworkModel):
             configuration).
         length: the head also reads the length, as the heads of the networks do with
             `inputs.length=true`.
-        lr, trainer, device, **recipe: as in `NetworkModel`. The control of a fine-tuned network has
+        lr, **settings: as in `NetworkModel`. The control of a fine-tuned network has
             the same two stages, with as many sequences (`stored_width` of the network) and the same
             learning rates.
     """
@@ -424,11 +427,9 @@ class OneHotModel(NetworkModel):
         head: Callable[..., Head],
         lr: Positive | Sequence[float] = 2e-3,
         length: bool = False,
-        trainer: Config | None = None,
-        device: str = "cpu",
-        **recipe: Unpack[TrainingSettings],
+        **settings: Unpack[NetworkSettings],
     ) -> None:
-        super().__init__(lr, trainer, device, **recipe)
+        super().__init__(lr, **settings)
         self.vocab, self.head = tokenizer.vocab, head
         self.inputs = HeadInputs(one_hot=True, length=length)
 
@@ -482,16 +483,13 @@ class CNN(SequenceClassifier):
         super().__init__()
         self.vocab, self.num_classes, self.length = vocab, num_classes, max(length, MIN_LENGTH)
         self.embedding = nn.Embedding(vocab.size, _EMBEDDING, padding_idx=vocab.pad_id)
-        widths = (_EMBEDDING, *_CHANNELS)
         blocks = [
             nn.Sequential(nn.Conv1d(a, b, _KERNEL), nn.BatchNorm1d(b), nn.ReLU(), nn.MaxPool1d(2))
-            for a, b in itertools.pairwise(widths)
+            for a, b in itertools.pairwise((_EMBEDDING, *_CHANNELS))
         ]
         self.body = nn.Sequential(*blocks, nn.Flatten())
-        self.head = nn.Sequential(
-            nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN),
-            nn.Linear(_HIDDEN, num_classes),
-        )
+        first = nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN)
+        self.head = nn.Sequential(first, nn.Linear(_HIDDEN, num_classes))
 
     @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -506,18 +504,16 @@ class PublishedCNN(NetworkModel):
     """`CNN` as a model of the study; the published learning rate is Adam's default 1e-3.
 
     Args:
-        lr, trainer, device, **recipe: as in `NetworkModel`.
+        lr, **settings: as in `NetworkModel`.
     """
 
     def __init__(
         self,
         tokenizer: DNATokenizer,
         lr: Positive = 1e-3,
-        trainer: Config | None = None,
-        device: str = "cpu",
-        **recipe: Unpack[TrainingSettings],
+        **settings: Unpack[NetworkSettings],
     ) -> None:
-        super().__init__(lr, trainer, device, **recipe)
+        super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab
 
     @override

@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -23,19 +24,23 @@ from typing_extensions import override
 from dnadiff.diffusion.bootstrap import ConfidenceInterval
 from dnadiff.fields import Json
 from dnadiff.supervised.intervals import bootstrap_p_value, metric_interval
-from dnadiff.supervised.metrics import RANGES, Metric, ScoredValues, title
-from dnadiff.supervised.targets.estimators import Estimators
+from dnadiff.supervised.metrics import (
+    RANGES,
+    ColumnMetric,
+    Metric,
+    ScoredValues,
+    named_metrics,
+    title,
+)
 
 if TYPE_CHECKING:
     import pandas
 
 SEPARATOR = "\x1f"  # between the cells of several target columns in one label
-MISSING = frozenset(
-    ("", "nan", "na", "n/a", "null", "none")
-)  # cells of a table without a value, in lower case
-Label = (
-    int | tuple[float, ...]
-)  # of one item: the number of its class, or its values, NaN for a missing one
+# Cells of a table without a value, in lower case.
+MISSING = frozenset(("", "nan", "na", "n/a", "null", "none"))
+# Of one item: the number of its class, or its values, NaN for a missing one.
+Label = int | tuple[float, ...]
 
 
 class ValidScore(NamedTuple):
@@ -79,12 +84,10 @@ class Predicted(ABC):
 
     def cells(self) -> dict[str, Sequence[str] | np.ndarray]:
         """What is predicted for each sequence, and its spread over the seeds, by column."""
-        pairs = zip(self.names, self.values.T, self.spread.T)
-        return {
-            key: column
-            for name, value, spread in pairs
-            for key, column in ((name, value), (f"spread_{name}", spread))
-        }
+        found: dict[str, Sequence[str] | np.ndarray] = {}
+        for name, value, spread in zip(self.names, self.values.T, self.spread.T):
+            found |= {name: value, f"spread_{name}": spread}
+        return found
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each sequence: what is predicted, and its spread over the seeds."""
@@ -115,29 +118,35 @@ def spread(values: np.ndarray) -> np.ndarray:
 
 
 class TaskTarget(ABC):
-    """What a task predicts.
+    """What a task predicts: by default a number for each of the columns `names` of a table, in which
+    values may be missing.
 
     Attributes:
         names: of the outputs: classes, or columns.
         primary: the metric that models are compared by.
         shown: further metrics in printed tables.
         predicted_kind: what `predicted` returns.
+        value_prefix: of the columns of predictions in a table.
         p_value_test: how p-values of differences are computed.
         takes_several: whether several columns can be given.
         can_be_missing: whether a cell may be empty.
         published: whether there are published protocols for tasks of this kind.
+        text_columns: those of `columns` that are text; all others are numbers.
+        column_metrics: of one column, by name.
     """
 
-    buildable = (
-        True  # the description of a saved network may name it (`dnadiff.store.objects.locate`)
-    )
+    # The description of a saved network may name it (`dnadiff.store.objects.locate`).
+    buildable = True
     primary: ClassVar[str]
     predicted_kind: ClassVar[type[Predicted]]
+    value_prefix: ClassVar[str] = "p"
     shown: ClassVar[tuple[str, ...]]
     p_value_test: ClassVar[str] = "bootstrap"
     takes_several: ClassVar[bool] = True
     can_be_missing: ClassVar[bool] = True
     published: ClassVar[bool] = False
+    text_columns: ClassVar[frozenset[str]] = frozenset()
+    column_metrics: ClassVar[Mapping[str, ColumnMetric]]
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
@@ -154,10 +163,8 @@ class TaskTarget(ABC):
 
     def settings(self) -> dict[str, Json]:
         """The configuration that `dnadiff.store.objects.build` makes this target from."""
-        return {
-            "_target_": f"{type(self).__module__}.{type(self).__name__}",
-            "names": list(self.names),
-        }
+        target = f"{type(self).__module__}.{type(self).__name__}"
+        return {"_target_": target, "names": list(self.names)}
 
     def identity(self) -> list[Json]:
         """What the digest of stored predictions covers besides the names."""
@@ -165,16 +172,22 @@ class TaskTarget(ABC):
 
     # Reading.
 
-    @abstractmethod
     def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> Label:
         """The label in the cells of one row; a ValueError that begins with `where` for cells that
         cannot be read."""
+        return tuple(
+            math.nan if cell.lower() in MISSING else self.parse_cell(cell, where, column)
+            for cell, column in zip(cells, columns, strict=True)
+        )
 
-    @abstractmethod
+    def parse_cell(self, cell: str, where: str, column: str) -> float:
+        """The value in a cell that is not missing."""
+        raise NotImplementedError
+
     def check(self, cells: Sequence[str], where: str) -> None:
         """ValueError that begins with `where` for cells of a row that cannot be read."""
+        self.parse(cells, where, self.names)
 
-    @abstractmethod
     def read(
         self, labels: Sequence[str], source: str, label_source: str
     ) -> tuple[TaskTarget, np.ndarray]:
@@ -185,27 +198,54 @@ class TaskTarget(ABC):
             labels: the cells of each row, joined by `SEPARATOR`.
             source, label_source: the path and the column, for messages.
         """
+        rows = [self.parse(label.split(SEPARATOR), source, self.names) for label in labels]
+        return self, self.as_array(rows)
 
-    @abstractmethod
     def as_array(self, labels: Sequence[Label]) -> np.ndarray:
         """Parsed labels as the array that items hold."""
+        return np.array(labels, np.float32).reshape(len(labels), self.num_outputs)
 
     def fit(self, labels: Tensor, source: str = "the task") -> Self:
         """The target with what it learns from the labels of the training items; ValueError if these
         cannot be learned from."""
+        for name, column in zip(self.names, labels.T):
+            known = column[column.isfinite()]
+            if not len(known):
+                raise ValueError(
+                    f"{source} has no value in column {name!r} of its training items; add some, or "
+                    "set task.label_column"
+                )
+            if bool((known == known[0]).all()):
+                raise ValueError(
+                    f"{source} has the same value, {known[0]:g}, in column {name!r} of all "
+                    f"{len(known):,} training items that have one, and training needs different "
+                    "ones; set task.label_column to another column"
+                )
         return self
 
     def check_valid(self, labels: Tensor, source: str) -> None:
-        """ValueError if the labels of the validation items cannot tell models apart; by default any
-        can."""
+        """ValueError if the labels of the validation items cannot tell models apart."""
+        if not bool(labels.isfinite().any()):
+            raise ValueError(
+                f"{source} has no value of {', '.join(map(repr, self.names))} in its "
+                f"{len(labels):,} validation items, which choose the epoch and the settings; add "
+                "some, or divide at random: task.redivide=true"
+            )
 
     def check_test(self, labels: Tensor, source: str) -> None:
-        """ValueError if the primary metric is not defined for the labels of the test items; by
-        default it always is."""
+        """ValueError if the primary metric is not defined for the labels of the test items."""
+        for name, column in zip(self.names, labels.T):
+            if len(column[column.isfinite()].unique()) < 2:
+                raise ValueError(
+                    f"{source} has fewer than two different values in column {name!r} of its "
+                    f"{len(labels):,} test items, for which {title(self.primary)} is not defined; "
+                    "add some, divide in another way (task.redivide=true, another task.seed), or "
+                    "leave the column out"
+                )
 
     def is_labeled(self, labels: np.ndarray) -> np.ndarray:
-        """Which items have a label: (S,) bool; all by default."""
-        return np.ones(len(labels), bool)
+        """Which items have a label: (S,) bool."""
+        return np.isfinite(labels).reshape(len(labels), -1).any(1)
 
     def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """A number (S,) for each item, and its name: a random division keeps the fractions of each.
@@ -226,14 +266,15 @@ class TaskTarget(ABC):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """The mean loss of `outputs (B, K)`."""
 
-    @abstractmethod
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
         """Predictions (B, K) from the outputs (B, K) for each strand that was read."""
+        return torch.stack(list(outputs)).mean(0)
 
-    @abstractmethod
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """The weighted mean (S, K) of the predictions of several models; the weights add up to 1,
         and one of 0 leaves a model out."""
+        pairs = zip(predictions, weights)
+        return torch.stack([weight * one.double() for one, weight in pairs if weight > 0]).sum(0)
 
     def balanced(self, labels: Tensor) -> Self:
         """The target with a loss in which each class has the same total weight; ValueError if it
@@ -243,9 +284,9 @@ class TaskTarget(ABC):
             "class_weights=none"
         )
 
-    @abstractmethod
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
         """The loss of predictions."""
+        return float(self.loss(predictions, labels))
 
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         """The score by which epochs and settings are chosen; the worst for predictions that are not
@@ -257,11 +298,6 @@ class TaskTarget(ABC):
         """The score as it is stored in `fit_info`."""
         return {"valid_loss": -score.negative_loss}
 
-    @property
-    @abstractmethod
-    def estimators(self) -> Estimators:
-        """The scikit-learn models for this target."""
-
     # Evaluation.
 
     def scored(
@@ -271,10 +307,10 @@ class TaskTarget(ABC):
         another model."""
         return ScoredValues(predictions, labels, folds)
 
-    @property
-    @abstractmethod
+    @cached_property
     def metrics(self) -> Mapping[str, Metric]:
         """The metrics by name: functions of scored predictions and of item weights (W, S), (W,)."""
+        return named_metrics(self.names, self.column_metrics)
 
     def interval(
         self,
@@ -300,9 +336,9 @@ class TaskTarget(ABC):
         """Of the hypothesis that both models have the same primary metric."""
         return bootstrap_p_value(self.metrics[self.primary], first, second, groups=groups)
 
-    @abstractmethod
     def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
         """What pictures of a model show, ready for JSON."""
+        return {}
 
     # Predictions of new sequences.
 
@@ -311,14 +347,10 @@ class TaskTarget(ABC):
         return self.predicted_kind(self.names, each_seed)
 
     @property
-    @abstractmethod
     def columns(self) -> list[str]:
         """The columns of a table of predictions, as in `Predicted.cells`."""
-
-    @property
-    def text_columns(self) -> frozenset[str]:
-        """Those columns that are text; all others are numbers."""
-        return frozenset()
+        pairs = ((self.track_column(name), f"spread_{name}") for name in self.names)
+        return [column for pair in pairs for column in pair]
 
     @property
     def label_columns(self) -> list[str]:
@@ -334,14 +366,14 @@ class TaskTarget(ABC):
     def seed_columns(self, seed: int) -> list[str]:
         """The columns of the predictions (K,) of one seed."""
 
-    @abstractmethod
     def track_column(self, name: str) -> str:
         """The column that a track of one of the names shows."""
+        return f"{self.value_prefix}_{name}"
 
-    @abstractmethod
     def contrast(self, predictions: Tensor) -> Tensor:
         """Predictions (..., K) on the scale on which the alleles of a variant are compared by a
         difference."""
+        return predictions
 
     @abstractmethod
     def contrast_name(self, name: str) -> str:
@@ -350,113 +382,6 @@ class TaskTarget(ABC):
     @override
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.summary})"
-
-
-class ColumnTarget(TaskTarget):
-    """A number for each of the columns `names` of a table, in which values may be missing.
-
-    Attributes:
-        value_prefix: of the columns of predictions in a table.
-    """
-
-    value_prefix: ClassVar[str]
-
-    @override
-    def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> tuple[float, ...]:
-        return tuple(
-            math.nan if cell.lower() in MISSING else self.parse_cell(cell, where, column)
-            for cell, column in zip(cells, columns, strict=True)
-        )
-
-    @abstractmethod
-    def parse_cell(self, cell: str, where: str, column: str) -> float:
-        """The value in a cell that is not missing."""
-
-    @override
-    def check(self, cells: Sequence[str], where: str) -> None:
-        self.parse(cells, where, self.names)
-
-    @override
-    def read(
-        self, labels: Sequence[str], source: str, label_source: str
-    ) -> tuple[Self, np.ndarray]:
-        return self, self.as_array(
-            [self.parse(label.split(SEPARATOR), source, self.names) for label in labels]
-        )
-
-    @override
-    def as_array(self, labels: Sequence[Label]) -> np.ndarray:
-        return np.array(labels, np.float32).reshape(len(labels), self.num_outputs)
-
-    @override
-    def is_labeled(self, labels: np.ndarray) -> np.ndarray:
-        return np.isfinite(labels).any(1)
-
-    @override
-    def fit(self, labels: Tensor, source: str = "the task") -> Self:
-        for name, column in zip(self.names, labels.T):
-            known = column[column.isfinite()]
-            if not len(known):
-                raise ValueError(
-                    f"{source} has no value in column {name!r} of its training items; add some, or "
-                    "set task.label_column"
-                )
-            if bool((known == known[0]).all()):
-                raise ValueError(
-                    f"{source} has the same value, {known[0]:g}, in column {name!r} of all "
-                    f"{len(known):,} training items that have one, "
-                    "and training needs different ones; set task.label_column to another column"
-                )
-        return self
-
-    @override
-    def check_valid(self, labels: Tensor, source: str) -> None:
-        if not bool(labels.isfinite().any()):
-            raise ValueError(
-                f"{source} has no value of {', '.join(map(repr, self.names))} in its "
-                f"{len(labels):,} validation items, which choose the epoch "
-                "and the settings; add some, or divide at random: task.redivide=true"
-            )
-
-    @override
-    def check_test(self, labels: Tensor, source: str) -> None:
-        for name, column in zip(self.names, labels.T):
-            if len(column[column.isfinite()].unique()) < 2:
-                raise ValueError(
-                    f"{source} has fewer than two different values in column {name!r} of its "
-                    f"{len(labels):,} test items, for which "
-                    f"{title(self.primary)} is not defined; add some, divide in another way "
-                    "(task.redivide=true, another task.seed), or leave the column out"
-                )
-
-    @override
-    def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-        return torch.stack(
-            [weight * one.double() for one, weight in zip(predictions, weights) if weight > 0]
-        ).sum(0)
-
-    @override
-    def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(outputs)).mean(0)
-
-    @override
-    def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
-        return {}
-
-    @property
-    @override
-    def columns(self) -> list[str]:
-        return [
-            column for name in self.names for column in (self.track_column(name), f"spread_{name}")
-        ]
-
-    @override
-    def track_column(self, name: str) -> str:
-        return f"{self.value_prefix}_{name}"
-
-    @override
-    def contrast(self, predictions: Tensor) -> Tensor:
-        return predictions
 
 
 def masked_mean(values: Tensor, known: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -23,12 +23,10 @@ from dnadiff.supervised.metrics import (
     ScoredPredictions,
     ScoredValues,
     confusion_matrix,
-    named_metrics,
     roc_curves,
 )
 from dnadiff.supervised.targets.base import (
     MISSING,
-    ColumnTarget,
     Label,
     Predicted,
     TaskTarget,
@@ -36,7 +34,6 @@ from dnadiff.supervised.targets.base import (
     masked_mean,
     spread,
 )
-from dnadiff.supervised.targets.estimators import ClassEstimators, ColumnEstimators
 
 MAX_NUMBERS = 50  # classes that may all be numbers, some of them with decimals
 _WORST = ValidScore(-1.0, -math.inf)
@@ -119,7 +116,6 @@ class ClassTarget(TaskTarget):
     predicted_kind = ClassProbabilities
     primary, shown, p_value_test = "accuracy", ("mcc", "auroc"), "sign-flip test"
     takes_several, can_be_missing, published = False, False, True
-    metrics: Mapping[str, Metric] = METRICS
     text_columns = frozenset({"predicted", "label"})
 
     def __init__(
@@ -186,6 +182,16 @@ class ClassTarget(TaskTarget):
         return np.array(labels)
 
     @override
+    def fit(self, labels: Tensor, source: str = "the task") -> Self:
+        return self
+
+    @override
+    def check_valid(self, labels: Tensor, source: str) -> None:
+        pass
+
+    check_test = check_valid
+
+    @override
     def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
         return labels, list(self.names)
 
@@ -239,16 +245,16 @@ class ClassTarget(TaskTarget):
         name = "valid_accuracy" if self.class_weights is None else "valid_weighted_accuracy"
         return {name: score.accuracy, **super().record(score)}
 
-    @cached_property
-    @override
-    def estimators(self) -> ClassEstimators:
-        return ClassEstimators(self.num_outputs)
-
     @override
     def scored(
         self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
     ) -> ScoredPredictions:
         return ScoredPredictions(predictions, labels, folds)
+
+    @cached_property
+    @override
+    def metrics(self) -> Mapping[str, Metric]:
+        return METRICS
 
     @override
     def p_value(
@@ -281,16 +287,12 @@ class ClassTarget(TaskTarget):
         return [f"log_p_{name}_seed_{seed}" for name in self.names]
 
     @override
-    def track_column(self, name: str) -> str:
-        return f"p_{name}"
-
-    @override
     def contrast(self, predictions: Tensor) -> Tensor:
         # The log-odds of each class: log p - log(1 - p), stable also where p is close to 1.
-        count = predictions.shape[-1]
+        numbers = range(predictions.shape[-1])
         others = [
-            predictions[..., [other for other in range(count) if other != number]].logsumexp(-1)
-            for number in range(count)
+            predictions[..., [other for other in numbers if other != number]].logsumexp(-1)
+            for number in numbers
         ]
         return predictions - torch.stack(others, -1)
 
@@ -327,12 +329,12 @@ class LabelProbabilities(Predicted):
         return 1 / (1 + np.exp(-self.each_seed.astype(np.float64)))
 
 
-class MultiLabelTarget(ColumnTarget):
+class MultiLabelTarget(TaskTarget):
     """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds,
     averaged over the strands."""
 
     predicted_kind = LabelProbabilities
-    value_prefix, primary, shown = "p", "auroc", ("auprc",)
+    primary, shown, column_metrics = "auroc", ("auprc",), LABEL_METRICS
 
     @property
     @override
@@ -357,9 +359,8 @@ class MultiLabelTarget(ColumnTarget):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = labels.isfinite()
         filled = torch.where(known, labels, 0.0).to(outputs.dtype)
-        return masked_mean(
-            nn.functional.binary_cross_entropy_with_logits(outputs, filled, reduction="none"), known
-        )
+        each = nn.functional.binary_cross_entropy_with_logits(outputs, filled, reduction="none")
+        return masked_mean(each, known)
 
     @override
     def contrast_name(self, name: str) -> str:
@@ -368,22 +369,9 @@ class MultiLabelTarget(ColumnTarget):
     @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         # The log-odds of mean probabilities, without probabilities that are rounded to 0 or 1.
-        present, absent = (
-            _log_mean(
-                [nn.functional.logsigmoid(sign * one.double()) for one in predictions], weights
-            )
-            for sign in (1, -1)
-        )
-        return present - absent
-
-    @override
-    def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
-        return float(self.loss(predictions, labels))
-
-    @cached_property
-    @override
-    def estimators(self) -> ColumnEstimators:
-        return ColumnEstimators(self.valid_loss)
+        log_odds = [one.double() for one in predictions]
+        present = _log_mean([nn.functional.logsigmoid(one) for one in log_odds], weights)
+        return present - _log_mean([nn.functional.logsigmoid(-one) for one in log_odds], weights)
 
     @override
     def scored(
@@ -391,11 +379,6 @@ class MultiLabelTarget(ColumnTarget):
     ) -> ScoredValues:
         # Equal predictions stay ties in spite of rounding.
         return super().scored(np.asarray(predictions, np.float64).round(9), labels, folds)
-
-    @cached_property
-    @override
-    def metrics(self) -> dict[str, Metric]:
-        return named_metrics(self.names, LABEL_METRICS)
 
     @override
     def seed_columns(self, seed: int) -> list[str]:

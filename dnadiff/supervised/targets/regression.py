@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -15,16 +15,14 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dnadiff.fields import Json
-from dnadiff.supervised.metrics import REGRESSION_METRICS, Metric, ScoredValues, named_metrics
-from dnadiff.supervised.targets.base import ColumnTarget, Label, Predicted, masked_mean, spread
-from dnadiff.supervised.targets.estimators import ColumnEstimators
+from dnadiff.supervised.metrics import REGRESSION_METRICS, ScoredValues
+from dnadiff.supervised.targets.base import Label, Predicted, TaskTarget, masked_mean, spread
 
 MAX_POINTS = 2000  # of the picture of a model
 _RESOLUTION = 1e-3  # the largest step of 32 bits, in standard deviations of the values
 FEW = 2  # different values look like classes
-LARGEST = float(
-    np.finfo(np.float32).max
-)  # labels are float32, where larger ones would become infinite and count as missing
+# Labels are float32, where larger ones would become infinite and count as missing.
+LARGEST = float(np.finfo(np.float32).max)
 log = logging.getLogger("dnadiff")
 
 
@@ -116,7 +114,7 @@ class PredictedValues(Predicted):
         return self.each_seed.astype(np.float64).mean(0)
 
 
-class RegressionTarget(ColumnTarget):
+class RegressionTarget(TaskTarget):
     """Values of one or more columns, predicted on the scale of `transform`.
 
     Args:
@@ -130,6 +128,7 @@ class RegressionTarget(ColumnTarget):
 
     predicted_kind = PredictedValues
     value_prefix, primary, shown = "predicted", "spearman", ("pearson", "r2")
+    column_metrics = REGRESSION_METRICS
 
     def __init__(
         self,
@@ -155,10 +154,8 @@ class RegressionTarget(ColumnTarget):
     @property
     @override
     def summary(self) -> str:
-        return (
-            f"regression of {', '.join(map(self.transform.name, self.names))}, loss "
-            f"{self.loss_name}"
-        )
+        columns = ", ".join(map(self.transform.name, self.names))
+        return f"regression of {columns}, loss {self.loss_name}"
 
     @override
     def contrast_name(self, name: str) -> str:
@@ -177,7 +174,7 @@ class RegressionTarget(ColumnTarget):
     @override
     def read(
         self, labels: Sequence[str], source: str, label_source: str
-    ) -> tuple[Self, np.ndarray]:
+    ) -> tuple[TaskTarget, np.ndarray]:
         target, values = super().read(labels, source, label_source)
         for name, column in zip(self.names, values.T):
             if len(distinct := np.unique(column[np.isfinite(column)])) == FEW:
@@ -235,8 +232,8 @@ class RegressionTarget(ColumnTarget):
         if not self.loss_function.standardizes:
             return self
         values = labels.double().numpy()
-        of_items = (np.nanmean(values, 0).tolist(), np.nanstd(values, 0).tolist())
-        return type(self)(self.names, self.loss_name, self.transform_name, *of_items)
+        scale = np.nanmean(values, 0).tolist(), np.nanstd(values, 0).tolist()
+        return type(self)(self.names, self.loss_name, self.transform_name, *scale)
 
     def _scale(self, like: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Mean and standard deviation of the labels; 0 and 1 if they are not standardized."""
@@ -263,16 +260,6 @@ class RegressionTarget(ColumnTarget):
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
         mean, std = self._scale(predictions)
         return float(self.loss(self.loss_function.unlink((predictions - mean) / std), labels))
-
-    @cached_property
-    @override
-    def estimators(self) -> ColumnEstimators:
-        return ColumnEstimators(self.valid_loss, self.loss_function.boosting_loss)
-
-    @cached_property
-    @override
-    def metrics(self) -> dict[str, Metric]:
-        return named_metrics(self.names, REGRESSION_METRICS)
 
     @override
     def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
