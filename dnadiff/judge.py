@@ -71,9 +71,7 @@ class JudgeOptions(ShardedOptions):
 def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
     from dnadiff.genomics.metrics import memorization
-    from dnadiff.genomics.metrics.real_windows import cut, held_out_windows, read_bases
-    from dnadiff.genomics.metrics.sample_quality import SampleQualityEvaluator
-    from dnadiff.genomics.metrics.work import JudgeJob
+    from dnadiff.genomics.metrics.sample_quality import JudgeJob, SampleQualityEvaluator
     from dnadiff.store.address import shown
 
     order, num_splits, seed = options.order, options.num_splits, options.seed
@@ -82,25 +80,25 @@ def judge(options: JudgeOptions) -> list[Job]:
             "no real windows to compare with: give checkpoint=RUN, whose held-out part is read, "
             "data=, or real=y.fa"
         )
-    samples = read_bases(options.samples)
+    samples = memorization.read_bases(options.samples)
     length = common_length(samples, shown(options.samples))
     data, searched = sources(options)
     if options.real is not None or data is None:
-        real, source = cut(read_bases(str(options.real)), length), shown(options.real)
+        records = memorization.read_bases(str(options.real))
+        real, source = memorization.cut(records, length), shown(options.real)
     else:
         real, source = (
-            held_out_windows(data, options.part, length),
+            memorization.held_out_windows(data, options.part, length),
             f"{data.name}, part {options.part}",
         )
-    training = None
-    if searched is not None and memorization.fits_in_memory(searched):
-        training = memorization.indexed(searched)
-    if searched is not None and training is None:
-        number = memorization.num_training_bases(searched)
+    number = 0 if searched is None else memorization.num_training_bases(searched)
+    if number > memorization.LARGEST:
         log.info(
             "copies of the training part are not searched for: an index is made of at most "
             f"{memorization.LARGEST:,} bases, and it has {number:,}"
         )
+        searched = None
+    training = None if searched is None else memorization.indexed(searched)
     log.info(
         f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}"
     )
@@ -122,10 +120,10 @@ def judge(options: JudgeOptions) -> list[Job]:
             "number": len(evaluator.real),
             **({} if data is None or options.real is not None else {"data": data.describe()}),
         },
-        "searched": None if training is None or searched is None else searched.describe(),
+        "searched": None if searched is None else searched.describe(),
         "settings": settings,
     }
-    digest = None if training is None or searched is None else searched.digest
+    digest = None if searched is None else searched.digest
     output = expand_user(options.output or options.run_dir / "judge.json")
     return [JudgeJob(evaluator, output, about, settings, digest, picture)]
 

@@ -28,8 +28,7 @@ def fasta(tmp_path):
     return write
 
 
-def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_path, monkeypatch):
-    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 5)
+def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_path):
     fasta("x.fa", 12, 24)
     status, out, err = cli(
         "judge",
@@ -52,8 +51,7 @@ def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_pa
     assert found["real"]["data"]["split_hash"] and found["length"] == 24
 
 
-def test_samples_are_compared_with_a_file(cli, fasta, tmp_path, monkeypatch):
-    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
+def test_samples_are_compared_with_a_file(cli, fasta, tmp_path):
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
     status, _, err = cli(
@@ -117,7 +115,6 @@ def test_nothing_is_written_by_a_command_that_is_interrupted_before_its_end(
 ):
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
-    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
     monkeypatch.setattr(
         "dnadiff.report.figures.rendered",
         lambda *args: (_ for _ in ()).throw(OSError("interrupted")),

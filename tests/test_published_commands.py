@@ -89,8 +89,7 @@ def test_sample_needs_a_length(cli, caduceus, tmp_path):
     assert status == 0 and read_sequences(tmp_path / "y.fa")[0].sequence.startswith(b"ACGT"), err
 
 
-def test_judge_needs_data(cli, caduceus, tmp_path, monkeypatch):
-    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
+def test_judge_needs_data(cli, caduceus, tmp_path):
     status, _, err = cli("judge", "samples=s.fa", "checkpoint=caduceus")
     assert status == 1 and MISSING in err
     more = ("num_splits=20", "order=1")

@@ -23,7 +23,7 @@ from dnadiff.genomics.metrics.designs import (
     compare_designs,
     information,
 )
-from dnadiff.genomics.metrics.real_windows import cut, held_out_windows, read_bases
+from dnadiff.genomics.metrics.memorization import cut, held_out_windows, read_bases
 from dnadiff.jobs.journal import json_path
 from dnadiff.report.figures import logo_figure
 from dnadiff.report.page import write_page

@@ -268,7 +268,6 @@ def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_pa
 def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
     cli, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("dnadiff.genomics.metrics.sample_quality._NUM_SLOW", 3)
     draw = np.random.default_rng(1)
     for name, number, size in (("y.fa", 12, 30), ("z.fa", 3, 305)):
         (tmp_path / name).write_text(
@@ -293,7 +292,7 @@ def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dnadiff.genomics.metrics.work.write_json", stop)
+        patch.setattr("dnadiff.genomics.metrics.sample_quality.write_json", stop)
         assert cli("merge", "output=j.json")[0] == 130
     assert (
         (tmp_path / "j.png").exists()

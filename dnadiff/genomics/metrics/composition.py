@@ -9,6 +9,7 @@ samples of a model, differs from the mean of the N with 1/n + 1/N (`independent_
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -96,6 +97,53 @@ class Distance:
 
 
 @dataclass(frozen=True)
+class RandomSets:
+    """Random sets of samples, and of as many real windows for the real-vs-real baseline.
+
+    Attributes:
+        samples: indices of the samples of each set.
+        real: of each set, the indices of the real windows that take the place of the samples, and
+            of those that both are compared with.
+    """
+
+    samples: Sequence[np.ndarray]
+    real: Sequence[Sequence[np.ndarray]]
+
+    @classmethod
+    def draw(
+        cls, num_samples: int, num_real: int, num_sets: int, seed: int, most: int | None = None
+    ) -> RandomSets:
+        """Sets of all samples, or of half of the real windows if these are fewer; `most` are the
+        real windows that are used for one of them, None is all."""
+        number, rng = min(num_samples, num_real // 2), np.random.default_rng(seed)
+        real = [np.split(rng.permutation(num_real)[:most], [number]) for _ in range(num_sets)]
+        return cls([rng.permutation(num_samples)[:number] for _ in range(num_sets)], real)
+
+    def distance(
+        self,
+        statistic: Statistic,
+        samples: np.ndarray,
+        real: np.ndarray,
+        num_sets: int | None = None,
+    ) -> Distance:
+        """A statistic of samples `(S, ...)` and real windows `(R, ...)` in the first `num_sets`
+        (None is all), with its real-vs-real baseline.
+
+        The range of 95 % of the sets is that of their quantiles, or with too few of them the
+        prediction interval of Student's t.
+        """
+        pairs = list(zip(self.samples, self.real))[:num_sets]
+        ours = [statistic(samples[chosen], real[rest]) for chosen, (_, rest) in pairs]
+        theirs = np.array([statistic(real[chosen], real[rest]) for _, (chosen, rest) in pairs])
+        n, mean = len(theirs), float(theirs.mean())
+        low, high = map(float, np.quantile(theirs, [0.025, 0.975]))
+        if n < _MIN_FOR_QUANTILES:
+            half = student_t(n - 1) * float(theirs.std(ddof=1)) * math.sqrt(1 + 1 / n)
+            low, high = mean - half, mean + half
+        return Distance(float(np.mean(ours)), mean, low, high)
+
+
+@dataclass(frozen=True)
 class Composition:
     """k-mer frequencies and GC content of samples and of real windows.
 
@@ -156,26 +204,22 @@ def compare(
         ValueError: if there are too few sequences, their lengths differ, one has no known base, or
             a character is not a nucleotide code.
     """
-    sample_bases, real_bases = (
-        [as_bases(sequence) for sequence in sequences] for sequences in (samples, real)
-    )
+    sample_bases, real_bases = [[*map(as_bases, sequences)] for sequences in (samples, real)]
     length = common_length(sample_bases, real_bases)
     sample_counts, real_counts = (
-        kmer_counts(sample_bases, k, both_strands),
-        kmer_counts(real_bases, k, both_strands),
+        kmer_counts(each, k, both_strands) for each in (sample_bases, real_bases)
     )
     sample_gc, real_gc = gc_content(sample_bases, "samples"), gc_content(real_bases, "real")
-    number = min(len(sample_bases), len(real_bases) // 2)
-    rng = np.random.default_rng(seed)
-    real_sets = [np.split(rng.permutation(len(real_bases)), [number]) for _ in range(num_splits)]
-    sample_sets = [rng.permutation(len(sample_bases))[:number] for _ in range(num_splits)]
-    sets = np.array([_frequencies(real_counts[chosen]) for chosen, _ in real_sets])
+    total = len(real_bases)
+    sets = RandomSets.draw(len(sample_bases), total, num_splits, seed)
+    number = len(sets.samples[0])
+    found = np.array([_frequencies(real_counts[chosen]) for chosen, _ in sets.real])
     shown, kmers = _labels(k, both_strands)
-    low, high = independent_range(sets, number, len(real_bases))[:, shown]
+    low, high = independent_range(found, number, total)[:, shown]
     return Composition(
         k=k,
         kmers=kmers,
-        sample_frequency=_frequencies(sample_counts[sample_sets[0]])[shown],
+        sample_frequency=_frequencies(sample_counts[sets.samples[0]])[shown],
         real_frequency=_frequencies(real_counts)[shown],
         kmer_low=low,
         kmer_high=high,
@@ -183,9 +227,9 @@ def compare(
         real_gc=real_gc,
         num_compared=number,
         length=length,
-        kmer_distance=distance(total_variation, sample_counts, real_counts, sample_sets, real_sets),
-        gc_distance=distance(wasserstein, sample_gc, real_gc, sample_sets, real_sets),
-        gc_sets=real_gc[independent_sets(number, len(real_bases), num_splits, seed)],
+        kmer_distance=sets.distance(total_variation, sample_counts, real_counts),
+        gc_distance=sets.distance(wasserstein, sample_gc, real_gc),
+        gc_sets=real_gc[independent_sets(number, total, num_splits, seed)],
     )
 
 
@@ -230,7 +274,10 @@ def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> 
 
 
 def kmer_counts(
-    sequences: Sequence[np.ndarray], k: int, both_strands: bool, dtype: DTypeLike = np.int64
+    sequences: Sequence[np.ndarray] | np.ndarray,
+    k: int,
+    both_strands: bool,
+    dtype: DTypeLike = np.int64,
 ) -> np.ndarray:
     """Counts of each k-mer in each sequence: (S, 4**k)."""
     counts = np.empty((len(sequences), 4**k), dtype)
@@ -246,7 +293,7 @@ def _frequencies(counts: np.ndarray) -> np.ndarray:
     return total / max(total.sum(), 1)
 
 
-def gc_content(sequences: Sequence[np.ndarray], name: str) -> np.ndarray:
+def gc_content(sequences: Sequence[np.ndarray] | np.ndarray, name: str) -> np.ndarray:
     """GC fraction of each sequence, (S,); raises ValueError if one has no known base."""
     known = np.array([(bases < UNKNOWN).sum() for bases in sequences])
     if (known == 0).any():
@@ -259,47 +306,12 @@ def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
     complements."""
     every = np.arange(4**k, dtype=np.uint64)
     other = reverse_complement_codes(every, k)
-    shown = np.flatnonzero(every <= other) if both_strands else np.arange(4**k)
-    pairs = [(int(code), int(other[code])) for code in shown]
-    return shown, tuple(
-        _kmer(a, k) if a == b or not both_strands else f"{_kmer(a, k)}/{_kmer(b, k)}"
-        for a, b in pairs
-    )
-
-
-def _kmer(code: int, k: int) -> str:
-    return "".join("ACGT"[code >> 2 * place & 3] for place in reversed(range(k)))
-
-
-def distance(
-    statistic: Statistic,
-    samples: np.ndarray,
-    real: np.ndarray,
-    sample_sets: Sequence[np.ndarray],
-    real_sets: Sequence[Sequence[np.ndarray]],
-) -> Distance:
-    """A statistic of samples `(S, ...)` and real windows `(R, ...)`, with its real-vs-real
-    baseline.
-
-    For each split, `sample_sets` are the indices of the samples, and `real_sets` the indices of the
-    real windows that take their place and of those that both are compared with.
-    """
-    ours = [
-        statistic(samples[chosen], real[rest]) for chosen, (_, rest) in zip(sample_sets, real_sets)
-    ]
-    baseline = [statistic(real[chosen], real[rest]) for chosen, rest in real_sets]
-    return Distance(float(np.mean(ours)), float(np.mean(baseline)), *_range(np.array(baseline)))
-
-
-def _range(values: np.ndarray) -> tuple[float, float]:
-    """The range of 95 % of such values: their quantiles, or with too few of them the prediction
-    interval of Student's t."""
-    n = len(values)
-    if n < _MIN_FOR_QUANTILES:
-        half = student_t(n - 1) * float(values.std(ddof=1)) * math.sqrt(1 + 1 / n)
-        return float(values.mean()) - half, float(values.mean()) + half
-    low, high = np.quantile(values, [0.025, 0.975])
-    return float(low), float(high)
+    kmers = list(map("".join, itertools.product("ACGT", repeat=k)))  # in the order of their codes
+    if not both_strands:
+        return np.arange(4**k), tuple(kmers)
+    shown = np.flatnonzero(every <= other)
+    pairs = [(kmers[code], kmers[other[code]]) for code in shown]
+    return shown, tuple(a if a == b else f"{a}/{b}" for a, b in pairs)
 
 
 def bootstrap_interval(

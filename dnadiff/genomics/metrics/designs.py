@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dnadiff.formats.sequences import Record, iter_sequences
+from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.kmers import UNKNOWN
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     MAX_SEQUENCES,
     Distance,
+    RandomSets,
     as_bases,
-    distance,
     evenly_spaced,
     gc_content,
     jensen_shannon,
@@ -61,17 +61,21 @@ class DesignTable:
         digests: set[bytes] = set()
         counts: np.ndarray | None = None
         for i, record in zip(range(number), iter_sequences(path)):
-            about = header_facts(record.description)
-            bases = designed_bases(record, about)
+            about, bases = header_facts(record.description), as_bases(record.sequence)
+            # The bases that were designed, or all if the header does not say which.
+            first, _, last = about.get("designed", "").partition("-")
+            if first.isdigit() and last.isdigit():
+                bases = bases[int(first) - 1 : int(last)]
             names.append(record.name)
             rows.append([float(about.get(name, "nan")) for name in _COLUMNS])
             lengths.append(len(bases))
             digests.add(hashlib.blake2b(bases.tobytes(), digest_size=16).digest())
             if i == 0:
                 counts = np.zeros((len(bases), UNKNOWN + 1), np.int64)
-            counts = (
-                None if counts is None or len(bases) != len(counts) else _counted(counts, bases)
-            )
+            if counts is not None and len(bases) == len(counts):
+                counts[np.arange(len(bases)), bases] += 1
+            else:
+                counts = None
             if i in kept:
                 sequences.append(bases)
         columns = dict(zip(_COLUMNS, np.array(rows, float).T))
@@ -97,19 +101,6 @@ def header_facts(description: str) -> dict[str, str]:
     }
 
 
-def designed_bases(record: Record, about: Mapping[str, str]) -> np.ndarray:
-    """The bases of a record that were designed, by its header `designed=first-last`, or else
-    all."""
-    bases = as_bases(record.sequence)
-    first, _, last = about.get("designed", "").partition("-")
-    return bases[int(first) - 1 : int(last)] if first.isdigit() and last.isdigit() else bases
-
-
-def _counted(counts: np.ndarray, bases: np.ndarray) -> np.ndarray:
-    counts[np.arange(len(bases)), bases] += 1
-    return counts
-
-
 def mean_hamming(counts: np.ndarray) -> float:
     """The mean Hamming distance over all pairs of N sequences, from the counts of letters at each
     position (L, letters), N at least 2."""
@@ -129,9 +120,8 @@ def information(counts: np.ndarray) -> np.ndarray:
     known = counts[:, :4].astype(float)
     number = np.maximum(known.sum(1, keepdims=True), 1)
     share = known / number
-    entropy = -np.where(share > 0, share * np.log2(np.where(share > 0, share, 1)), 0).sum(
-        1, keepdims=True
-    )
+    logs = np.log2(np.where(share > 0, share, 1))
+    entropy = -np.where(share > 0, share * logs, 0).sum(1, keepdims=True)
     return share * np.maximum(2 - entropy - 3 / (2 * math.log(2) * number), 0)
 
 
@@ -169,25 +159,15 @@ def compare_designs(
     """
     if len(real) < 4:
         raise ValueError(f"{len(real)} real sequences are too few to compare; give at least 4")
-    number = min(len(designs), len(real) // 2)
-    rng = np.random.default_rng(seed)
-    real_sets = [np.split(rng.permutation(len(real)), [number]) for _ in range(_NUM_SPLITS)]
-    design_sets = [rng.permutation(len(designs))[:number] for _ in range(_NUM_SPLITS)]
+    sets = RandomSets.draw(len(designs), len(real), _NUM_SPLITS, seed)
     shortest = min(map(len, [*designs, *real]))
     divergences = {}
     for k in KMER_LENGTHS:
         if k <= shortest:
-            counts = [
-                kmer_counts(each, k, both_strands).astype(np.float32) for each in (designs, real)
-            ]
-            divergences[k] = distance(jensen_shannon, counts[0], counts[1], design_sets, real_sets)
-    ours, theirs = (
-        100 * gc_content(each, name) for each, name in ((designs, "the designs"), (real, "real"))
-    )
-    return DesignComparison(
-        divergences,
-        distance(wasserstein, ours, theirs, design_sets, real_sets),
-        ours,
-        theirs,
-        number,
-    )
+            ours, theirs = (
+                kmer_counts(each, k, both_strands, np.float32) for each in (designs, real)
+            )
+            divergences[k] = sets.distance(jensen_shannon, ours, theirs)
+    ours, theirs = 100 * gc_content(designs, "the designs"), 100 * gc_content(real, "real")
+    gc = sets.distance(wasserstein, ours, theirs)
+    return DesignComparison(divergences, gc, ours, theirs, len(sets.samples[0]))

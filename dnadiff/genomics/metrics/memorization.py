@@ -1,4 +1,5 @@
-"""How much of the samples was copied from the training part: exact matches on either strand."""
+"""What samples are compared with: windows of real sequences, and the training part, from which
+they may be copied: exact matches on either strand."""
 
 from __future__ import annotations
 
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("dnadiff")
 LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
-_MATCHES = 1 << 21  # k-mers of the training part that are compared at once, which bounds the memory
-_FEW = 16  # candidates that are compared one by one, in long steps
+MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
 
@@ -65,7 +65,14 @@ class TrainingIndex:
         sequences: uint8 arrays of bases (0 A, 1 C, 2 G, 3 T, 4 unknown); no match spans two of
             them.
         k: length of the k-mers that `seen` counts.
+
+    Attributes:
+        matches: k-mers of the training part that are compared at once, which bounds the memory.
+        few: candidates that are compared one by one, in long steps.
+        block: k-mers of a window that are searched at once.
     """
+
+    matches, few, block = 1 << 21, 16, 1 << 20
 
     def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
         self.sequences, self.k = sequences, k
@@ -95,7 +102,13 @@ class TrainingIndex:
         """For each window, its k-mers that occur in the training part, and all its k-mers without
         unknown bases: (S, 2)."""
         return np.array(
-            [(self._tables.kmers.hits(bases).sum(), _count(bases, self.k)) for bases in windows]
+            [
+                (
+                    self._tables.kmers.hits(bases).sum(),
+                    sum(codes(x, self.k)[1].sum() for _, x in blocks(bases, self.k, self.block)),
+                )
+                for bases in windows
+            ]
         )
 
     def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
@@ -104,11 +117,10 @@ class TrainingIndex:
         return np.array([self._longest(bases) for bases in windows])
 
     def _longest(self, bases: np.ndarray) -> int:
-        padded = np.append(
-            bases, np.uint8(UNKNOWN)
-        )  # padded[-1] is before the window as well as after it
+        # padded[-1] is before the window as well as after it
+        padded = np.append(bases, np.uint8(UNKNOWN))
         longest, tables = 0, self._tables
-        for first, block in blocks(bases, _SEED_LENGTH):
+        for first, block in blocks(bases, _SEED_LENGTH, self.block):
             values, known = codes(block, _SEED_LENGTH)
             start = np.flatnonzero(known)
             if self.k >= _SEED_LENGTH:
@@ -120,18 +132,12 @@ class TrainingIndex:
                     continue
             seeds = values[start].view(np.int64)
             ends = np.cumsum(tables.first[seeds + 1] - tables.first[seeds])
-            for few in np.split(
-                start,
-                np.searchsorted(ends, np.arange(_MATCHES, ends[-1] if len(ends) else 0, _MATCHES)),
-            ):
+            most = np.arange(self.matches, ends[-1] if len(ends) else 0, self.matches)
+            for few in np.split(start, np.searchsorted(ends, most)):
                 longest = max(longest, self._extended(padded, few + first, values[few]))
+        shorter = range(_SEED_LENGTH - 1, 0, -1)
         return longest or next(
-            (
-                k
-                for k in range(_SEED_LENGTH - 1, 0, -1)
-                if KmerSet([tables.text], k).contains_any(bases)
-            ),
-            0,
+            (k for k in shorter if KmerSet([tables.text], k).contains_any(bases)), 0
         )
 
     def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
@@ -146,25 +152,15 @@ class TrainingIndex:
         rank = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
         place = tables.place[np.repeat(first, number) + rank]
         # A match that extends to the left is found from an earlier start.
-        extends_left = _same(padded[offset - 1], tables.text[place - 1])
-        offset, place, length = offset[~extends_left], place[~extends_left], _SEED_LENGTH
-        while len(offset) > _FEW:
+        is_first = ~_same(padded[offset - 1], tables.text[place - 1])
+        offset, place, length = offset[is_first], place[is_first], _SEED_LENGTH
+        while len(offset) > self.few:
             extends = _same(padded[offset + length], tables.text[place + length])
             if not extends.any():
                 return length
             offset, place, length = offset[extends], place[extends], length + 1
-        return max(
-            (
-                _match(padded[i:], tables.text[j:], length)
-                for i, j in zip(offset.tolist(), place.tolist())
-            ),
-            default=0,
-        )
-
-
-def _count(bases: np.ndarray, k: int) -> int:
-    """Number of k-mers without unknown bases."""
-    return sum(int(codes(block, k)[1].sum()) for _, block in blocks(bases, k))
+        pairs = zip(offset.tolist(), place.tolist())
+        return max((_match(padded[i:], tables.text[j:], length) for i, j in pairs), default=0)
 
 
 def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
@@ -181,6 +177,57 @@ def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a == b) & (a < UNKNOWN)
+
+
+def read_bases(path: str | Path) -> list[np.ndarray]:
+    """The records of a FASTA file as bases."""
+    return [as_bases(record.sequence) for record in iter_sequences(path)]
+
+
+def windows_of(records: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
+    """Consecutive windows of the records."""
+    return [
+        bases[at : at + length]
+        for bases in records
+        for at in range(0, len(bases) - length + 1, length)
+    ]
+
+
+def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[np.ndarray]:
+    """The windows of a held-out part as bases, without overlap; raises ValueError if the part is
+    not held out, or too short."""
+    if part not in ("test", "valid"):
+        raise ValueError(f"part {part!r} is not held out; choose test or valid")
+    longest = max((i.end - i.start for i in data.intervals[part]), default=0)
+    windows: list[np.ndarray] = []
+    if longest >= length:
+        tiles, to_bases = data.test_windows(part, length), bases_of(data)
+        # Complete sequences are padded to a length of their own, whatever length is asked for.
+        items = (tiles[i] for i, tile in enumerate(tiles.tiles) if tile.skip == 0)
+        ids = (item["ids"][item["valid"]] if "valid" in item else item["ids"] for item in items)
+        windows = windows_of((to_bases(each.numpy()) for each in ids), length)
+    if not windows:
+        problem = f"has no interval of {length:,} bases (the longest has {longest:,})"
+        raise ValueError(
+            f"the {part} part of {data.name} {problem if longest else 'is empty'}; give "
+            "real=y.fa, or shorter samples"
+        )
+    return windows
+
+
+def cut(
+    records: Sequence[np.ndarray], length: int, max_unknown: float = MAX_UNKNOWN
+) -> list[np.ndarray]:
+    """Consecutive windows of the records, without those that have many unknown bases; raises
+    ValueError if there is none."""
+    windows = windows_of(records, length)
+    found = [bases for bases in windows if (bases == UNKNOWN).mean() <= max_unknown]
+    if not found:
+        raise ValueError(
+            f"real has no window of {length:,} bases with at most {100 * max_unknown:g} % unknown "
+            "bases; give longer records"
+        )
+    return found
 
 
 class Match(NamedTuple):
@@ -250,11 +297,6 @@ def num_training_bases(data: SequenceDataModule) -> int:
     return num_tokens(data.intervals["train"])
 
 
-def fits_in_memory(data: SequenceDataModule) -> bool:
-    """Whether the training part is small enough to be indexed."""
-    return num_training_bases(data) <= LARGEST
-
-
 def training_data(
     model: Loaded, trust: Sequence[str] = (), given: Config | None = None
 ) -> SequenceDataModule:
@@ -271,10 +313,10 @@ def training_data(
             f"{model.path} was not trained on data={data.name}: matches are with these data, not "
             "with the training data of the model"
         )
-    if not fits_in_memory(data):
+    if (number := num_training_bases(data)) > LARGEST:
         raise ValueError(
-            f"copies: the training part of {data.name} has {num_training_bases(data):,} bases, and "
-            f"an index is made of at most {LARGEST:,} "
+            f"copies: the training part of {data.name} has {number:,} bases, and an index is made "
+            f"of at most {LARGEST:,} "
             "(40 bytes of memory for each); give data= with fewer records"
         )
     return data
@@ -292,16 +334,14 @@ def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
     found = []
     for record in iter_sequences(path):
         bases = as_bases(record.sequence)
-        designed = _DESIGNED.search(
-            record.description
-        )  # written by anyone: a range outside the record is ignored
+        # Written by anyone: a range outside the record is ignored.
+        designed = _DESIGNED.search(record.description)
         if designed is not None and 1 <= int(designed[1]) <= int(designed[2]) <= len(bases):
             bases = bases[int(designed[1]) - 1 : int(designed[2])]
         hits, kmers = training.seen([bases])[0]
         longest = int(training.longest_match([bases])[0])
-        found.append(
-            Match(record.name, len(bases), longest, float(hits) / kmers if kmers else float("nan"))
-        )
+        seen = float(hits) / kmers if kmers else float("nan")
+        found.append(Match(record.name, len(bases), longest, seen))
     return found
 
 

@@ -13,13 +13,19 @@ real windows, and to predict real windows. A set of windows is an array (S, L) u
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
+from typing_extensions import override
 
 from dnadiff.fields import Json
 from dnadiff.genomics.kmers import UNKNOWN
@@ -27,10 +33,10 @@ from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     Distance,
+    RandomSets,
     Statistic,
     bootstrap_interval,
     common_length,
-    distance,
     evenly_spaced,
     gc_content,
     independent_range,
@@ -39,6 +45,9 @@ from dnadiff.genomics.metrics.composition import (
     wasserstein,
 )
 from dnadiff.genomics.metrics.memorization import TrainingIndex
+from dnadiff.jobs.job import Job, Result
+from dnadiff.progress import table
+from dnadiff.store.disk import atomic_write, write_json
 
 _STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
 
@@ -101,24 +110,18 @@ def longest_orf(windows: np.ndarray) -> np.ndarray:
     unknown base ends it.
     """
     other = np.where(windows < UNKNOWN, 3 - windows.astype(np.int16), UNKNOWN)[:, ::-1]
-    return np.max(
-        [_longest(strand[:, start:]) for strand in (windows, other) for start in range(3)], axis=0
-    )
-
-
-def _longest(strand: np.ndarray) -> np.ndarray:
-    """`longest_orf` in the frame of the first base."""
-    codons = strand[:, : strand.shape[1] // 3 * 3].reshape(len(strand), -1, 3)
-    if not codons.shape[1]:
-        return np.zeros(len(strand), np.int64)
-    ends = (codons == UNKNOWN).any(2)
-    for stop in _STOPS:
-        ends |= (codons == stop).all(2)
-    place = np.arange(codons.shape[1])
-    last = np.maximum.accumulate(
-        np.where(ends, place, -1), axis=1
-    )  # the last stop at or before each codon
-    return 3 * (place - last).max(1)
+    longest = np.zeros(len(windows), np.int64)
+    for frame in (strand[:, start:] for strand in (windows, other) for start in range(3)):
+        number = frame.shape[1] // 3
+        codons = frame[:, : 3 * number].reshape(len(frame), number, 3)
+        if number:
+            stops = [(codons == stop).all(2) for stop in _STOPS]
+            ends = np.any([(codons == UNKNOWN).any(2), *stops], axis=0)
+            place = np.arange(number)
+            # The last stop at or before each codon.
+            last = np.maximum.accumulate(np.where(ends, place, -1), axis=1)
+            longest = np.maximum(longest, 3 * (place - last).max(1))
+    return longest
 
 
 _FOLDS = 5
@@ -188,7 +191,6 @@ MAX_REAL = (
 MAX_DISTANCE = 100  # bases between two positions whose mutual information is computed
 _MIN_SAMPLES = 10  # for a cross-validated discriminator
 _DISCRIMINATOR_K = 4
-_NUM_SLOW = 20  # splits and resamples of metrics that train a model each time
 log = logging.getLogger("dnadiff")
 TOO_SIMILAR = "WARNING: closer than real windows are to each other (too similar)"
 
@@ -234,7 +236,7 @@ class SampleQuality:
             range of 95 % of sets of real windows that are independent of these (2, D).
     """
 
-    metrics: tuple[QualityMetric, ...]
+    metrics: Sequence[QualityMetric]
     num_compared: int
     length: int
     information: tuple[np.ndarray, np.ndarray]
@@ -302,6 +304,7 @@ class SampleQualityEvaluator:
         both_strands: count k-mers on both strands; False for strand-oriented data.
         order: of the Markov models that are trained on the samples.
         num_splits: random sets of real windows.
+        num_slow: sets and replicates of metrics that train a model each time.
 
     Raises:
         ValueError: if there are too few sequences, or they are too short or of several lengths.
@@ -316,6 +319,7 @@ class SampleQualityEvaluator:
         order: int = 6,
         num_splits: int = 100,
         seed: int = 0,
+        num_slow: int = 20,
     ) -> None:
         self.length = common_length(samples, real)
         self.number = min(len(samples), len(real) // 2)
@@ -334,18 +338,10 @@ class SampleQualityEvaluator:
         kept = evenly_spaced(len(real), max(MAX_REAL, 4 * self.number))
         if len(kept) < len(real):
             log.info(f"{len(kept):,} of {len(real):,} real windows are compared, evenly spaced")
-        self.samples, self.real, self.training = (
-            np.stack(samples),
-            np.stack([real[i] for i in kept]),
-            training,
-        )
-        self.both_strands, self.order, self.seed = both_strands, order, seed
-        rng = np.random.default_rng(seed)
-        self.real_sets = [
-            np.split(rng.permutation(len(self.real))[: 2 * self.number], 2)
-            for _ in range(num_splits)
-        ]
-        self.sample_sets = [rng.permutation(len(samples))[: self.number] for _ in range(num_splits)]
+        self.samples, self.real = np.stack(samples), np.stack([real[i] for i in kept])
+        self.training, self.both_strands, self.order = training, both_strands, order
+        self.seed, self.num_slow = seed, num_slow
+        self.sets = RandomSets.draw(len(samples), len(self.real), num_splits, seed, 2 * self.number)
 
     def __call__(self) -> SampleQuality:
         """Compute all metrics."""
@@ -353,21 +349,23 @@ class SampleQualityEvaluator:
 
     def parts(self) -> list[Callable[[], QualityPart]]:
         """Functions that compute the metrics, which do not depend on each other."""
-        found: list[Callable[[], QualityPart]] = [partial(self._kmers, k) for k in KMER_LENGTHS]
-        found += [self._gc, self._mutual_information, self._coding]
-        found += [] if self.training is None else [self._memorization]
-        return [*found, self._discriminator, self._train_on_samples]
+        training = self.training
+        return [
+            *(partial(self._kmers, k) for k in KMER_LENGTHS),
+            self._gc,
+            self._mutual_information,
+            self._coding,
+            *([] if training is None else [partial(self._memorization, training)]),
+            self._discriminator,
+            self._train_on_samples,
+        ]
 
     def joined(self, parts: Iterable[QualityPart]) -> SampleQuality:
         """All metrics, given the results of all `parts` in their order."""
         done = list(parts)
         information = next(part.information for part in done if part.information is not None)
-        return SampleQuality(
-            tuple(metric for part in done for metric in part.metrics),
-            self.number,
-            self.length,
-            information,
-        )
+        metrics = [metric for part in done for metric in part.metrics]
+        return SampleQuality(metrics, self.number, self.length, information)
 
     def _metric(
         self,
@@ -382,14 +380,15 @@ class SampleQualityEvaluator:
         """A statistic of two sets, with its baseline and its interval; `data` are the rows of
         samples and of real windows."""
         samples, real = data
-        num_sets = _NUM_SLOW if slow else len(self.real_sets)
-        found = distance(
-            statistic, samples, real, self.sample_sets[:num_sets], self.real_sets[:num_sets]
-        )
-        chosen, (_, rest) = samples[self.sample_sets[0]], self.real_sets[0]
-        num_resamples = _NUM_SLOW if slow else 100
+        found = self.sets.distance(statistic, samples, real, self.num_slow if slow else None)
         low, high = bootstrap_interval(
-            statistic, chosen, real[rest], found.samples, num_resamples, self.seed, halves=slow
+            statistic,
+            samples[self.sets.samples[0]],
+            real[self.sets.real[0][1]],
+            found.samples,
+            self.num_slow if slow else 100,
+            self.seed,
+            halves=slow,
         )
         interval = (max(low, 0.0), high) if is_distance else (low, high)
         return QualityMetric(key, name, unit, is_distance, replace(found, interval=interval))
@@ -403,122 +402,96 @@ class SampleQualityEvaluator:
         data: Sequence[np.ndarray],
     ) -> QualityMetric:
         found = self._metric(key, name, unit, lambda a, b: float(of(a)), data, is_distance=False)
-        return replace(
-            found, distance=found.distance.of_an_independent_set(self.number, len(self.real))
-        )
+        return replace(found, distance=self._of_an_independent_set(found.distance))
+
+    def _of_an_independent_set(self, distance: Distance) -> Distance:
+        return distance.of_an_independent_set(self.number, len(self.real))
 
     def _both(self, of: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
         """What is computed of the samples and of the real windows."""
         return [of(self.samples), of(self.real)]
 
+    def _counts(self, k: int, dtype: DTypeLike = np.int64) -> list[np.ndarray]:
+        return self._both(lambda windows: kmer_counts(windows, k, self.both_strands, dtype))
+
     def _kmers(self, k: int) -> QualityPart:
-        counts = self._both(lambda x: kmer_counts(list(x), k, self.both_strands, np.float32))
         name = f"{k}-mers, Jensen-Shannon divergence"
+        counts = self._counts(k, np.float32)
         return QualityPart([self._metric(f"js_{k}", name, "bits", jensen_shannon, counts)])
 
     def _gc(self) -> QualityPart:
-        gc = [
-            100 * gc_content(list(windows), name)
-            for windows, name in ((self.samples, "samples"), (self.real, "real"))
-        ]
-        name = "GC content, variance between windows"
-        return QualityPart(
-            [self._value("gc_variance", name, "points^2", lambda a: a.var(ddof=1), gc)]
-        )
+        gc = [100 * gc_content(self.samples, "samples"), 100 * gc_content(self.real, "real")]
+        about = ("gc_variance", "GC content, variance between windows", "points^2")
+        return QualityPart([self._value(*about, lambda a: a.var(ddof=1), gc)])
 
     def _mutual_information(self) -> QualityPart:
         reach = min(MAX_DISTANCE, self.length - 1)
         pairs = self._both(lambda x: pair_counts(x, MAX_DISTANCE)[:, :reach])
-        curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.real_sets])
-        ours, limits = (
-            mutual_information(pairs[0][self.sample_sets[0]]),
-            independent_range(curves, self.number, len(self.real)),
-        )
+        curves = np.array([mutual_information(pairs[1][chosen]) for chosen, _ in self.sets.real])
+        ours = mutual_information(pairs[0][self.sets.samples[0]])
+        limits = independent_range(curves, self.number, len(self.real))
+
+        def mean(a: np.ndarray) -> float:
+            return mutual_information(a).mean()
 
         def gap(a: np.ndarray, b: np.ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
 
-        name = f"mutual information, mean up to {reach} bases"
-        mean = self._value(
-            "mutual_information", name, "bits", lambda a: mutual_information(a).mean(), pairs
-        )
-        curve = self._metric(
-            "mutual_information_gap",
-            "mutual information, mean difference of curves",
-            "bits",
-            gap,
-            pairs,
-        )
-        return QualityPart([mean, curve], (ours, np.maximum(limits, 0.0)))
+        name, of_curves = f"mean up to {reach} bases", "mean difference of curves"
+        key, what, bits = "mutual_information", "mutual information", "bits"
+        metrics = [
+            self._value(key, f"{what}, {name}", bits, mean, pairs),
+            self._metric(f"{key}_gap", f"{what}, {of_curves}", bits, gap, pairs),
+        ]
+        return QualityPart(metrics, (ours, np.maximum(limits, 0.0)))
 
     def _coding(self) -> QualityPart:
-        periods, frames = self._both(period_three), self._both(longest_orf)
-        period = self._value(
-            "period_three", "three-base period, power", "x shuffled", np.mean, periods
+        period, frames = self._both(period_three), self._both(longest_orf)
+        of_period = ("period_three", "three-base period, power", "x shuffled")
+        key, name = "longest_frame", "longest open reading frame"
+        far = (f"{key}_gap", f"{name}, Wasserstein-1", "bases")
+        return QualityPart(
+            [
+                self._value(*of_period, np.mean, period),
+                self._value(key, f"{name}, mean", "bases", np.mean, frames),
+                self._metric(*far, wasserstein, frames),
+            ]
         )
-        frame = self._value(
-            "longest_frame", "longest open reading frame, mean", "bases", np.mean, frames
-        )
-        gap = self._metric(
-            "longest_frame_gap",
-            "longest open reading frame, Wasserstein-1",
-            "bases",
-            wasserstein,
-            frames,
-        )
-        return QualityPart([period, frame, gap])
 
-    def _memorization(self) -> QualityPart:
-        training = self.training
-        assert training is not None
+    def _memorization(self, training: TrainingIndex) -> QualityPart:
         seen, match = self._both(training.seen), self._both(training.longest_match)
 
         def percent(a: np.ndarray) -> float:
             return 100 * a[:, 0].sum() / max(a[:, 1].sum(), 1)
 
-        metrics = [
-            self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen),
-            self._value(
-                "longest_match_mean", "longest match with training, mean", "bases", np.mean, match
-            ),
-        ]
+        name = "longest match with training"
         # A maximum has no useful standard error.
-        longest = distance(
-            lambda a, b: float(a.max()), match[0], match[1], self.sample_sets, self.real_sets
-        )
-        name, independent = (
-            "longest match with training, maximum",
-            longest.of_an_independent_set(self.number, len(self.real)),
+        longest = self._of_an_independent_set(
+            self.sets.distance(lambda a, b: float(a.max()), match[0], match[1])
         )
         return QualityPart(
-            [*metrics, QualityMetric("longest_match", name, "bases", False, independent)]
+            [
+                self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen),
+                self._value("longest_match_mean", f"{name}, mean", "bases", np.mean, match),
+                QualityMetric("longest_match", f"{name}, maximum", "bases", False, longest),
+            ]
         )
 
     def _discriminator(self) -> QualityPart:
-        counts = self._both(lambda x: kmer_counts(list(x), _DISCRIMINATOR_K, self.both_strands))
-        found = distance(
-            discriminator_auroc,
-            counts[0],
-            counts[1],
-            self.sample_sets[:_NUM_SLOW],
-            self.real_sets[:_NUM_SLOW],
-        )
-        scores, labels = cross_validated_scores(
-            counts[0][self.sample_sets[0]], counts[1][self.real_sets[0][1]]
-        )
+        samples, real = self._counts(_DISCRIMINATOR_K)
+        found = self.sets.distance(discriminator_auroc, samples, real, self.num_slow)
+        chosen, rest = self.sets.samples[0], self.sets.real[0][1]
+        scores, labels = cross_validated_scores(samples[chosen], real[rest])
         # The replicates resample the scores: nothing is trained again.
-        replicates = np.random.default_rng(self.seed).integers(
-            self.number, size=(200, 2, self.number)
-        )
+        rng = np.random.default_rng(self.seed)
+        replicates = rng.integers(self.number, size=(200, 2, self.number))
         areas = [
             auroc(np.concatenate([scores[a], scores[self.number + b]]), labels)
             for a, b in replicates
         ]
         half = 1.96 * float(np.std(areas, ddof=1))
-        found = replace(
-            found, interval=(max(found.samples - half, 0.0), min(found.samples + half, 1.0))
-        )
-        name = f"discriminator on {_DISCRIMINATOR_K}-mers"
+        interval = max(found.samples - half, 0.0), min(found.samples + half, 1.0)
+        name, found = f"discriminator on {_DISCRIMINATOR_K}-mers", replace(found, interval=interval)
         return QualityPart([QualityMetric("discriminator_auroc", name, "AUROC", True, found)])
 
     def _train_on_samples(self) -> QualityPart:
@@ -526,7 +499,97 @@ class SampleQualityEvaluator:
             return train_on_samples_bits(a, b, self.order)
 
         name = f"real windows, order-{self.order} Markov model of samples"
-        data = self.samples, self.real
-        return QualityPart(
-            [self._metric("train_on_samples_bits", name, "bits per base", bits, data, slow=True)]
+        about, data = ("train_on_samples_bits", name, "bits per base"), (self.samples, self.real)
+        return QualityPart([self._metric(*about, bits, data, slow=True)])
+
+
+class JudgeJob(Job):
+    """All metrics of an evaluator, as a JSON file and a picture. Items are groups of metrics.
+
+    Args:
+        about: what the JSON file says before the metrics.
+        options: of the evaluator.
+        searched: digest of the data that are searched for copies.
+        draw: the picture, as the bytes of a PNG file.
+    """
+
+    stream, label = "metrics", "judge"
+
+    def __init__(
+        self,
+        evaluator: SampleQualityEvaluator,
+        output: Path,
+        about: Mapping[str, Json],
+        options: Mapping[str, Json],
+        searched: str | None,
+        draw: Callable[[SampleQuality], bytes],
+    ) -> None:
+        self.evaluator, self.output, self.about, self.draw = evaluator, output, about, draw
+        self.picture = output.with_name(f"{output.name.removesuffix('.json')}.png")
+        self.side_files = (self.picture,)
+        windows = {"samples": evaluator.samples, "real": evaluator.real}
+        digests = {key: hashlib.sha256(x.tobytes()).hexdigest() for key, x in windows.items()}
+        self.settings = {**options, **digests, "searched": searched}
+        self.content: dict[str, Json] = {}
+
+    @override
+    def starts(self) -> list[int]:
+        return list(range(len(self.evaluator.parts()) + 1))
+
+    @override
+    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+        for part in self.evaluator.parts()[start + skip :]:
+            metrics, curves = part()
+            self.report(1, 0)
+            content = {
+                "metrics": list(map(asdict, metrics)),
+                "information": None if curves is None else [curve.tolist() for curve in curves],
+            }
+            yield Result(1, json.dumps(content).encode())
+
+    @override
+    def write(self, results: Iterator[Result]) -> None:
+        """Write the picture, then the JSON file, which says that both are complete; nothing before
+        both are known."""
+        parts = []
+        for content in (json.loads(result.content) for result in results):
+            metrics = [
+                QualityMetric(**about | {"distance": Distance(**about["distance"])})
+                for about in content["metrics"]
+            ]
+            curves = content["information"]
+            known = None if curves is None else (np.array(curves[0]), np.array(curves[1]))
+            parts.append(QualityPart(metrics, known))
+        self.quality = self.evaluator.joined(parts)
+        self.content = {**self.about, **self.quality.content()}
+        drawn = self.draw(self.quality)
+        with atomic_write(self.picture, overwrite=True) as file:
+            file.write(drawn)
+        write_json(self.output, self.content)
+
+    @override
+    def closing(self, seconds: float) -> str:
+        quality, rows = self.quality, list[tuple[str, ...]]()
+        for m in quality.metrics:
+            found, (low, high) = m.distance, m.distance.interval
+            rows.append(
+                (
+                    m.name,
+                    m.unit,
+                    f"{found.samples:.4g}",
+                    "" if math.isnan(low) else f"{low:.4g} to {high:.4g}",
+                    f"{found.baseline:.4g}",
+                    f"{found.low:.4g} to {found.high:.4g}",
+                    "WARNING: too similar" if m.warns else m.verdict,
+                )
+            )
+        columns = ("metric", "unit", "samples", "95 % interval", "real", "95 % of real sets")
+        return "\n".join(
+            [
+                table(rows, (*columns, "the samples are")),
+                f"sets of {quality.num_compared:,} sequences of {quality.length:,} bases; "
+                "distances are between a set and as many real windows",
+                *(f"WARNING: {line}" for line in quality.warnings()),
+                f"files are in {self.output} and {self.picture}",
+            ]
         )

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dnadiff.genomics.metrics.composition import (
+    RandomSets,
     as_bases,
     compare,
-    distance,
     independent_sets,
     jensen_shannon,
     kmer_counts,
@@ -153,8 +153,8 @@ def test_sets_for_a_histogram_vary_as_independent_sets_do():
 def test_range_of_few_sets_is_a_prediction_interval():
     numbers = iter(range(40))
     sets = [[np.array([0]), np.array([0])]] * 20
-    found = distance(
-        lambda a, b: float(next(numbers) % 20), np.zeros(1), np.zeros(1), [np.array([0])] * 20, sets
+    found = RandomSets([np.array([0])] * 20, sets).distance(
+        lambda a, b: float(next(numbers) % 20), np.zeros(1), np.zeros(1)
     )
     assert (found.low, found.high) == pytest.approx(
         (9.5 - 12.69, 9.5 + 12.69), abs=0.01

@@ -1,11 +1,9 @@
-import functools
 import tracemalloc
 
 import numpy as np
 import pytest
 
-from dnadiff.genomics.kmers import UNKNOWN, KmerSet, blocks, codes, reverse_complement
-from dnadiff.genomics.metrics import memorization
+from dnadiff.genomics.kmers import UNKNOWN, KmerSet, codes, reverse_complement
 from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 
@@ -51,14 +49,15 @@ def test_longest_match_on_either_strand_equals_brute_force():
 
 
 @pytest.mark.parametrize("few", [0, 1000])
-def test_a_search_in_blocks_equals_brute_force(monkeypatch, few):
-    monkeypatch.setattr(memorization, "blocks", functools.partial(blocks, size=7))
-    monkeypatch.setattr(memorization, "_MATCHES", 3)
-    monkeypatch.setattr(memorization, "_FEW", few)
+def test_a_search_in_blocks_equals_brute_force(few):
+    class Small(TrainingIndex):
+        matches, block = 3, 7
+
+    Small.few = few
     text = random_windows(1, 90, 3, probs=(0.7, 0.1, 0.1, 0.1))[0]
     text[70:75] = UNKNOWN
     for k in (8, 14, 24):
-        training = TrainingIndex([text[:60], text[60:]], k)
+        training = Small([text[:60], text[60:]], k)
         for window in (
             text[10:58],
             text[60:90],
@@ -73,9 +72,11 @@ def test_a_search_in_blocks_equals_brute_force(monkeypatch, few):
 
 
 @pytest.mark.slow
-def test_the_memory_of_a_search_does_not_grow_with_the_record(monkeypatch):
-    monkeypatch.setattr(memorization, "blocks", functools.partial(blocks, size=50_000))
-    training = TrainingIndex([random_windows(1, 20_000, 1)[0]])
+def test_the_memory_of_a_search_does_not_grow_with_the_record():
+    class Small(TrainingIndex):
+        block = 50_000
+
+    training = Small([random_windows(1, 20_000, 1)[0]])
     peaks = []
     for length in (1_100_000, 1_500_000):
         bases = np.resize(random_windows(1, 100_000, 2)[0], length)

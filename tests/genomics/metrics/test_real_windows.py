@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
-from dnadiff.genomics.metrics.real_windows import held_out_windows
+from dnadiff.genomics.metrics.memorization import held_out_windows
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ import json
 import numpy as np
 import pytest
 
-from dnadiff.genomics.metrics import sample_quality
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.genomics.metrics.sample_quality import SampleQualityEvaluator
 
@@ -72,29 +71,28 @@ def windows_of_two_kinds(number, rng):
     ]
 
 
-@pytest.fixture
-def few_models(monkeypatch):
-    """For tests of other metrics: few of the models that are trained to discriminate samples and to
-    predict real windows."""
-    monkeypatch.setattr(sample_quality, "_NUM_SLOW", 3)
-
-
-def test_another_source_is_farther_and_copies_of_real_windows_warn(real, few_models):
+def test_another_source_is_farther_and_copies_of_real_windows_warn(real):
     far = SampleQualityEvaluator(
-        random_windows(40, 120, 8, (0.25, 0.25, 0.25, 0.25)), real, num_splits=20, order=2
+        random_windows(40, 120, 8, (0.25, 0.25, 0.25, 0.25)),
+        real,
+        num_splits=20,
+        order=2,
+        num_slow=3,
     )()
     assert (
         far["js_1"].verdict == far["js_3"].verdict == "farther than real windows"
         and not far["js_1"].warns
     )
-    same = SampleQualityEvaluator(real, real, num_splits=20, order=2)()
+    same = SampleQualityEvaluator(real, real, num_splits=20, order=2, num_slow=3)()
     assert same["js_6"].warns and any("too similar: 6-mers" in line for line in same.warnings())
 
 
-def test_copies_of_the_training_part_are_detected(real, few_models):
+def test_copies_of_the_training_part_are_detected(real):
     text = random_windows(1, 6_000, 9)[0]
     copies = [text[120 * i : 120 * (i + 1)] for i in range(40)]
-    found = SampleQualityEvaluator(copies, real, TrainingIndex([text]), num_splits=20, order=2)()
+    found = SampleQualityEvaluator(
+        copies, real, TrainingIndex([text]), num_splits=20, order=2, num_slow=3
+    )()
     assert found["seen"].distance.samples == 100 and found["longest_match"].distance.samples == 120
     assert found["seen"].verdict == "higher than real windows" and any(
         "copies" in line for line in found.warnings()
@@ -109,7 +107,7 @@ def test_many_real_windows_are_thinned_evenly():
     assert (
         few.real == np.stack(real)[np.linspace(0, 29_999, 20_000).astype(int)]
     ).all() and few.number == 10
-    assert max(chosen.max() for pair in few.real_sets for chosen in pair) < 20_000
+    assert max(chosen.max() for pair in few.sets.real for chosen in pair) < 20_000
     assert len(many.real) == 24_000 and many.number == 6_000  # four times the samples
     assert (
         SampleQualityEvaluator(random_windows(10, 8, 2), real[:20_000], num_splits=20).real
