@@ -1,8 +1,9 @@
 """The base class of all data modules: records of token ids, a tokenizer and a split become batches
-of windows.
+of windows. And the data of a training run, read again by later commands from the files that its
+configuration names, and never from the network.
 
-Subclasses read the records: `genome.datamodule` for genomes, `genome.short_sequences` for many
-short sequences and `text.datamodule` for text. The contents of a batch are defined in `windows`.
+Subclasses read the records: `genome.datamodule` for genomes and for many short sequences, and
+`text.datamodule` for text. The contents of a batch are defined in `windows`.
 `dnadiff.training.module` hands the batches to Lightning.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -20,17 +21,19 @@ from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
-from dnadiff.data.intervals import Interval, Intervals, num_tokens
-from dnadiff.data.records import Records, lengths_of
+from dnadiff.data.records import Interval, Intervals, Records, StoredRecords, num_tokens
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import Batch, RandomWindows, TiledWindows, UniformWindows, Window
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Json, Natural, PositiveInt, checked
-from dnadiff.store.address import CACHED, file_name
+from dnadiff.fields import Config, Json, Natural, PositiveInt, checked
+from dnadiff.store.address import CACHED, file_name, is_remote
+from dnadiff.store.files import bare_name
+from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
+
 
 _FURTHER = 1 << 32  # added to the number of an epoch for its batches after all windows
 _WORKER = re.compile(
@@ -42,8 +45,8 @@ StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
 
 
 class BatchSource(Protocol):
-    """What a loader reads from: `RandomWindows`, `ShortSequences`. The loader rounds `size` up to
-    full batches."""
+    """What a loader reads from; see `SampledWindows`. The loader rounds `size` up to full
+    batches."""
 
     size: int
 
@@ -70,9 +73,51 @@ class ProcessRank(NamedTuple):
     progress: Callable[[], tuple[int, float]] | None = None
     accumulated: int = 1
 
+    def whole_steps(self, batches: int) -> int:
+        """The number of batches without those of an optimizer step that is not complete: a step is
+        never resumed in its middle."""
+        return batches // self.accumulated * self.accumulated
+
+    def finished(self, returned: int, end: float) -> tuple[int, float]:
+        """The batches of complete optimizer steps that are finished, and the number of batches of
+        an epoch, if a loader has returned so many and has `end`."""
+        done, end = (returned, end) if self.progress is None else self.progress()
+        return self.whole_steps(min(done, returned)), end
+
+
+ALONE = ProcessRank()
+
+
+class Loader(Iterable[Batch]):
+    """Batches of an epoch in each iteration, the next epoch in the next one. Epochs are counted
+    here, because Lightning's own count advances by an empty epoch when a run resumes from the end
+    of one."""
+
+    epoch = 0
+    process: ProcessRank
+    _returned = 0  # of this epoch, including those before a resume
+    _resumed = False
+
+    def state_dict(self) -> LoaderState:
+        """Where training resumes: the epoch, and the number of its finished batches."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: LoaderState) -> None:
+        """Resume from a saved state in the next iteration."""
+        # Older versions also saved in the middle of an optimizer step.
+        self.epoch, self._returned = state["epoch"], self.process.whole_steps(state["batch"])
+        self._resumed = True
+
+    def _begin(self) -> bool:
+        """Begin an iteration; returns whether it is at the beginning of an epoch."""
+        if not self._resumed and self._returned:
+            self.epoch, self._returned = self.epoch + 1, 0
+        self._resumed = False
+        return not self._returned
+
 
 @dataclass(eq=False, repr=False)
-class TrainLoader:
+class TrainLoader(Loader):
     """Windows in full batches; each iteration is one epoch, and the next iteration is the next
     epoch.
 
@@ -88,7 +133,6 @@ class TrainLoader:
         batch_size: windows in a batch, on this rank.
         num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend
             on it.
-        rank, world_size, progress, accumulated: see `ProcessRank`.
         start_method: how workers start, `fork`, `spawn` or `forkserver`; None: the default of the
             system.
     """
@@ -96,71 +140,43 @@ class TrainLoader:
     windows: BatchSource
     batch_size: int
     num_workers: int = 0
-    rank: int = 0
-    world_size: int = 1
-    progress: Callable[[], tuple[int, float]] | None = None
-    accumulated: int = 1
+    process: ProcessRank = ALONE
     start_method: StartMethod | None = None
-    epoch: int = field(default=0, init=False)
-    _returned: int = field(default=0, init=False)  # of this epoch, including those before a resume
-    _resumed: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        together = self.batch_size * self.world_size
+        together, accumulated = self.batch_size * self.process.world_size, self.process.accumulated
         self.num_full = -(-self.windows.size // together)  # with all windows
         self.windows.size = self.num_full * together
-        self.num_batches = -(-self.num_full // self.accumulated) * self.accumulated
+        self.num_batches = -(-self.num_full // accumulated) * accumulated
 
+    @override
     def state_dict(self) -> LoaderState:
-        """Where training resumes: the epoch, and the number of its finished batches. An optimizer
-        step is never resumed in its middle."""
-        done, end = (self._returned, self.num_batches) if self.progress is None else self.progress()
-        done = min(done, self._returned) // self.accumulated * self.accumulated
-        return (
-            {"epoch": self.epoch, "batch": done}
-            if done < end
-            else {"epoch": self.epoch + 1, "batch": 0}
-        )
-
-    def load_state_dict(self, state: LoaderState) -> None:
-        """Resume from a saved state in the next iteration."""
-        self.epoch, self._returned = (
-            state["epoch"],
-            state["batch"] // self.accumulated * self.accumulated,
-        )
-        self._resumed = True
+        done, end = self.process.finished(self._returned, self.num_batches)
+        return {"epoch": self.epoch + (done >= end), "batch": done if done < end else 0}
 
     def __len__(self) -> int:
         return self.num_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        # A generator, because Lightning creates iterators that it never uses. Epochs are counted
-        # here, because Lightning's own count advances by an empty epoch when a run resumes from the
-        # end of one.
-        if not self._resumed and self._returned:
-            self.epoch, self._returned = self.epoch + 1, 0
-        self._resumed = False
-        first = self._returned
-        for number, batch in enumerate(self._batches(first), start=first + 1):
-            self._returned = number
-            yield batch
-
-    def _batches(self, first: int) -> Iterator[Batch]:
-        together = self.batch_size * self.world_size
+        # A generator, because Lightning creates iterators that it never uses.
+        self._begin()
+        rank, together = self.process.rank, self.batch_size * self.process.world_size
+        numbers = range(self._returned, self.num_batches)
         keys = [
-            (self.epoch + further * _FURTHER, batch * together + self.rank)
-            for further, batch in (
-                divmod(number, self.num_full) for number in range(first, self.num_batches)
+            (
+                self.epoch + number // self.num_full * _FURTHER,
+                number % self.num_full * together + rank,
+                self.batch_size,
+                self.process.world_size,
             )
+            for number in numbers
         ]
-        reader = _Reader(self.windows, self.batch_size, self.world_size)
-        if self.num_workers == 0:
-            return map(reader.__getitem__, keys)
-        # With a generator of its own: a DataLoader otherwise draws from the global one, and
-        # resuming would change the dropout.
-        return iter(
-            DataLoader(
-                reader,
+        batches: Iterable[Batch] = (self.windows.batch(*key) for key in keys)
+        if self.num_workers:
+            # With a generator of its own: a DataLoader otherwise draws from the global one, and
+            # resuming would change the dropout.
+            batches = DataLoader(
+                _Batches(self.windows),
                 None,
                 sampler=keys,
                 num_workers=self.num_workers,
@@ -168,7 +184,9 @@ class TrainLoader:
                 multiprocessing_context=self.start_method,
                 worker_init_fn=own_process_group,
             )
-        )
+        for number, batch in zip(numbers, batches):
+            self._returned = number + 1
+            yield batch
 
 
 def own_process_group(worker: int) -> None:
@@ -177,15 +195,14 @@ def own_process_group(worker: int) -> None:
     os.setpgrp()
 
 
-class _Reader(Dataset[Batch]):
-    """Complete batches by (epoch, first window); this object is sent to the workers."""
+@dataclass
+class _Batches(Dataset[Batch]):
+    """Batches by the arguments of `BatchSource.batch`; this object is sent to the workers."""
 
-    def __init__(self, windows: BatchSource, batch_size: int, step: int) -> None:
-        self.windows, self.batch_size, self.step = windows, batch_size, step
+    windows: BatchSource
 
-    @override
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
-        return self.windows.batch(*key, self.batch_size, self.step)
+    def __getitem__(self, key: tuple[int, int, int, int]) -> Batch:
+        return self.windows.batch(*key)
 
 
 def worker_loss(error: Exception, num_workers: int) -> str | None:
@@ -196,12 +213,10 @@ def worker_loss(error: Exception, num_workers: int) -> str | None:
     """
     if worker := _WORKER.search(str(error)):
         return " ".join(worker[0].split())
-    broken = num_workers > 0 and isinstance(error, (ConnectionError, EOFError))
-    return (
-        f"the connection to a DataLoader worker failed ({str(error) or type(error).__name__})"
-        if broken
-        else None
-    )
+    if num_workers and isinstance(error, (ConnectionError, EOFError)):
+        what = str(error) or type(error).__name__
+        return f"the connection to a DataLoader worker failed ({what})"
+    return None
 
 
 _BLOCK = 1 << 20  # tokens that are looked at together
@@ -241,10 +256,9 @@ class SequenceDataModule:
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
     n_policy: ClassVar[str] = ""
     opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
-    process = ProcessRank()  # of those that train together
-    stranded = (
-        False  # whether the sequences have a direction, so that the strands are not interchangeable
-    )
+    process = ALONE  # of those that train together
+    # whether the sequences have a direction, so that the strands are not interchangeable
+    stranded = False
 
     path: Any
     length: PositiveInt
@@ -268,7 +282,7 @@ class SequenceDataModule:
             file_name(p).removeprefix("bundled:") for p in self.paths
         )
         self._names: list[str] | None = None
-        self._loader: TrainLoader | None = None
+        self._loader: Loader | None = None
         self._resume: LoaderState | None = None
 
     # What subclasses provide
@@ -329,8 +343,9 @@ class SequenceDataModule:
         """
         if self._names is not None:
             return
-        names, self._records, self._tokenizer = self.read()
-        self._intervals = self.split_records(names, lengths_of(self._records))
+        names, records, self._tokenizer = self.read()
+        self._records = StoredRecords.of(records)
+        self._intervals = self.split_records(names, self._records.lengths)
         self._names = names
         try:
             self.train_windows()
@@ -349,25 +364,22 @@ class SequenceDataModule:
         processes; nothing by default."""
 
     def _check_countable(self) -> None:
-        """Refuse a training part without a single token that the model emits; stops at the first
-        one."""
-        emitted = self._tokenizer.vocab.is_emitted().numpy()
-        if not any(
-            emitted[self._records[record][start:end]].any()
-            for record, start, end in self._blocks("train")
-        ):
+        """Refuse a training part without a single token that the model emits."""
+        if not self._any_emitted(lambda record, start, end: self._records[record][start:end]):
             raise ValueError(
                 "the training part contains no known base (all of it is N); choose another "
                 "data.split"
             )
 
-    def _blocks(self, part: str) -> Iterator[Interval]:
-        """The intervals of a part in pieces that fit into memory."""
-        for record, first, last in self._intervals[part]:
-            yield from (
-                Interval(record, start, min(start + _BLOCK, last))
-                for start in range(first, last, _BLOCK)
-            )
+    def _any_emitted(self, ids_of: Callable[[int, int, int], TokenIds]) -> bool:
+        """Whether the training part has a token that the model emits; stops at the first one."""
+        emitted = self._tokenizer.vocab.is_emitted().numpy()
+        # in blocks that fit into memory
+        return any(
+            emitted[ids_of(record, start, min(start + _BLOCK, end))].any()
+            for record, first, end in self._intervals["train"]
+            for start in range(first, end, _BLOCK)
+        )
 
     def split_records(self, names: list[str], lengths: list[int]) -> Parts:
         """The intervals of each part."""
@@ -416,19 +428,13 @@ class SequenceDataModule:
 
     def train_windows(self) -> RandomWindows:
         """The training windows as a dataset."""
-        size = self.epoch_size or self._windows_to_cover("train")
-        return UniformWindows(
-            self.records,
-            self._part("train"),
-            self.length,
-            size,
-            self.vocab,
-            self.seed,
-            bool(self.augment_rc),
-        )
+        intervals, augment_rc = self._part("train"), bool(self.augment_rc)
+        where = self.records, intervals, self.length, self._epoch_size(self.length)
+        return UniformWindows(*where, self.vocab, self.seed, augment_rc)
 
-    def _windows_to_cover(self, part: str) -> int:
-        return max(1, num_tokens(self._part(part)) // self.length)
+    def _epoch_size(self, length: int) -> int:
+        """Training windows in an epoch: by default enough of this length to cover the part."""
+        return self.epoch_size or max(1, num_tokens(self._part("train")) // length)
 
     def train_batches(self) -> BatchSource:
         """The training windows as the loader reads them."""
@@ -436,19 +442,20 @@ class SequenceDataModule:
 
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All of a part in adjacent windows of `length` tokens; None: the length of the module."""
-        return TiledWindows(
-            self.records, self._part(split), self.length if length is None else length, self.vocab
-        )
+        return TiledWindows(self.records, self._part(split), length or self.length, self.vocab)
 
-    def train_dataloader(self) -> TrainLoader:
-        """The training batches of this process."""
-        self._loader = TrainLoader(
+    def _train_loader(self) -> Loader:
+        return TrainLoader(
             self.train_batches(),
             self.batch_size,
             self.num_workers,
-            *self.process,
+            self.process,
             self.start_method,
         )
+
+    def train_dataloader(self) -> Loader:
+        """The training batches of this process."""
+        self._loader = self._train_loader()
         if self._resume is not None:
             self._loader.load_state_dict(self._resume)
             self._resume = None
@@ -477,25 +484,22 @@ class SequenceDataModule:
 
     def describe(self) -> dict[str, Json]:
         """What a report must name next to each number: plain values, ready for JSON."""
-        sizes = {part: Intervals.of(intervals).length for part, intervals in self.intervals.items()}
-        records = {
-            part: np.unique(Intervals.of(self.intervals[part]).record).tolist()
-            for part in ("valid", "test")
-        }
+        parts = {part: Intervals.of(intervals) for part, intervals in self.intervals.items()}
         held_out = {
-            part: sorted(self.names[number] for number in numbers)
-            for part, numbers in records.items()
+            part: sorted(self.names[number] for number in np.unique(parts[part].record).tolist())
+            for part in ("valid", "test")
         }
         return {
             "name": self.name,
             "path": ", ".join(self.paths),
             "records": len(self.names),
-            "tokens": sum(lengths_of(self.records)),
+            "tokens": sum(self._records.lengths),
             "split": self.split.describe(),
             "split_hash": split_hash(self.intervals, self.names),
-            "split_tokens": {part: int(each.sum()) for part, each in sizes.items()},
+            "split_tokens": {part: num_tokens(each) for part, each in parts.items()},
             "too_short_tokens": {
-                part: int(each[each < self.length].sum()) for part, each in sizes.items()
+                part: num_tokens(each.where(each.length < self.length))
+                for part, each in parts.items()
             },
             "held_out_records": {part: names[:MAX_HELD_OUT] for part, names in held_out.items()},
             "window": self.length,
@@ -506,3 +510,94 @@ class SequenceDataModule:
         """How documents fill windows of `length` tokens, in words; None for data without
         documents."""
         return None
+
+
+_REMEDY = (
+    "give them to evaluate, judge or copies, as in data=ecoli or data=fasta "
+    "data.path=my.fa, "
+    "or to finetune, as in pretraining_overlap=my.fa"
+)
+
+
+def chosen_data(
+    given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
+) -> SequenceDataModule:
+    """The data `given` on the command line, or else those that a model was trained on, not yet
+    prepared. A model without a run, such as published weights, needs them.
+
+    Args:
+        given: `data` of the command line.
+        config: the model's configuration, with `data` if its source describes them.
+        tokenizer, trust: as of `run_data`.
+
+    Raises:
+        ValueError: as `run_data`, or if the data are not sequences that this tokenizer reads.
+    """
+    if not given:
+        return run_data(config.get("data"), tokenizer, trust)
+    data: SequenceDataModule = build(given, trust=None)
+    if tokenizer is not None:
+        data.expect(tokenizer)
+    return data
+
+
+def run_data(
+    config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
+) -> SequenceDataModule:
+    """The data that a model was trained on, not yet prepared.
+
+    A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing
+    that it names is fetched.
+
+    Args:
+        config: `data` of the configuration in the checkpoint; None if it has none.
+        tokenizer: of the model; None if it is not known, and the data choose it.
+        trust: packages besides dnadiff whose classes the configuration may name.
+
+    Raises:
+        ValueError: if the run used downloaded data only, the source of the model names no file, or
+            the data are not sequences that this tokenizer reads.
+    """
+    if config is None:
+        raise ValueError(
+            f"data is missing: this model comes without a run that names its data; {_REMEDY}"
+        )
+    if not isinstance(config, Mapping):
+        raise ValueError(
+            f"data of the training run are {config!r}, expected a mapping; name other data"
+        )
+    fetched = [key for key in ("download", "hub") if config.get(key)]
+    if fetched and not config.get("path"):
+        raise ValueError(
+            f"the run was trained on downloaded data ({config.get('name')}); name it again, as in "
+            "data=hg38, to allow the download"
+        )
+    if config.get("path", "") is None:
+        raise ValueError(
+            "data is missing: this model was exported without the path of its data "
+            f"({config.get('name')}); {_REMEDY}"
+        )
+    # The model's own tokenizer replaces the one that the configuration names.
+    kept = {key: value for key, value in config.items() if key not in (*fetched, "tokenizer")}
+    if "path" in kept:
+        kept["path"] = _stored_manifests(kept["path"])
+    data = build(kept, trust=(PACKAGE, *trust))
+    if not isinstance(data, SequenceDataModule):
+        raise ValueError(
+            f"data of the training run are described as {type(data).__name__}, which is no data "
+            "module; name other data"
+        )
+    if tokenizer is not None:
+        data.expect(tokenizer)
+    return data
+
+
+def _stored_manifests(path: Json) -> Json:
+    """Paths in which the addresses of a manifest are read from the cache; `build` does this for the
+    addresses themselves."""
+    if isinstance(path, Mapping):
+        return {label: _stored_manifests(one) for label, one in path.items()}
+    if isinstance(path, (list, tuple)):
+        return [_stored_manifests(one) for one in path]
+    is_manifest = isinstance(path, str) and bare_name(path).endswith(".tsv")
+    return CACHED + path if is_manifest and not is_remote(path) else path

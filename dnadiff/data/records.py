@@ -1,26 +1,194 @@
-"""Records of token ids, and cutting a batch of windows out of them: all rows at once, from either
-strand.
+"""Records of token ids: intervals of them, the runs of N in them, and cutting a batch of windows out
+of them, all rows at once, from either strand.
 
-Nothing loops over letters: `dnadiff.networks.kernels` gathers the rows, and strand, case and weight
-are computed on whole arrays. A table lookup per letter would take ten times as long as the cut
-itself.
+Millions of intervals are three arrays, and are read one by one like a list. The number of N in a
+window comes from prefix sums over the runs, not over the bases; it is piecewise linear in the start
+of the window, so that the allowed starts form ranges, which are computed exactly and once.
+`dnadiff.networks.kernels` gathers the rows of a batch; strand, case and weight are computed on
+whole arrays.
 """
 
 from __future__ import annotations
 
-import math
-import weakref
-from abc import abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, TypeAlias, overload
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
-from typing_extensions import override
+from numpy.typing import DTypeLike, NDArray
 
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.kernels.native import Gather, make_gather
+
+Integers: TypeAlias = NDArray[np.int64]
+
+
+class Interval(NamedTuple):
+    """Tokens `start` to `end` (0-based, half-open) of record number `record`."""
+
+    record: int
+    start: int
+    end: int
+
+
+class Intervals(Sequence[Interval]):
+    """Intervals as arrays `(K,)`; equal to any sequence of the same intervals."""
+
+    def __init__(self, record: Integers, start: Integers, end: Integers) -> None:
+        self.record, self.start, self.end = record, start, end
+
+    @classmethod
+    def of(cls, intervals: Iterable[Interval]) -> Intervals:
+        """From any intervals; no copy if they are arrays already."""
+        if isinstance(intervals, Intervals):
+            return intervals
+        return cls(*np.array(list(intervals), dtype=np.int64).reshape(-1, 3).T)
+
+    @classmethod
+    def whole(cls, lengths: Sequence[int]) -> Intervals:
+        """Complete records of these lengths."""
+        size = np.array(lengths, dtype=np.int64)
+        return cls(np.arange(len(size)), np.zeros_like(size), size)
+
+    @property
+    def length(self) -> Integers:
+        """Number of tokens of each interval."""
+        return self.end - self.start
+
+    def where(self, chosen: NDArray) -> Intervals:
+        """Those that a mask or indices choose."""
+        return Intervals(self.record[chosen], self.start[chosen], self.end[chosen])
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return Intervals(self.record[number], self.start[number], self.end[number])
+        return Interval(int(self.record[number]), int(self.start[number]), int(self.end[number]))
+
+    def __iter__(self) -> Iterator[Interval]:
+        return map(Interval, self.record.tolist(), self.start.tolist(), self.end.tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Intervals({list(self)})"
+
+
+def num_tokens(intervals: Iterable[Interval]) -> int:
+    """Number of tokens in all intervals."""
+    return int(Intervals.of(intervals).length.sum())
+
+
+class NRuns:
+    """Runs of N in records, with positions counted over all records.
+
+    Args:
+        runs: (start, end) of each run, `(K, 2)`, sorted; no run crosses the border of a record.
+        offsets: first position of each record, `(number of records,)`.
+    """
+
+    def __init__(self, runs: Integers, offsets: Sequence[int] | Integers) -> None:
+        self.starts, self.ends = np.ascontiguousarray(runs[:, 0]), np.ascontiguousarray(runs[:, 1])
+        self.offsets = np.asarray(offsets, dtype=np.int64)
+        self._total: Integers = np.append(0, np.cumsum(self.ends - self.starts))
+        self._ends = np.append(0, self.ends)
+
+    def before(self, position: Integers) -> Integers:
+        """Number of N before each position, counted over all records."""
+        number = np.searchsorted(self.starts, position, "right")
+        return self._total[number] - np.maximum(self._ends[number] - position, 0)
+
+    def count(self, record: int | Integers, start: int | Integers, end: int | Integers) -> Integers:
+        """Number of N in each window `[start, end)`; arguments broadcast."""
+        base = self.offsets[record]
+        return self.before(base + end) - self.before(base + start)
+
+    def allowed(self, record: int, start: int, end: int, length: int, maximum: int) -> Integers:
+        """The starts of windows of `length` inside `[start, end)` with at most `maximum` N, as
+        ranges `(K, 2)`: first, and one past the last."""
+        last = end - length + 1  # one past the last start
+        base = int(self.offsets[record])
+        low = np.searchsorted(self.ends, base + start, "right")
+        high = np.searchsorted(self.starts, base + end, "left")
+        knots = np.concatenate([self.starts[low:high], self.ends[low:high]]) - base
+        # A window at `last` would leave the interval.
+        breaks = np.concatenate([[start, last - 1, last], knots, knots - length])
+        breaks = np.unique(breaks[(breaks >= start) & (breaks <= last)])
+        begin, stop = breaks[:-1], breaks[1:]
+        number = self.count(record, breaks, breaks + length)
+        here, slope = number[:-1], np.sign(np.diff(number))
+        # Between two breaks the number of N is constant, or changes by one per base.
+        first = np.where(slope < 0, np.maximum(begin, begin + here - maximum), begin)
+        after = np.where(slope > 0, np.minimum(stop, begin + maximum - here + 1), stop)
+        kept = (first < after) & ((slope != 0) | (here <= maximum))
+        first, after = first[kept], after[kept]
+        return merged(first, after, first[1:] == after[:-1])
+
+
+def merged(starts: Integers, ends: Integers, joins: NDArray[np.bool_]) -> Integers:
+    """Ranges `(K, 2)` in order: those that `joins (K - 1,)` to the one before are one."""
+    first, last = np.append(True, ~joins)[: len(starts)], np.append(~joins, True)[: len(starts)]
+    return np.stack([starts[first], ends[last]], axis=1)
+
+
+def max_n_count(fraction: float, length: int) -> int:
+    """Maximum number of N in a window of `length` whose fraction of N is at most `fraction`."""
+    return int(np.floor(fraction * length + 1e-9))
+
+
+_BLOCK = 1 << 20  # tiles that are checked together
+
+
+class Tile(NamedTuple):
+    """A window of `TiledWindows`."""
+
+    record: int  # number of the record
+    start: int  # first position in the record, from 0
+    skip: int  # number of leading positions that the previous tile has already covered
+
+
+class Tiling:
+    """Adjacent windows in intervals, numbered consecutively and computed from their numbers; the
+    last window of an interval is shifted inwards to fit.
+
+    Args:
+        intervals: intervals to cover, none shorter than a window.
+        length: tokens in a window.
+    """
+
+    def __init__(self, intervals: Intervals, length: int) -> None:
+        self.intervals, self.length = intervals, length
+        # one past the last tile of each interval
+        self._last = np.cumsum(-(-intervals.length // length))
+
+    def __len__(self) -> int:
+        return int(self._last[-1]) if len(self._last) else 0
+
+    def at(self, number: Integers) -> tuple[Integers, Integers, Integers]:
+        """Record, start and skip of tiles `number (B,)`."""
+        interval = np.searchsorted(self._last, number, "right")
+        where = self.intervals.where(interval)
+        before = np.where(interval > 0, self._last[interval - 1], 0)
+        regular = where.start + (number - before) * self.length
+        start = np.minimum(regular, where.end - self.length)
+        return where.record, start, regular - start
+
+    def with_few_n(self, n_runs: NRuns, maximum: int) -> NDArray[np.integer]:
+        """The numbers of the tiles that contain at most `maximum` N."""
+        kept = []
+        for first in range(0, len(self), _BLOCK):
+            number = np.arange(first, min(first + _BLOCK, len(self)))
+            record, start, _ = self.at(number)
+            few = n_runs.count(record, start, start + self.length) <= maximum
+            kept.append(number[few].astype(np.uint32 if len(self) < 2**32 else np.int64))
+        return np.concatenate(kept)
 
 
 class TokenArray(Protocol):
@@ -33,96 +201,137 @@ class TokenArray(Protocol):
         """Some of the tokens as an array."""
 
 
+Records: TypeAlias = Sequence[TokenArray]
 SOFT_MASKED = 0x80  # the bit of a stored byte that says that the letter was lower case
 TOKEN = np.uint8(0x7F)  # the bits of the token id
 MAX_MAPPED = 128  # files that are open at a time
-Records: TypeAlias = Sequence[TokenArray]
 
 
-class Arrays(Protocol):
-    """Some arrays; a list of them is one."""
+class StoredArray(NamedTuple):
+    """An array in a file, mapped when it is needed: few files are open at a time, however many
+    there are. It is pickled as a path."""
+
+    path: str
+    dtype: str
+    size: int  # bytes
+    version: tuple[int, int]  # inode and time stamp: another file may take its place
+
+    @classmethod
+    def at(cls, path: Path, dtype: DTypeLike = np.uint8) -> StoredArray:
+        """The array in a file."""
+        about = path.stat()
+        version = about.st_ino, about.st_mtime_ns
+        return cls(str(path), np.dtype(dtype).str, about.st_size, version)
+
+    @property
+    def mapped(self) -> NDArray:
+        """The array, read-only."""
+        return _mapped(self) if self.size else np.empty(0, self.dtype)
+
+
+@functools.lru_cache(maxsize=MAX_MAPPED)
+def _mapped(stored: StoredArray) -> NDArray:
+    # Slicing a memmap takes five times as long as slicing an array.
+    return np.memmap(stored.path, stored.dtype, "r").view(np.ndarray)
+
+
+class Ids:
+    """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of
+    uint8, without the case."""
+
+    dtype = np.dtype(np.uint8)
+
+    def __init__(self, packed: NDArray[np.uint8]) -> None:
+        self.packed, self.shape = packed, packed.shape
 
     def __len__(self) -> int:
-        """Number of arrays."""
+        return len(self.packed)
 
-    def __getitem__(self, number: int, /) -> NDArray:
-        """One of them."""
+    def __getitem__(self, key: slice, /) -> NDArray[np.uint8]:
+        return self.packed[key] & TOKEN
 
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
+        return self[:].astype(dtype or self.dtype, copy=False)
 
-class RecordLayout(NamedTuple):
-    """Location of records in arrays: record r is
-    `arrays[number[r]][offset[r] : offset[r] + its length]`."""
-
-    arrays: Arrays
-    number: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    has_case: bool  # the highest bit is the soft-masking, not part of the id
+    def tolist(self) -> list[int]:
+        """All ids as Python integers."""
+        return self[:].tolist()
 
 
 class StoredRecords(Sequence[TokenArray]):
-    """Records that are created on access. They share a few large arrays, from which windows are
-    copied in one step."""
+    """Records in a few large arrays, from which windows are copied in one step. Record r is
+    `arrays[number[r]][offset[r] : offset[r] + length[r]]`.
 
-    def record(self, number: int) -> TokenArray:
-        """One record."""
-        raise NotImplementedError
+    Args:
+        arrays: in memory, or in files; then records are pickled as paths.
+        number, offset, length: `(number of records,)`.
+        soft: for each record, whether it has soft-masked bases; None: the highest bit of what is
+            stored is not the case, but part of the id.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[NDArray | StoredArray],
+        number: Integers,
+        offset: Integers,
+        length: Integers,
+        soft: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.arrays, self.number, self.offset, self.length = arrays, number, offset, length
+        self.soft = soft
+
+    @classmethod
+    def of(cls, records: Records) -> StoredRecords:
+        """From any records, each an array of its own; no copy if they are stored already."""
+        if isinstance(records, StoredRecords):
+            return records
+        arrays = [np.asarray(record[:]) for record in records]
+        whole = Intervals.whole([len(array) for array in arrays])
+        return cls(arrays, whole.record, whole.start, whole.end)
+
+    def array(self, number: int) -> NDArray:
+        """One of the arrays."""
+        array = self.arrays[number]
+        return array.mapped if isinstance(array, StoredArray) else array
+
+    def packed(self, number: int) -> NDArray:
+        """What is stored of a record, a view."""
+        start = self.offset[number]
+        return self.array(self.number[number])[start : start + self.length[number]]
 
     @property
     def lengths(self) -> list[int]:
         """The number of tokens of each record."""
-        return [len(record) for record in self]
+        return self.length.tolist()
 
-    @overload
-    def __getitem__(self, number: int) -> TokenArray: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[TokenArray]: ...
-    @override
-    def __getitem__(self, number: int | slice) -> TokenArray | Sequence[TokenArray]:
-        return (
-            [self.record(n) for n in range(*number.indices(len(self)))]
-            if isinstance(number, slice)
-            else self.record(number)
-        )
+    def __len__(self) -> int:
+        return len(self.number)
 
-    @abstractmethod
-    def layout(self) -> RecordLayout:
-        """Location of the records in the arrays."""
-
-
-def lengths_of(records: Records) -> list[int]:
-    """The number of tokens of each record."""
-    return (
-        records.lengths
-        if isinstance(records, StoredRecords)
-        else [len(record) for record in records]
-    )
-
-
-_CACHE_BYTES = (
-    1 << 17
-)  # rows that are processed together, so that they stay in the processor's cache
-_NUM_BUFFERS = 6  # large results whose memory is reused
+    def __getitem__(self, number: Any) -> Any:
+        packed = self.packed(number)
+        return packed if self.soft is None or not self.soft[number] else Ids(packed)
 
 
 class TokenTable:
-    """Which ids a model emits, and reverse complements, for NumPy arrays of ids.
+    """Which ids a model emits, and reverse complements, for NumPy arrays of ids. A table lookup per
+    letter would take ten times as long as cutting a window.
 
     Raises:
         ValueError: if the ids of complementary bases are not mirror images of each other.
     """
 
     def __init__(self, vocab: Vocab) -> None:
-        emitted = vocab.emitted
+        emitted, complement = vocab.emitted, vocab.complement
         self.low, self.span = emitted[0], emitted[-1] - emitted[0]
-        self.table = (
-            None if len(emitted) == self.span + 1 else vocab.is_emitted().numpy().view(np.uint8)
-        )  # BERT's mask is in between
-        self.mirror = None if vocab.complement is None else vocab.complement[self.low] + self.low
-        if vocab.complement is not None and self.mirror is not None:
-            mirrored = tuple(self.mirror - i if i in emitted else i for i in range(vocab.size))
-            if vocab.complement != mirrored:
+        has_gaps = len(emitted) <= self.span  # BERT's mask is in between
+        self.table = vocab.is_emitted().numpy().view(np.uint8) if has_gaps else None
+        self.mirror = None
+        if complement is not None:
+            self.mirror = mirror = complement[self.low] + self.low
+            mirrored = tuple(mirror - i if i in emitted else i for i in range(vocab.size))
+            if complement != mirrored:
                 raise ValueError(
-                    f"complement {vocab.complement} is not a mirror image of the emitted ids; "
+                    f"complement {complement} is not a mirror image of the emitted ids; "
                     "number complementary letters from both ends"
                 )
 
@@ -130,9 +339,8 @@ class TokenTable:
         """1 where an id can be emitted, else 0; same shape as `ids`."""
         if self.table is not None:
             return self.table[ids]
-        return ((ids - self.low) <= self.span).view(
-            np.uint8
-        )  # unsigned: ids below `low` wrap around to large numbers
+        # unsigned: ids below `low` wrap around to large numbers
+        return ((ids - self.low) <= self.span).view(np.uint8)
 
     def reverse_complement(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """The reverse complements of rows `(B, L)`.
@@ -142,144 +350,127 @@ class TokenTable:
         """
         if self.mirror is None:
             raise ValueError("this vocabulary has no complement; set data.augment_rc=false")
-        ids = _reversed(ids)
+        ids = ids[:, ::-1].copy()
         mirrored = np.uint8(self.mirror) - ids
         return ids ^ ((ids ^ mirrored) * self.is_emitted(ids))
+
+
+Ends: TypeAlias = tuple[int, int] | None  # ids at the two ends of every window; None: none
 
 
 class Cutter:
     """Cuts windows of a fixed length out of records.
 
     Args:
-        length: tokens in a window.
+        length: tokens of a record in a window.
         soft_weight: weight of soft-masked bases; with 0 and 1 weights are uint8, with a fraction
             float32.
+        ends: put at the ends of every window, and counted.
     """
 
     def __init__(
-        self, records: Records, length: int, vocab: Vocab, soft_weight: float = 1.0
+        self,
+        records: Records,
+        length: int,
+        vocab: Vocab,
+        soft_weight: float = 1.0,
+        ends: Ends = None,
     ) -> None:
-        self.records, self.length, self.tokens, self.soft_weight = (
-            records,
+        self.records, self.length, self.tokens = (
+            StoredRecords.of(records),
             length,
             TokenTable(vocab),
-            soft_weight,
         )
-        self._opened: RecordLayout | None = None
-        self._take_from: dict[int, Gather] = {}
-        self._buffers: list[tuple[NDArray[np.uint8], weakref.ref[NDArray]]] = []
+        self.soft_weight, self.ends = soft_weight, ends
+        self._gathers: dict[int, Gather] = {}
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {
-            "_opened": None,
-            "_take_from": {},
-            "_buffers": [],
-        }  # another process maps the files itself
-
-    @property
-    def _layout(self) -> RecordLayout:
-        if self._opened is None:
-            self._opened = _layout(self.records)
-        return self._opened
-
-    def raw(self, record: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray:
-        """The stored bytes of windows, case included: `(B, L)`."""
-        layout = self._layout
-        position = layout.offset[record] + start
-        if len(layout.arrays) == 1:
-            return self._take(0, position)
-        number = layout.number[record]
-        if (number == number[0]).all():
-            return self._take(int(number[0]), position)
-        out = np.empty((len(position), self.length), layout.arrays[0].dtype)
-        for each in np.unique(number).tolist():
-            rows = np.flatnonzero(number == each)
-            out[rows] = self._take(each, position[rows])
-        return out
+        return self.__dict__ | {"_gathers": {}}  # another process maps the files itself
 
     def __call__(
-        self,
-        record: NDArray[np.int64],
-        start: NDArray[np.int64],
-        reverse: NDArray[np.bool_] | None = None,
-    ) -> tuple[NDArray, NDArray]:
-        """Ids `(B, L)` and weights `(B, L)` of the windows that begin at `start`,
-        reverse-complemented where `reverse` is True."""
-        together = max(1, _CACHE_BYTES // self.length)
-        count = len(record)
-        if count <= together:
-            return self._some(record, start, reverse)
-        ids = weight = np.empty((0, self.length))
-        for first in range(0, count, together):
-            rows = slice(first, first + together)
-            some_ids, some_weight = self._some(
-                record[rows], start[rows], None if reverse is None else reverse[rows]
-            )
-            if not first:
-                ids, weight = (
-                    self._buffer((count, self.length), each.dtype)
-                    for each in (some_ids, some_weight)
-                )
-            ids[rows], weight[rows] = some_ids, some_weight
-        return ids, weight
-
-    def _some(
-        self, record: NDArray[np.int64], start: NDArray[np.int64], reverse: NDArray[np.bool_] | None
-    ) -> tuple[NDArray, NDArray]:
-        ids = self.raw(record, start)
-        has_case = self._layout.has_case
-        soft = ids >= SOFT_MASKED if has_case and self.soft_weight != 1 else None
-        if has_case:
+        self, record: Integers, start: Integers, reverse: NDArray[np.bool_] | None = None
+    ) -> dict[str, NDArray]:
+        """`ids` and `weight (B, L)` of the windows that begin at `start`, reverse-complemented
+        where `reverse` is True."""
+        ids, soft = self._stored(record, start), None
+        if self.records.soft is not None:
+            soft = ids >= SOFT_MASKED if self.soft_weight != 1 else None
             ids &= TOKEN
-        rows = np.flatnonzero(reverse) if reverse is not None else ()
-        if len(rows):
-            ids[rows] = self.tokens.reverse_complement(ids[rows])
+        if reverse is not None and reverse.any():
+            ids[reverse] = self.tokens.reverse_complement(ids[reverse])
             if soft is not None:
-                soft[rows] = soft[rows, ::-1]
+                soft[reverse] = soft[reverse, ::-1]
         weight = self.tokens.is_emitted(ids)
-        if soft is None:
-            return ids, weight
-        if self.soft_weight == 0:
-            return ids, weight * ~soft
-        return ids, np.where(soft, np.float32(self.soft_weight), np.float32(1)) * weight
+        if soft is not None and self.soft_weight == 0:
+            weight *= ~soft
+        elif soft is not None:
+            weight = np.where(soft, np.float32(self.soft_weight), np.float32(1)) * weight
+        return {"ids": between(self.ends, ids), "weight": between(self.ends and (1, 1), weight)}
 
-    def _buffer(self, shape: tuple[int, int], dtype: np.dtype) -> NDArray:
-        """Memory for a large result; that of an earlier result that nobody holds is reused, because
-        fresh pages take longer than the cut."""
-        size = math.prod(shape) * dtype.itemsize
-        for number, (memory, user) in enumerate(self._buffers):
-            if memory.nbytes == size and user() is None:
-                del self._buffers[number]
-                break
-        else:
-            memory = np.empty(size, np.uint8)
-        values = np.frombuffer(memory.data, dtype)  # every view of the result keeps it alive
-        self._buffers = [(memory, weakref.ref(values)), *self._buffers[: _NUM_BUFFERS - 1]]
-        return values.reshape(shape)
+    def _stored(self, record: Integers, start: Integers) -> NDArray:
+        """The stored bytes of windows, case included: `(B, L)`."""
+        number, position = self.records.number[record], self.records.offset[record] + start
+        if (number == number[0]).all():
+            return self._gather(int(number[0]))(position)
+        out = np.empty((len(position), self.length), self.records.array(0).dtype)
+        for each in np.unique(number).tolist():
+            rows = number == each
+            out[rows] = self._gather(each)(position[rows])
+        return out
 
-    def _take(self, number: int, position: NDArray[np.int64]) -> NDArray:
-        """Windows of one array."""
-        if number not in self._take_from:
-            if len(self._take_from) >= MAX_MAPPED:
-                del self._take_from[
-                    next(iter(self._take_from))
-                ]  # the one that has been open for the longest time
-            self._take_from[number] = make_gather(self._layout.arrays[number], self.length)
-        return self._take_from[number](position)
+    def _gather(self, number: int) -> Gather:
+        """What copies windows out of one array."""
+        if number not in self._gathers:
+            if len(self._gathers) >= MAX_MAPPED:  # leave out what has been open for longest
+                del self._gathers[next(iter(self._gathers))]
+            self._gathers[number] = make_gather(self.records.array(number), self.length)
+        return self._gathers[number]
 
 
-def _reversed(ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """A reversed copy of each row `(B, L)`."""
-    if ids.shape[1] % 8:
-        return ids[:, ::-1].copy()
-    eights = np.ascontiguousarray(ids).view(np.uint64)[:, ::-1].copy()  # eight bytes per step
-    return eights.byteswap(inplace=True).view(np.uint8)
+class PaddedCutter:
+    """Complete records, padded on the right and truncated, as rows of one length.
+
+    Args:
+        length: maximum length of a row, `ends` included.
+        ends: put around every record, and counted.
+        step: rows are padded to a multiple of this; None: to `length`.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        length: int,
+        vocab: Vocab,
+        ends: Ends = None,
+        step: int | None = None,
+    ) -> None:
+        self.records, self.length, self.ends, self.step = records, length, ends, step
+        self.pad_id, self.tokens = vocab.pad_id, TokenTable(vocab)
+
+    def __call__(
+        self, record: Integers, start: Integers, reverse: NDArray[np.bool_] | None = None
+    ) -> dict[str, NDArray]:
+        """`ids`, `weight` and `valid (B, L)` of records, reverse-complemented where `reverse` is
+        True; every start is 0."""
+        room = self.length - 2 * (self.ends is not None)
+        rows = [np.asarray(self.records[number][:room]) for number in record.tolist()]
+        if reverse is not None:
+            for row in np.flatnonzero(reverse).tolist():
+                rows[row] = self.tokens.reverse_complement(rows[row][None])[0]
+        rows = [between(self.ends, row[None])[0] for row in rows]
+        length = self.length
+        if self.step is not None:
+            length = min(length, -(-max(map(len, rows)) // self.step) * self.step)
+        ids = np.full((len(rows), length), self.pad_id, rows[0].dtype)
+        valid = np.arange(length) < np.array([[len(row)] for row in rows])
+        ids[valid] = np.concatenate(rows)
+        return {"ids": ids, "weight": self.tokens.is_emitted(ids) & valid, "valid": valid}
 
 
-def _layout(records: Records) -> RecordLayout:
-    if isinstance(records, StoredRecords):
-        return records.layout()
-    count = len(records)
-    return RecordLayout(
-        [np.asarray(r[:]) for r in records], np.arange(count), np.zeros(count, np.int64), False
-    )
+def between(ends: Ends, text: NDArray) -> NDArray:
+    """`text (B, L)` with the tokens at the ends of each row: `(B, L + 2)`; `text` itself if there
+    are none."""
+    if ends is None:
+        return text
+    bos, eos = (np.full((len(text), 1), end, text.dtype) for end in ends)
+    return np.concatenate([bos, text, eos], axis=1)

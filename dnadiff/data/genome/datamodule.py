@@ -1,31 +1,58 @@
-"""Data modules for DNA: what all of them share, and the one for genomes."""
+"""Data modules for DNA: windows of genomes, and many short sequences: padded, in batches of similar
+length, with labels from their headers or files.
+
+A short sequence is a record. Equal sequences, on either strand, always belong to the same part. In
+a batch `valid` is False on padding, and padding has weight 0.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.genome.genome import Genome, SequencePath, Source, expand, paths_of
-from dnadiff.data.intervals import Interval, NRuns
-from dnadiff.data.records import SOFT_MASKED, Records
-from dnadiff.data.splits import Leak, Parts, subtract
-from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
+from dnadiff.data.genome.packed import RecordInfo, pack
+from dnadiff.data.records import (
+    SOFT_MASKED,
+    Integers,
+    Interval,
+    Intervals,
+    NRuns,
+    PaddedCutter,
+    Records,
+    TokenTable,
+)
+from dnadiff.data.splits import PARTS, Leak, Parts, Split, split_hash, subtract
+from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
 from dnadiff.data.windows import (
+    Batch,
     IntervalWindows,
     Labels,
     RandomWindows,
+    SampledWindows,
     TiledWindows,
     UniformWindows,
     WeightedWindows,
+    bits,
 )
-from dnadiff.fields import Fraction, Json, checked
+from dnadiff.diffusion.draws import hash64
+from dnadiff.fields import Fraction, Json, PositiveInt, checked
 from dnadiff.formats.regions import read_bed
+from dnadiff.jobs.job import Job, Result
+from dnadiff.store.disk import write_json
+from dnadiff.store.files import resolve
 from dnadiff.store.remote import Download
 
 log = logging.getLogger("dnadiff")
@@ -78,19 +105,39 @@ class DNADataModule(SequenceDataModule):
                 "choose data or a model of the same vocabulary"
             )
 
+    def local_path(self) -> SequencePath | None:
+        """`path`, downloaded if need be."""
+        return self.path
+
     def source_files(self) -> list[Source]:
-        """The files of `path`, downloaded if need be."""
-        return expand(self.path)
+        """The files of `path`."""
+        return expand(self.local_path())
 
     @override
     def open(self) -> Genome:
-        return Genome.open(self.path, self.keep, self.iupac, self.num_workers)
+        return Genome.open(self.local_path(), self.keep, self.iupac, self.num_workers)
+
+    @property
+    def genome(self) -> Genome:
+        """The records with their names and soft-masking."""
+        self.prepare()
+        return self._genome
+
+    @property
+    @override
+    def digest(self) -> str:
+        return self.genome.digest
 
     @property
     @override
     def labels(self) -> Sequence[str]:
         self.prepare()
         return self._labels.names if self._labels is not None else []
+
+    @override
+    def read(self) -> tuple[list[str], Records, Tokenizer]:
+        self._genome = self.open()
+        return self._genome.names, self._genome.records, self._genome.tokenizer
 
 
 @checked
@@ -128,7 +175,7 @@ class GenomeDataModule(DNADataModule):
     download: Download | None = None
 
     def __post_init__(self) -> None:
-        self._fetches = self.path is None
+        self._fetched = self.download if self.path is None else None
         if self.path is None:
             if self.download is None:
                 raise ValueError(
@@ -139,31 +186,13 @@ class GenomeDataModule(DNADataModule):
         super().__post_init__()
         self._leak: Leak | None = None
 
-    @property
-    def genome(self) -> Genome:
-        """The records with their names and soft-masking."""
-        self.prepare()
-        return self._genome
-
-    @property
     @override
-    def digest(self) -> str:
-        return self.genome.digest
-
-    @override
-    def open(self) -> Genome:
-        return Genome.open(self._local_path(), self.keep, self.iupac, self.num_workers)
-
-    @override
-    def source_files(self) -> list[Source]:
-        return expand(self._local_path())
-
-    def _local_path(self) -> SequencePath | None:
-        return self.download.fetch() if self._fetches and self.download is not None else self.path
+    def local_path(self) -> SequencePath | None:
+        return self.path if self._fetched is None else self._fetched.fetch()
 
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
-        self._genome = self.open()
+        found = super().read()
         self._weights = self._genome.weights
         if self._weights is not None and self.windows != "uniform":
             raise ValueError(
@@ -173,16 +202,16 @@ class GenomeDataModule(DNADataModule):
         self._labels = Labels.from_names(
             [[] if label is None else [label] for label in self._genome.labels], self.label_dropout
         )
-        return self._genome.names, self._genome.records, self._genome.tokenizer
+        return found
 
-    @override
     def _check_countable(self) -> None:
         super()._check_countable()
-        if self.soft_weight > 0:
-            return
-        emitted, packed = self._tokenizer.vocab.is_emitted().numpy(), self._genome.records.packed
-        blocks = (packed(record)[start:end] for record, start, end in self._blocks("train"))
-        if not any(emitted[block[block < SOFT_MASKED]].any() for block in blocks):
+
+        def upper_case(record: int, start: int, end: int) -> TokenIds:
+            block = self._genome.records.packed(record)[start:end]
+            return block[block < SOFT_MASKED]
+
+        if self.soft_weight == 0 and not self._any_emitted(upper_case):
             raise ValueError(
                 "the training part has no weight: all of its known bases are lower case, and "
                 "data.soft_weight is 0; set data.soft_weight above 0"
@@ -210,31 +239,21 @@ class GenomeDataModule(DNADataModule):
 
     @override
     def train_windows(self) -> RandomWindows:
-        size = self.epoch_size or (
-            None if self.windows == "intervals" else self._windows_to_cover("train")
-        )
+        once = self.windows == "intervals"
+        size = self.epoch_size or 0 if once else self._epoch_size(self.length)
         where = self.records, self._part("train"), self.length, size, self.vocab, self.seed
         how = bool(self.augment_rc), self._n_runs(), self.max_n, self.soft_weight, self._labels
         if self._weights is not None:
-            return WeightedWindows(self._weights, *where, *how)
-        kind = UniformWindows if self.windows == "uniform" else IntervalWindows
-        return kind(*where, *how)
+            return WeightedWindows(*where, *how, weights=self._weights)
+        return (IntervalWindows if once else UniformWindows)(*where, *how)
 
     def _n_runs(self) -> NRuns | None:
         return self.genome.n_runs if self.max_n < 1 else None
 
     @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
-        length = self.length if length is None else length
-        return TiledWindows(
-            self.records,
-            self._part(split),
-            length,
-            self.vocab,
-            self._n_runs(),
-            self.max_n,
-            self._labels,
-        )
+        where = self.records, self._part(split), length or self.length, self.vocab
+        return TiledWindows(*where, self._n_runs(), self.max_n, self._labels)
 
     @override
     def describe(self) -> dict[str, Json]:
@@ -246,16 +265,225 @@ class GenomeDataModule(DNADataModule):
             "iupac": self.iupac,
         }
         if self.max_n < 1:
-            about["tiles_left_out_for_n"] = {
-                part: self._left_out(part) for part in ("valid", "test")
-            }
+            left_out = dict.fromkeys(("valid", "test"), 0)
+            for part in left_out:
+                with contextlib.suppress(ValueError):  # no interval of this part is long enough
+                    left_out[part] = self.test_windows(part).left_out
+            about["tiles_left_out_for_n"] = left_out
         about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
         about |= {"labels": self.labels} if self._labels is not None else {}
         about |= {"weights": "of the manifest"} if self._weights is not None else {}
         return about | ({"leak": self._leak} if self._leak else {})
 
-    def _left_out(self, part: str) -> int:
-        try:
-            return self.test_windows(part).left_out
-        except ValueError:  # no interval of this part is long enough
-            return 0
+
+class ShortSequences(SampledWindows):
+    """Batches of complete sequences, bucketed by length; sequence i of epoch e depends only on
+    (seed, e, i). A batch over all devices is from one bucket."""
+
+    def __init__(self, data: ShortSequenceDataModule) -> None:
+        self.chosen = Intervals.of(data.intervals["train"]).record
+        self.together = data.batch_size * data.process.world_size
+        self.seed, self.augment_rc, self.labels = data.seed, bool(data.augment_rc), data._labels
+        self.cut = PaddedCutter(data.records, data.length, data.vocab, step=data.bucket)
+        lengths = data.genome.records.length[self.chosen]
+        self.bucket = np.minimum(-(-lengths // data.bucket) * data.bucket, data.length)
+        _, sizes = np.unique(self.bucket, return_counts=True)
+        self.size = int((-(-sizes // self.together) * self.together).sum())
+        self._ordered: tuple[int, Integers, NDArray[np.bool_]] | None = None
+
+    def order(self, epoch: int) -> tuple[Integers, NDArray[np.bool_]]:
+        """The record of each index of an epoch, and whether it is a repetition that only fills a
+        batch."""
+        if self._ordered is None or self._ordered[0] != epoch:
+            drawn = bits(hash64(self.seed, "order", epoch), np.arange(len(self.chosen)))
+            shuffled = np.lexsort((drawn, self.bucket))
+            rows, repeated = [], []
+            for bucket in np.split(shuffled, np.flatnonzero(np.diff(self.bucket[shuffled])) + 1):
+                size = -(-len(bucket) // self.together) * self.together
+                rows.append(np.resize(bucket, size))
+                repeated.append(np.arange(size) >= len(bucket))
+            batches, fills = (
+                np.concatenate(each).reshape(-1, self.together) for each in (rows, repeated)
+            )
+            drawn = bits(hash64(self.seed, "batches", epoch), np.arange(len(batches)))
+            turn = np.argsort(drawn)
+            self._ordered = epoch, self.chosen[batches[turn].ravel()], fills[turn].ravel()
+        return self._ordered[1:]
+
+    def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
+        return self.order(epoch)[0][index], np.zeros_like(index)
+
+    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
+        """See `SampledWindows`; sequences that only fill a batch have weight 0."""
+        batch = super().batch(epoch, first, count, step)
+        batch["weight"][torch.from_numpy(self.order(epoch)[1])[batch["index"]]] = 0
+        return batch
+
+
+@checked
+@dataclass(eq=False, repr=False)
+class ShortSequenceDataModule(DNADataModule):
+    """Complete DNA sequences, none longer than `length`.
+
+    Args:
+        path: see `DNADataModule`; with `{label: path}` all sequences of a file have its label.
+        length: maximum length of a sequence; shorter sequences are padded.
+        split: which records are held out; it must not divide a record. None: 80, 10 and 10 % by a
+            hash of the sequence.
+        label: key of the class in the headers, as in `>name class=enhancer`; None: headers are not
+            read.
+        bucket: batches are padded to a multiple of this number of bases.
+
+    The other arguments are those of `DNADataModule` and `SequenceDataModule`; an epoch has each
+    training sequence once.
+    """
+
+    epoch_size: None = field(default=None, init=False)
+    label: str | None = None
+    bucket: PositiveInt = 16
+
+    def __post_init__(self) -> None:
+        self._given_split: Split | None = self.split
+        super().__post_init__()
+
+    @override
+    def read(self) -> tuple[list[str], Records, Tokenizer]:
+        names, records, tokenizer = super().read()
+        genome = self._genome
+        if genome.weights is not None:
+            raise ValueError(
+                "the manifest has weights, and data=sequences uses each sequence once per epoch; "
+                "leave the weights out"
+            )
+        longest = genome.row(int(genome.records.length.argmax()))
+        if longest["length"] > self.length:
+            raise ValueError(
+                f"record {longest['name']} has {longest['length']} bases, more than length "
+                f"{self.length}; set data.length={longest['length']}, "
+                f"or use data=fasta, which cuts windows"
+            )
+        labels = [self._labels_of(genome.row(number)) for number in range(len(names))]
+        self._labels = Labels.from_names(labels, self.label_dropout)
+        return names, records, tokenizer
+
+    @override
+    def split_records(self, names: list[str], lengths: list[int]) -> Parts:
+        if self._given_split is None:
+            table = TokenTable(self._tokenizer.vocab)
+            fractions = [content_fraction(sequence[:], table) for sequence in self._records]
+            part = np.digitize(np.array(fractions), (0.8, 0.9))
+            every = Intervals.whole(lengths)
+            return {name: every.where(part == number) for number, name in enumerate(PARTS)}
+        parts = self._given_split(names, lengths)
+        for record, start, end in (interval for many in parts.values() for interval in many):
+            if end - start != lengths[record]:
+                raise ValueError(
+                    f"split {self.split.describe()} cuts through record {names[record]}; "
+                    "choose one that holds out complete records"
+                )
+        return parts
+
+    @override
+    def train_batches(self) -> ShortSequences:
+        return ShortSequences(self)
+
+    def train_windows(self) -> RandomWindows:
+        """Random training sequences, padded to the length of the module; an epoch of training is
+        `train_batches`."""
+        where = self.records, padded(self._part("train"), self.length), self.length
+        how = 0, self.vocab, self.seed, bool(self.augment_rc)
+        return UniformWindows(*where, *how, cut=self._cutter())
+
+    def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
+        """All sequences of a part, padded to the length of the module; `length` is ignored."""
+        where = self.records, padded(self._part(split), self.length), self.length, self.vocab
+        return TiledWindows(*where, labels=self._labels, cut=self._cutter())
+
+    def _cutter(self) -> PaddedCutter:
+        return PaddedCutter(self.records, self.length, self.vocab)
+
+    @override
+    def describe(self) -> dict[str, Json]:
+        about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
+        if self._given_split is None:
+            about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
+        # The hash is that of the padded intervals, as in runs and checkpoints of earlier versions.
+        # No sequence is too short for a window.
+        of_split = split_hash(
+            {part: padded(intervals, self.length) for part, intervals in self.intervals.items()},
+            self.names,
+        )
+        too_short = dict.fromkeys(self.intervals, 0)
+        return about | {"split_hash": of_split, "too_short_tokens": too_short}
+
+    def _labels_of(self, row: RecordInfo) -> list[str]:
+        found = [] if row["label"] is None else [row["label"]]
+        if self.label is not None:
+            pairs = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
+            if self.label not in pairs:
+                raise ValueError(
+                    f"record {row['name']} has no {self.label}= in its header; write "
+                    f"'>{row['name']} {self.label}=...', or set data.label=null"
+                )
+            found.append(f"{self.label}={pairs[self.label]}")
+        return found
+
+
+def padded(intervals: Sequence[Interval], length: int) -> Intervals:
+    """The windows of `length` positions that begin where the intervals begin."""
+    every = Intervals.of(intervals)
+    return Intervals(every.record, every.start, every.start + length)
+
+
+def content_fraction(ids: TokenIds, table: TokenTable) -> float:
+    """A number in [0, 1) that depends only on the sequence, and is the same for both strands."""
+    other = table.reverse_complement(ids[None])[0]
+    digest = hashlib.blake2b(min(ids.tobytes(), other.tobytes()), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / 2**64
+
+
+class PackJob(Job):
+    """Packs files into the cache. Items are files; a result lists the name, checksum, records and
+    bases of one.
+
+    Args:
+        describe: what is printed of the packed genome, after some seconds.
+    """
+
+    stream = "files"
+    label = "genome"
+
+    def __init__(
+        self, data: DNADataModule, output: Path, describe: Callable[[DNADataModule, float], str]
+    ) -> None:
+        self.data, self.output, self.describe = data, output, describe
+        self.sources = data.source_files()
+        sizes = [[each.path, resolve(each.path).stat().st_size] for each in self.sources]
+        self.settings = {"files": sizes}
+
+    @override
+    def starts(self) -> list[int]:
+        return list(range(len(self.sources) + 1))
+
+    @override
+    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+        for source in self.sources[start + skip :]:
+            file = pack(source.path)
+            bases = int(file.offsets[-1])
+            about = {
+                "file": source.path,
+                "sha256": file.digest,
+                "records": len(file.records),
+                "bases": bases,
+            }
+            self.report(1, bases)
+            yield Result(1, json.dumps(about).encode())
+
+    @override
+    def write(self, results: Iterator[Result]) -> None:
+        self.data.open()  # packs in several processes, and finds what shards have packed
+        write_json(self.output, {"files": [json.loads(result.content) for result in results]})
+
+    @override
+    def closing(self, seconds: float) -> str:
+        return f"{self.describe(self.data, seconds)}\n{super().closing(seconds)}"
