@@ -75,7 +75,7 @@ def genome(options: GenomeOptions) -> Result | list[Job]:
     """Run the action; packing with a list of the packed files is a job."""
     data = genome_data(options.data)
     if options.action == "pack" and options.output is not None:
-        from dnadiff.data.genome.work import PackJob
+        from dnadiff.data.genome.datamodule import PackJob
 
         return [PackJob(data, expand_user(options.output), packed)]
     content = ACTIONS[options.action](data, options)
@@ -199,7 +199,7 @@ def composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
 
 def windows(data: SequenceDataModule) -> dict[str, Json]:
     """The number of windows of each part, or the reason why there are none."""
-    from dnadiff.data.intervals import num_tokens
+    from dnadiff.data.records import num_tokens
 
     try:
         data.prepare()

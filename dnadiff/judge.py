@@ -144,7 +144,7 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
     Copies are of the model's training data, also if `data` names others
     (`dnadiff.genomics.metrics.memorization.searched_data`).
     """
-    from dnadiff.data.run_data import chosen_data
+    from dnadiff.data.base import chosen_data
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.weights import checkpoint

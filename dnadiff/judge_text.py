@@ -248,7 +248,7 @@ def real_texts(
     """
     import numpy as np
 
-    from dnadiff.data.run_data import run_data
+    from dnadiff.data.base import run_data
     from dnadiff.genomics.metrics.text_quality import content_span
 
     if judge.data is None:

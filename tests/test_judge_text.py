@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.intervals import Tile
+from dnadiff.data.records import Tile
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.genomics.metrics.text_quality import (
@@ -234,7 +234,7 @@ class Parts:
 def test_data_without_a_test_part_have_real_text_from_the_validation_part(
     monkeypatch, parts, source
 ):
-    monkeypatch.setattr("dnadiff.data.run_data.run_data", lambda *_: Parts(parts))
+    monkeypatch.setattr("dnadiff.data.base.run_data", lambda *_: Parts(parts))
     judge = SimpleNamespace(data={}, tokenizer=CharTokenizer("abc"))
     texts, found = real_texts(judge, {"trust": []}, [3, 3])
     assert found == source and [ids.tolist() for ids in texts] == [[2, 3, 4]] * 2

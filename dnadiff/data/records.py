@@ -1,5 +1,5 @@
-"""Records of token ids: intervals of them, the runs of N in them, and cutting a batch of windows out
-of them, all rows at once, from either strand.
+"""Records of token ids: intervals of them, the runs of N in them, and cutting a batch of windows
+out of them, all rows at once, from either strand.
 
 Millions of intervals are three arrays, and are read one by one like a list. The number of N in a
 window comes from prefix sums over the runs, not over the bases; it is piecewise linear in the start
@@ -16,8 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from dnadiff import fields as checks
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.kernels.native import Gather, make_gather
@@ -110,9 +114,10 @@ class NRuns:
         base = self.offsets[record]
         return self.before(base + end) - self.before(base + start)
 
-    def allowed(self, record: int, start: int, end: int, length: int, maximum: int) -> Integers:
-        """The starts of windows of `length` inside `[start, end)` with at most `maximum` N, as
-        ranges `(K, 2)`: first, and one past the last."""
+    def allowed(self, interval: Interval, length: int, maximum: int) -> Integers:
+        """The starts of windows of `length` inside an interval with at most `maximum` N, as ranges
+        `(K, 2)`: first, and one past the last."""
+        record, start, end = interval
         last = end - length + 1  # one past the last start
         base = int(self.offsets[record])
         low = np.searchsorted(self.ends, base + start, "right")
@@ -342,7 +347,7 @@ class TokenTable:
         # unsigned: ids below `low` wrap around to large numbers
         return ((ids - self.low) <= self.span).view(np.uint8)
 
-    def reverse_complement(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def reverse_complement(self, ids: TokenIds) -> TokenIds:
         """The reverse complements of rows `(B, L)`.
 
         Raises:
@@ -350,7 +355,11 @@ class TokenTable:
         """
         if self.mirror is None:
             raise ValueError("this vocabulary has no complement; set data.augment_rc=false")
-        ids = ids[:, ::-1].copy()
+        if ids.itemsize == 1 and ids.shape[1] % 8 == 0:  # eight bytes per step
+            eights = np.ascontiguousarray(ids).view(np.uint64)[:, ::-1]
+            ids = eights.byteswap().view(ids.dtype)
+        else:
+            ids = ids[:, ::-1].copy()
         mirrored = np.uint8(self.mirror) - ids
         return ids ^ ((ids ^ mirrored) * self.is_emitted(ids))
 
@@ -462,8 +471,9 @@ class PaddedCutter:
         if self.step is not None:
             length = min(length, -(-max(map(len, rows)) // self.step) * self.step)
         ids = np.full((len(rows), length), self.pad_id, rows[0].dtype)
-        valid = np.arange(length) < np.array([[len(row)] for row in rows])
-        ids[valid] = np.concatenate(rows)
+        valid = np.zeros(ids.shape, bool)
+        for number, text in enumerate(rows):
+            ids[number, : len(text)], valid[number, : len(text)] = text, True
         return {"ids": ids, "weight": self.tokens.is_emitted(ids) & valid, "valid": valid}
 
 
@@ -474,3 +484,62 @@ def between(ends: Ends, text: NDArray) -> NDArray:
         return text
     bos, eos = (np.full((len(text), 1), end, text.dtype) for end in ends)
     return np.concatenate([bos, text, eos], axis=1)
+
+
+class PaddedRows(NamedTuple):
+    """Sequences of similar length, padded on the right."""
+
+    number: list[int]  # (B,) their indices in the list
+    ids: Tensor  # (B, L)
+    valid: Tensor | None  # (B, L) bool, False on padding; None without padding
+
+
+def pieces(lengths: Iterable[int], window: int) -> Iterator[Interval]:
+    """Intervals of at most `window` tokens that cover records, one by one: as few as possible and,
+    within a record, of (almost) equal length.
+
+    Raises:
+        ValueError: if the window is below 1.
+    """
+    checks.integer("window", window)
+    for record, length in enumerate(lengths):
+        count = -(-length // window)
+        for i in range(count):
+            yield Interval(record, length * i // count, length * (i + 1) // count)
+
+
+def grouped(
+    intervals: Iterable[Interval], max_intervals: int, max_tokens: int
+) -> Iterator[list[Interval]]:
+    """Consecutive intervals in groups of at most so many intervals and tokens; an interval of more
+    tokens is a group of its own."""
+    group: list[Interval] = []
+    tokens = 0
+    for interval in intervals:
+        size = interval.end - interval.start
+        if group and (len(group) == max_intervals or tokens + size > max_tokens):
+            yield group
+            group, tokens = [], 0
+        group.append(interval)
+        tokens += size
+    if group:
+        yield group
+
+
+def padded_batches(
+    sequences: Sequence[Tensor], batch_size: int, pad_id: int
+) -> Iterator[PaddedRows]:
+    """All sequences in batches, the longest first, each batch padded to its longest; depends only
+    on lengths and batch size.
+
+    Raises:
+        ValueError: if the batch size is below 1.
+    """
+    checks.integer("batch_size", batch_size)
+    order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
+    for first in range(0, len(order), batch_size):
+        number = order[first : first + batch_size]
+        chosen = [sequences[i] for i in number]
+        ids = pad_sequence(chosen, batch_first=True, padding_value=pad_id).long()
+        valid = torch.arange(ids.shape[1]) < torch.tensor([[len(one)] for one in chosen])
+        yield PaddedRows(number, ids, None if bool(valid.all()) else valid)

@@ -19,9 +19,9 @@ from annotated_types import Interval as Limits
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.data.intervals import Interval, Intervals, Tiling
+from dnadiff.data.records import Integers, Interval, Intervals, NRuns, Tiling
 from dnadiff.fields import Fraction, Natural, PositiveInt, checked
-from dnadiff.formats.regions import Region, check_names, read_bed
+from dnadiff.formats.regions import check_names, read_bed
 
 PARTS = ("train", "valid", "test")
 MAX_HELD_OUT = 20  # names of held-out records in a description of data
@@ -91,7 +91,7 @@ class FractionSplit(Split):
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
         size = np.array(lengths, dtype=np.int64)
         record, edge = np.arange(len(size)), np.zeros(len(size), np.int64)
-        parts: Parts = {}
+        parts: dict[str, Intervals] = {}
         training = []  # start and end of the pieces of each record
         for (low, high), part in sorted([(self.test, "test"), (self.valid, "valid")]):
             start, end = (np.rint(share * size).astype(np.int64) for share in (low, high))
@@ -100,7 +100,7 @@ class FractionSplit(Split):
             edge = end
         starts, ends = (np.stack(each, axis=1).reshape(-1) for each in zip(*training, (edge, size)))
         parts["train"] = Intervals(np.repeat(record, len(training) + 1), starts, ends)
-        return drop_empty({part: parts[part] for part in PARTS})
+        return _not_empty(parts)
 
     @override
     def describe(self) -> str:
@@ -121,7 +121,11 @@ class ChromosomeSplit(Split):
     """
 
     def __init__(self, valid: Names, test: Names) -> None:
-        self.valid, self.test = _names(valid), _names(test)
+        # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
+        self.valid, self.test = (
+            [str(name) for name in ([names] if isinstance(names, str | int) else names)]
+            for names in (valid, test)
+        )
         if both := set(self.valid) & set(self.test):
             raise ValueError(
                 f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a "
@@ -135,8 +139,7 @@ class ChromosomeSplit(Split):
         number = np.array(
             [PARTS.index(part_of.get(name, "train")) for name in names], dtype=np.int8
         )
-        size = np.array(lengths, dtype=np.int64)
-        every = Intervals(np.arange(len(size)), np.zeros_like(size), size)
+        every = Intervals.whole(lengths)
         return {part: every.where(number == each) for each, part in enumerate(PARTS)}
 
     @override
@@ -148,11 +151,6 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (
         f", ... ({len(names):,} records)" if len(names) > _SHOWN else ""
     )
-
-
-def _names(names: Names) -> list[str]:
-    # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
-    return [str(name) for name in ([names] if isinstance(names, str | int) else names)]
 
 
 @checked
@@ -168,12 +166,8 @@ class RegionSplit(Split):
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
-        regions = read_parts(self.bed, dict(zip(names, lengths)))
-        number_of = {name: number for number, name in enumerate(names)}
-        parts: Parts = {
-            part: _merged(Interval(number_of[r.chrom], r.start, r.end) for r in regions[part])
-            for part in PARTS
-        }
+        found_parts = read_parts(self.bed, names, lengths)
+        parts: Parts = {part: _merged(found_parts[part]) for part in PARTS}
         if found := first_overlap(parts):
             (part, a), (other, b) = found
             raise ValueError(
@@ -188,19 +182,20 @@ class RegionSplit(Split):
         return f"regions ({Path(self.bed).name})"
 
 
-def read_parts(bed: str, lengths: Mapping[str, int]) -> dict[str, list[Region]]:
-    """The regions of a BED file by the part in its fourth column.
+def read_parts(bed: str, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
+    """The intervals of a BED file by the part in its fourth column.
 
     Raises:
         ValueError: if a row is not inside a record or names another part.
     """
-    parts: dict[str, list[Region]] = {part: [] for part in PARTS}
-    for region in read_bed(bed, lengths):
+    number_of = {name: number for number, name in enumerate(names)}
+    parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
+    for region in read_bed(bed, dict(zip(names, lengths))):
         if region.name not in parts:
             raise ValueError(
                 f"{bed}: the fourth column is {region.name!r}; expected train, valid or test"
             )
-        parts[region.name].append(region)
+        parts[region.name].append(Interval(number_of[region.chrom], region.start, region.end))
     return parts
 
 
@@ -228,24 +223,22 @@ class DefaultSplit(Split):
 
     def policy(self, names: Sequence[str], lengths: Sequence[int]) -> Split:
         """The split that these records get."""
-        test = self._take(names, lengths, taken=[])
-        valid = self._take(names, lengths, taken=test)
+        maximum, held_out = self.share * sum(lengths), list[list[str]]()
+        remaining = sorted(zip(lengths, names), key=lambda pair: -pair[0])
+        while len(held_out) < 2:
+            total, chosen = 0, dict[str, None]()
+            for length, name in remaining:
+                if total < maximum / 2 and total + length <= maximum:
+                    total += length
+                    chosen[name] = None
+            remaining = [pair for pair in remaining if pair[1] not in chosen]
+            held_out.append(list(chosen) if total >= maximum / 2 else [])
+        test, valid = held_out
         return (
             ChromosomeSplit(valid=valid, test=test)
             if len(names) >= 3 and test and valid
             else FractionSplit()
         )
-
-    def _take(
-        self, names: Sequence[str], lengths: Sequence[int], taken: Sequence[str]
-    ) -> list[str]:
-        maximum, held_out, chosen, excluded = self.share * sum(lengths), 0, [], set(taken)
-        remaining = [(length, name) for length, name in zip(lengths, names) if name not in excluded]
-        for length, name in sorted(remaining, key=lambda pair: -pair[0]):
-            if held_out < maximum / 2 and held_out + length <= maximum:
-                held_out += length
-                chosen.append(name)
-        return chosen if held_out >= maximum / 2 else []
 
     @override
     def describe(self) -> str:
@@ -260,23 +253,20 @@ class DefaultSplit(Split):
 def first_overlap(
     parts: Mapping[str, Iterable[Interval]],
 ) -> tuple[tuple[str, Interval], tuple[str, Interval]] | None:
-    """The first two intervals of different parts that share a token, or None."""
-    rows = sorted((interval, part) for part, intervals in parts.items() for interval in intervals)
-    furthest: dict[str, Interval] = {}  # of each part, the interval so far that ends last
-    for interval, part in rows:
-        for other, last in furthest.items():
-            if other != part and last.record == interval.record and interval.start < last.end:
-                return (other, last), (part, interval)
-        previous = furthest.get(part)
-        if previous is None or (previous.record, previous.end) < (interval.record, interval.end):
-            furthest[part] = interval
+    """The first two intervals of different parts that share a token, or None. Intervals of one part
+    do not."""
+    last: dict[str, Interval] = {}  # interval so far of each part
+    for interval, part in sorted((each, part) for part, many in parts.items() for each in many):
+        for other, before in last.items():
+            if other != part and before.record == interval.record and interval.start < before.end:
+                return (other, before), (part, interval)
+        last[part] = interval
     return None
 
 
 def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]) -> str:
     """Twelve hexadecimal digits that identify a split in reports; they change with any interval or
     record name."""
-    names = list(names)
     rows = sorted(
         f"{names[i.record]}\t{i.start}\t{i.end}\t{part}\n"
         for part, many in intervals.items()
@@ -287,26 +277,19 @@ def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]
 
 def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """The intervals without the bases of other intervals (a blacklist)."""
-    holes: dict[int, list[Interval]] = {}
-    for hole in _merged(removed):
-        holes.setdefault(hole.record, []).append(hole)
-    left = []
+    holes, left = _merged(removed), list[Interval]()
+    ends = [(hole.record, hole.end) for hole in holes]
     for record, start, end in intervals:
-        here = holes.get(record, [])
-        for hole in here[max(0, bisect_right(here, start, key=lambda h: h.start) - 1) :]:
-            if hole.start >= end:
-                break
-            if hole.end > start:
-                left.append(Interval(record, start, hole.start))
-                start = hole.end
+        place = bisect_right(ends, (record, start))
+        while place < len(holes) and holes[place][:2] < (record, end):
+            left.append(Interval(record, start, holes[place].start))
+            start, place = holes[place].end, place + 1
         left.append(Interval(record, start, end))
     return [interval for interval in left if interval.end > interval.start]
 
 
-def drop_empty(parts: Parts) -> Parts:
-    """The parts without empty intervals."""
-    arrays = {part: Intervals.of(intervals) for part, intervals in parts.items()}
-    return {part: intervals.where(intervals.length > 0) for part, intervals in arrays.items()}
+def _not_empty(parts: Mapping[str, Intervals]) -> Parts:
+    return {part: parts[part].where(parts[part].length > 0) for part in PARTS}
 
 
 def _merged(intervals: Iterable[Interval]) -> list[Interval]:
@@ -354,37 +337,24 @@ class BlockSplit(Split):
                 f"data.split.test is {test} and data.split.valid {valid}; expected two different "
                 f"blocks of 0..{period - 1}"
             )
-        self.block, self.period, self.test, self.valid, self.guard = (
-            block,
-            period,
-            test,
-            valid,
-            guard,
-        )
+        self.block, self.period, self.guard = block, period, guard
+        self.test, self.valid = test, valid
 
     @override
     def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
-        parts: dict[str, list[Interval]] = {part: [] for part in PARTS}
+        rows = []
         for record, length in enumerate(lengths):
-            runs = self._runs(length)
-            for number, (part, start, end) in enumerate(runs):
-                before = runs[number - 1][0] if number else part
-                after = runs[number + 1][0] if number + 1 < len(runs) else part
-                start += self.guard if PARTS.index(part) < PARTS.index(before) else 0
-                end -= self.guard if PARTS.index(part) < PARTS.index(after) else 0
-                parts[part].append(Interval(record, start, end))
-        return drop_empty({part: Intervals.of(many) for part, many in parts.items()})
-
-    def _runs(self, length: int) -> list[tuple[str, int, int]]:
-        """Part, start and end of the runs of blocks of the same part in a record."""
-        part_of = {self.test: "test", self.valid: "valid"}
-        runs: list[tuple[str, int, int]] = []
-        for index in range(-(-length // self.block)):
-            part, start = part_of.get(index % self.period, "train"), index * self.block
-            if runs and runs[-1][0] == part:
-                start = runs.pop()[1]
-            runs.append((part, start, min((index + 1) * self.block, length)))
-        return runs
+            index = np.arange(-(-length // self.block)) % self.period
+            part = 2 * (index == self.test) + (index == self.valid)  # the place in `PARTS`
+            first = np.flatnonzero(np.diff(part, prepend=-1))  # blocks of the same part are one
+            part, start = part[first], first * self.block
+            end = np.append(start[1:], length)
+            start[1:] += self.guard * (part[1:] < part[:-1])
+            end[:-1] -= self.guard * (part[:-1] < part[1:])
+            rows.append(np.stack([np.full_like(start, record), start, end, part]))
+        *where, part = np.concatenate(rows, axis=1)
+        every = Intervals(*where)
+        return _not_empty({name: every.where(part == each) for each, name in enumerate(PARTS)})
 
     @override
     def describe(self) -> str:
@@ -420,7 +390,8 @@ class CaduceusSplit(Split):
     @override
     def leak(self, names: Sequence[str], lengths: Sequence[int], length: int) -> Leak:
         extended, written = self._both(names, lengths)
-        train = Tiling([i for i in extended["train"] if i.end - i.start >= length], length)
+        every = Intervals.of(extended["train"])
+        train = Tiling(every.where(every.length >= length), length)
         record, start, _ = train.at(np.arange(len(train)))
         as_evaluated, as_written = (
             int(overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum())
@@ -444,37 +415,21 @@ class CaduceusSplit(Split):
 
     def _both(self, names: Sequence[str], lengths: Sequence[int]) -> tuple[Parts, Parts]:
         """The intervals of each part, extended and as in the file."""
-        number_of = {name: number for number, name in enumerate(names)}
-        extended: Parts = {}
-        written: Parts = {}
-        for part, regions in read_parts(self.bed, dict(zip(names, lengths))).items():
-            written[part] = sorted(Interval(number_of[r.chrom], r.start, r.end) for r in regions)
-            extended[part] = sorted(
-                i._replace(end=min(i.start + self.stretch, lengths[i.record]))
-                for i in written[part]
+        written = read_parts(self.bed, names, lengths)
+        extended = {
+            part: sorted(
+                i._replace(end=min(i.start + self.stretch, lengths[i.record])) for i in intervals
             )
-        return extended, written
+            for part, intervals in written.items()
+        }
+        return dict(extended), {part: sorted(intervals) for part, intervals in written.items()}
 
 
 def overlapping(
-    record: NDArray[np.int64],
-    start: NDArray[np.int64],
-    end: NDArray[np.int64],
-    intervals: Sequence[Interval],
+    record: Integers, start: Integers, end: Integers, intervals: Sequence[Interval]
 ) -> NDArray[np.bool_]:
     """Which of the windows `[start, end)` share a base with some interval: `(B,)` bool."""
-    found = np.zeros(len(record), dtype=bool)
-    by_record: dict[int, list[Interval]] = {}
-    for interval in sorted(intervals):
-        by_record.setdefault(interval.record, []).append(interval)
-    for number, many in by_record.items():
-        starts, ends = (
-            np.array([i.start for i in many]),
-            np.maximum.accumulate([i.end for i in many]),
-        )
-        rows = np.flatnonzero(record == number)
-        place = np.searchsorted(
-            starts, end[rows], "left"
-        )  # the intervals before it begin before the window ends
-        found[rows] = (place > 0) & (ends[place - 1] > start[rows])
-    return found
+    covered, longest = Intervals.of(_merged(intervals)), 1 << 40  # longer than any record
+    runs = np.stack([covered.record * longest + each for each in (covered.start, covered.end)], 1)
+    offsets = np.arange(record.max(initial=0) + 1) * longest
+    return NRuns(runs, offsets).count(record, start, end) > 0

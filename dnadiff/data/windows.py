@@ -181,7 +181,6 @@ class RandomWindows(SampledWindows):
         max_n: maximum fraction of N in a window.
         soft_weight: weight of soft-masked bases.
         ends: ids put at the ends of every window.
-        cut: see `SampledWindows`; None: a `Cutter`.
 
     Raises:
         ValueError: if no interval is as long as a window, or `augment_rc` is set for a vocabulary
@@ -200,7 +199,6 @@ class RandomWindows(SampledWindows):
     soft_weight: InitVar[float] = 1.0
     labels: Labels | None = None
     ends: InitVar[Ends] = None
-    cut: Cut = None  # type: ignore[assignment]  # None is replaced in `__post_init__`
 
     def __post_init__(
         self, n_runs: NRuns | None, max_n: float, soft_weight: float, ends: Ends
@@ -211,7 +209,7 @@ class RandomWindows(SampledWindows):
                 "data.augment_rc=false"
             )
         where = _long_enough(self.intervals, self.length)
-        self.cut = self.cut or Cutter(self.records, self.length, self.vocab, soft_weight, ends)
+        self.cut = Cutter(self.records, self.length, self.vocab, soft_weight, ends)
         maximum = max_n_count(max_n, self.length)
         self.num_starts = self._index_windows(where, n_runs if max_n < 1 else None, maximum)
         if not self.num_starts:
@@ -236,12 +234,13 @@ class UniformWindows(RandomWindows):
             too_many = n_runs.count(where.record, where.start, where.end) > max_count
             # in the other intervals every start is allowed
             if unclear := np.flatnonzero(too_many).tolist():
-                allowed = [n_runs.allowed(*where[i], self.length, max_count) for i in unclear]
+                allowed = [n_runs.allowed(where[i], self.length, max_count) for i in unclear]
                 count = np.ones(len(where), np.int64)
                 count[unclear] = [len(ranges) for ranges in allowed]
-                first, after, self._record, replaced = (
-                    np.repeat(each, count) for each in (first, after, self._record, too_many)
+                first, after, self._record = (
+                    np.repeat(each, count) for each in (first, after, self._record)
                 )
+                replaced = np.repeat(too_many, count)
                 first[replaced], after[replaced] = np.concatenate(allowed).T
         self._last = np.cumsum(after - first)  # number of starts up to the end of each range
         self._shift = after - self._last  # position of a start in its record minus its number
@@ -363,7 +362,8 @@ class TiledWindows(Dataset[Window]):
         ends: Ends = None,
         cut: Cut | None = None,
     ) -> None:
-        self.labels, self.cut = labels, cut or Cutter(records, length, vocab, ends=ends)
+        self.records, self.labels = records, labels
+        self.cut = cut or Cutter(records, length, vocab, ends=ends)
         self._lead = int(ends is not None)  # positions before the first one from the record
         self.length = length + 2 * self._lead
         every = Intervals.of(intervals)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from annotated_types import Interval
 
-from dnadiff.data.intervals import num_tokens
-from dnadiff.data.run_data import chosen_data
+from dnadiff.data.base import chosen_data
+from dnadiff.data.records import num_tokens
 from dnadiff.diffusion.bootstrap import effective_block_size, verdict
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table

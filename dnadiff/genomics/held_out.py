@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from dnadiff.data.intervals import num_tokens
+from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimates import Likelihood

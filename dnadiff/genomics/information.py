@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dnadiff.data.genome.inputs import ArrayInput, SequenceInput
-from dnadiff.data.genome.pieces import Piece
+from dnadiff.data.records import Interval
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.likelihood.estimators import (
     WindowBatch,
@@ -71,12 +71,12 @@ def window_nats(
 class SiteWindow(NamedTuple):
     """A window, and the positions [low, high) of its record that are predicted in it."""
 
-    window: Piece
+    window: Interval
     low: int
     high: int
 
 
-def tiles(sites: Iterable[Piece], lengths: Sequence[int], window: int) -> Iterator[SiteWindow]:
+def tiles(sites: Iterable[Interval], lengths: Sequence[int], window: int) -> Iterator[SiteWindow]:
     """Windows of `window` bases that predict every position of `sites` once, in order.
 
     At most half of a window is predicted, in its middle, so that each base has at least a quarter
@@ -91,13 +91,13 @@ def tiles(sites: Iterable[Piece], lengths: Sequence[int], window: int) -> Iterat
     for record, start, end in sites:
         length = lengths[record]
         if length <= window:
-            yield SiteWindow(Piece(record, 0, length), start, end)
+            yield SiteWindow(Interval(record, 0, length), start, end)
             continue
         count = -(-(end - start) // core)
         for i in range(count):
             low, high = start + (end - start) * i // count, start + (end - start) * (i + 1) // count
             first = min(max((low + high - window) // 2, 0), length - window)
-            yield SiteWindow(Piece(record, first, first + window), low, high)
+            yield SiteWindow(Interval(record, first, first + window), low, high)
 
 
 _TILES, _TOKENS = 64, 1 << 16  # windows computed and written together
@@ -150,7 +150,7 @@ class Information:
         return found
 
     def along(
-        self, source: SequenceInput, sites: Sequence[Piece], skip: int = 0
+        self, source: SequenceInput, sites: Sequence[Interval], skip: int = 0
     ) -> Iterator[list[tuple[SiteWindow, Values]]]:
         """The tiles in order with their values (high - low,), NaN for N, in lists of tiles that are
         computed together.

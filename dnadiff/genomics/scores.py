@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
-from dnadiff.data.genome.pieces import Piece
+from dnadiff.data.records import Interval, grouped, padded_batches, pieces
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.fields import Json
 from dnadiff.jobs.job import Result, ResumableJob
@@ -114,12 +113,12 @@ class ScoreJob(ResumableJob):
     def total(self) -> int:
         return sum(-(-length // self.window) for length in self.lengths)
 
-    def _pieces(self, first: int) -> Iterator[Piece]:
-        return islice(pieces.iter_cut(self.lengths, self.window), first, None)
+    def _pieces(self, first: int) -> Iterator[Interval]:
+        return islice(pieces(self.lengths, self.window), first, None)
 
-    def _groups(self, first: int) -> Iterator[list[Piece]]:
+    def _groups(self, first: int) -> Iterator[list[Interval]]:
         most = max(_WINDOWS, 16 * self.batch_size)
-        return pieces.grouped(self._pieces(first), most, max(_BASES, self.window))
+        return grouped(self._pieces(first), most, max(_BASES, self.window))
 
     @override
     def starts(self) -> list[int]:
@@ -170,7 +169,7 @@ class ScoreJob(ResumableJob):
 
         def batches() -> Iterator[WindowBatch]:
             chosen = [torch.from_numpy(windows[i]) for i in counted]
-            for number, ids, valid in pieces.batches(chosen, self.batch_size, process.vocab.pad_id):
+            for number, ids, valid in padded_batches(chosen, self.batch_size, process.vocab.pad_id):
                 order.extend(counted[i] for i in number)
                 rows = torch.tensor(number) + before
                 yield WindowBatch(ids, {"all": self.emitted[ids]}, valid, rows=rows)

@@ -24,6 +24,7 @@ import shutil
 import socket
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -747,3 +748,24 @@ def _upload(place: Path, address: Address) -> None:
                     ) from error
                 time.sleep(wait)
         log.info(f"{target.shown}: uploaded {path.stat().st_size:,} bytes")
+
+
+_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "http_proxy", "HTTP_PROXY")
+
+
+def hub_is_reachable() -> bool:
+    """Whether the host name of the Hugging Face Hub resolves, so that a machine without a network
+    fails at once instead of after many retries.
+
+    True with a proxy, which resolves the name itself; False if `HF_HUB_OFFLINE` is set.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return False
+    if any(os.environ.get(name) for name in _PROXIES):
+        return True
+    address = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    try:
+        socket.getaddrinfo(urllib.parse.urlsplit(address).hostname, 443)
+        return True
+    except OSError:
+        return False

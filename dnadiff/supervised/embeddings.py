@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.data.genome import pieces
 from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.data.records import Interval, grouped, padded_batches
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.jobs.job import Job, Result
 from dnadiff.networks.backbone import caduceus_ps as rc
@@ -183,7 +183,7 @@ class Embedder:
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
         found = [np.empty(0)] * len(tensors)
         with first_layers(self.backbone, self.layer):
-            for number, ids, valid in pieces.batches(tensors, batch_size, vocab.pad_id):
+            for number, ids, valid in padded_batches(tensors, batch_size, vocab.pad_id):
                 ids, valid = ids.to(device), None if valid is None else valid.to(device)
                 lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
                 features, other = self.denoiser.features(ids, valid).float(), None
@@ -211,12 +211,12 @@ class Embedder:
 
     def groups(
         self, source: SequenceInput, batch_size: int, first: int = 0
-    ) -> Iterator[list[pieces.Piece]]:
+    ) -> Iterator[list[Interval]]:
         """The sequences from number `first` on, in lists that are computed together, of a size that
         bounds the memory."""
-        whole = (pieces.Piece(number, 0, length) for number, length in enumerate(source.lengths))
+        whole = (Interval(number, 0, length) for number, length in enumerate(source.lengths))
         number = batch_size * (1 if self.pool.per_position else _BATCHES)
-        return pieces.grouped(islice(whole, first, None), number, _BASES)
+        return grouped(islice(whole, first, None), number, _BASES)
 
     def stream(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[Vectors]:
         """The embeddings of the sequences of an input from number `first` on, in order, in the

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dnadiff.data.intervals import num_tokens
-from dnadiff.data.run_data import run_data
+from dnadiff.data.base import run_data
+from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import Config
 from dnadiff.genomics.kmers import MAX_KMERS, NOVELTY, KmerSet

@@ -11,8 +11,7 @@ from typing import Any, TypedDict, get_type_hints
 
 import torch
 
-from dnadiff.data.base import SequenceDataModule
-from dnadiff.data.run_data import run_data
+from dnadiff.data.base import SequenceDataModule, run_data
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.noise import NoiseSchedule
@@ -276,7 +275,7 @@ class Loaded:
         Raises:
             ChangedDataError: if the files that they were read from hold something else today.
             ValueError, FileNotFoundError: if they cannot be read here, as
-                `dnadiff.data.run_data.run_data`.
+                `dnadiff.data.base.run_data`.
         """
         data = run_data(self.config.get("data"), self.known_tokenizer, trust)
         data.prepare()

@@ -22,7 +22,6 @@ from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
 import torch
 from torch import Tensor
 
-from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
@@ -37,6 +36,7 @@ from dnadiff.networks.backbone.mamba_backbone import MambaBlock
 from dnadiff.networks.backbone.mixer import BiMamba
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
 from dnadiff.store.objects import build
+from dnadiff.store.remote import hub_is_reachable
 from dnadiff.weights import tensors
 from dnadiff.weights.loaded import Loaded, UnknownTokenizer, names_file, with_vocab, wrapped
 

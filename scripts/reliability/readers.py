@@ -1401,13 +1401,11 @@ def _tokenized(folder: Path) -> None:
 
 
 def _read_tokenized(folder: Path) -> object:
-    from dnadiff.data.text.corpus import Files
-    from dnadiff.data.text.tokenized import tokenize
+    from dnadiff.data.text.corpus import Encoder, Files, tokenize
     from dnadiff.data.tokenizer import CharTokenizer
 
-    found = tokenize(
-        Files(str(folder / "d.txt"), "line"), CharTokenizer(BOOK.decode()), None, None, "d.txt", 1
-    )
+    encoder = Encoder(CharTokenizer(BOOK.decode()), None, None)
+    found = tokenize(Files(str(folder / "d.txt"), "line"), encoder, "d.txt", 1)
     return found.tokens.tolist(), found.ends.tolist()
 
 

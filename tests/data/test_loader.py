@@ -6,7 +6,7 @@ import pytest
 import torch
 from Bio import SeqIO
 
-from dnadiff.data.base import TrainLoader
+from dnadiff.data.base import ProcessRank, TrainLoader
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.splits import Interval
 from dnadiff.data.tokenizer import DNATokenizer
@@ -15,12 +15,13 @@ from dnadiff.data.windows import UniformWindows
 DNA = DNATokenizer()
 
 
-def loader(size=20, batch_size=4, **options):
+def loader(size=20, batch_size=4, num_workers=0, **process):
     records = [DNA.encode("ACGTTGCANGATC" * 30)]
     return TrainLoader(
         UniformWindows(records, [Interval(0, 0, 390)], 16, size, DNA.vocab, seed=3),
         batch_size,
-        **options,
+        num_workers,
+        ProcessRank(**process),
     )
 
 
@@ -65,7 +66,7 @@ def test_an_epoch_has_a_multiple_of_the_batches_of_an_optimizer_step():
 def test_the_batches_after_all_windows_are_those_of_an_epoch_of_their_own():
     asked = []
     source = SimpleNamespace(size=6, batch=lambda *key: asked.append(key))
-    list(TrainLoader(source, 2, rank=1, world_size=3, accumulated=3))
+    list(TrainLoader(source, 2, process=ProcessRank(1, 3, accumulated=3)))
     assert source.size == 6 and asked == [(number << 32, 1, 2, 3) for number in range(3)]
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.intervals import NRuns, max_n_count
+from dnadiff.data.records import Interval, NRuns, max_n_count
 
 RECORDS = st.lists(st.text("AN", min_size=1, max_size=60), min_size=1, max_size=4)
 
@@ -33,7 +33,7 @@ def test_allowed_starts_are_exactly_those_with_few_n(texts, length, most, part):
             expected = [
                 s for s in range(start, end - length + 1) if text[s : s + length].count("N") <= most
             ]
-            ranges = runs.allowed(record, start, end, length, most)
+            ranges = runs.allowed(Interval(record, start, end), length, most)
             assert [s for first, after in ranges.tolist() for s in range(first, after)] == expected
             assert (ranges[1:, 0] > ranges[:-1, 1]).all()  # none touch
 

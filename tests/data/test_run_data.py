@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from dnadiff.data.run_data import run_data
+from dnadiff.data.base import run_data
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization

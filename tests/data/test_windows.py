@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dnadiff.data.intervals import NRuns
+from dnadiff.data.records import NRuns
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.data.windows import IntervalWindows, Labels, Tile, TiledWindows, UniformWindows

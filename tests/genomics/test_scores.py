@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.genome import pieces
+from dnadiff.data.records import padded_batches, pieces
 from dnadiff.diffusion import likelihood
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
@@ -119,11 +119,11 @@ def scored_at_once(folder, path, window, batch_size, num_draws, seed):
     ids = [torch.from_numpy(model.tokenizer.encode(r.sequence)) for r in records]
     cuts = [
         p
-        for p in pieces.cut([len(x) for x in ids], window)
+        for p in list(pieces([len(x) for x in ids], window))
         if emitted[ids[p.record][p.start : p.end].long()].any()
     ]
     batches, order = [], []
-    for number, tokens, valid in pieces.batches(
+    for number, tokens, valid in padded_batches(
         [ids[p.record][p.start : p.end] for p in cuts], batch_size, model.tokenizer.vocab.pad_id
     ):
         batches.append(
@@ -338,7 +338,7 @@ def test_a_record_of_n_alone_has_no_mean(cli, trained, tmp_path):
 
 
 def test_windows_are_few_equal_and_cover_everything():
-    cuts = pieces.cut([10, 3, 0, 8], 4)
+    cuts = list(pieces([10, 3, 0, 8], 4))
     assert [tuple(c) for c in cuts] == [
         (0, 0, 3),
         (0, 3, 6),
@@ -348,12 +348,12 @@ def test_windows_are_few_equal_and_cover_everything():
         (3, 4, 8),
     ]
     with pytest.raises(ValueError, match="window 0 must be an integer of at least 1"):
-        pieces.cut([3], 0)
+        list(pieces([3], 0))
 
 
 def test_batches_are_padded_behind_and_say_so():
     sequences = [torch.arange(n) + 7 for n in (2, 4, 4, 1)]
-    first, second = pieces.batches(sequences, 2, 4)
+    first, second = padded_batches(sequences, 2, 4)
     assert first.number == [1, 2] and first.valid is None
     assert second.number == [0, 3] and second.ids.tolist() == [[7, 8], [7, 4]]
     np.testing.assert_array_equal(second.valid, [[True, True], [True, False]])

@@ -12,7 +12,7 @@ import torch
 import dnadiff
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, GenomeInput
-from dnadiff.data.genome.pieces import Piece
+from dnadiff.data.records import Interval
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import CausalDenoiser, MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
@@ -135,7 +135,13 @@ def test_an_autoregressive_model_is_refused():
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 8, 33])
 def test_tiles_predict_each_site_once_with_context_on_both_sides(window):
     lengths = [50, 3, 8, 200]
-    sites = [Piece(0, 0, 50), Piece(1, 1, 2), Piece(3, 0, 1), Piece(3, 5, 120), Piece(3, 190, 200)]
+    sites = [
+        Interval(0, 0, 50),
+        Interval(1, 1, 2),
+        Interval(3, 0, 1),
+        Interval(3, 5, 120),
+        Interval(3, 190, 200),
+    ]
     found = list(tiles(sites, lengths, window))
     predicted = [(t.window.record, i) for t in found for i in range(t.low, t.high)]
     assert predicted == [(p.record, i) for p in sites for i in range(p.start, p.end)]
@@ -157,7 +163,7 @@ def test_regions_have_the_context_of_the_genome_and_are_merged(tmp_path):
     )
     regions = [Region("a", 70, 90), Region("a", 10, 30, strand="-"), Region("a", 25, 40)]
     source, sites = GenomeInput(Genome.open(tmp_path / "g.fa"), regions).sites()
-    assert source.names == ["a:1-120"] and sites == [Piece(0, 10, 40), Piece(0, 70, 90)]
+    assert source.names == ["a:1-120"] and sites == [Interval(0, 10, 40), Interval(0, 70, 90)]
     expected = both(chain.joint, ids)
     for group in Information(chain, PROCESS, 16, 4).along(source, sites):
         for tile, values in group:
@@ -166,7 +172,7 @@ def test_regions_have_the_context_of_the_genome_and_are_merged(tmp_path):
 
 def test_later_tiles_do_not_depend_on_skipped_ones():
     chain, source = Chain(), ArrayInput([sequence(400)])
-    information, sites = Information(chain, PROCESS, 8, 2), [Piece(0, 0, 400)]
+    information, sites = Information(chain, PROCESS, 8, 2), [Interval(0, 0, 400)]
     every = [one for group in information.along(source, sites) for one in group]
     later = [one for group in information.along(source, sites, 64) for one in group]
     assert len(later) == len(every) - 64 > 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.data.run_data import run_data
+from dnadiff.data.base import run_data
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.store import remote
 from dnadiff.store.files import resolve

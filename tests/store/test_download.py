@@ -126,7 +126,7 @@ def test_names_that_could_meet_other_files_are_refused(name):
 
 
 def test_a_checkpoint_may_not_reach_out_to_the_network():
-    from dnadiff.data.run_data import without_download
+    from dnadiff.data.base import run_data
     from dnadiff.store.objects import build
 
     data = {
@@ -137,5 +137,6 @@ def test_a_checkpoint_may_not_reach_out_to_the_network():
     with pytest.raises(ValueError, match="refused to build"):
         build(data)
     with pytest.raises(ValueError, match="name it again, as in data=hg38"):
-        without_download(data)
-    assert "download" not in without_download(data | {"path": "x.fa"})
+        run_data(data, None)
+    options = {"path": "x.fa", "length": 4, "batch_size": 1}
+    assert run_data(data | options, None).download is None

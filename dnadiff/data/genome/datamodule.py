@@ -289,26 +289,26 @@ class ShortSequences(SampledWindows):
         self.bucket = np.minimum(-(-lengths // data.bucket) * data.bucket, data.length)
         _, sizes = np.unique(self.bucket, return_counts=True)
         self.size = int((-(-sizes // self.together) * self.together).sum())
-        self._ordered: tuple[int, Integers, NDArray[np.bool_]] | None = None
+        self._epoch: int | None = None
 
     def order(self, epoch: int) -> tuple[Integers, NDArray[np.bool_]]:
         """The record of each index of an epoch, and whether it is a repetition that only fills a
         batch."""
-        if self._ordered is None or self._ordered[0] != epoch:
+        if epoch != self._epoch:
             drawn = bits(hash64(self.seed, "order", epoch), np.arange(len(self.chosen)))
             shuffled = np.lexsort((drawn, self.bucket))
-            rows, repeated = [], []
+            rows: list[Integers] = []
+            repeated: list[NDArray[np.bool_]] = []
             for bucket in np.split(shuffled, np.flatnonzero(np.diff(self.bucket[shuffled])) + 1):
                 size = -(-len(bucket) // self.together) * self.together
                 rows.append(np.resize(bucket, size))
                 repeated.append(np.arange(size) >= len(bucket))
-            batches, fills = (
-                np.concatenate(each).reshape(-1, self.together) for each in (rows, repeated)
-            )
-            drawn = bits(hash64(self.seed, "batches", epoch), np.arange(len(batches)))
-            turn = np.argsort(drawn)
-            self._ordered = epoch, self.chosen[batches[turn].ravel()], fills[turn].ravel()
-        return self._ordered[1:]
+            batches = np.concatenate(rows).reshape(-1, self.together)
+            fills = np.concatenate(repeated).reshape(batches.shape)
+            turn = np.argsort(bits(hash64(self.seed, "batches", epoch), np.arange(len(batches))))
+            self._order = self.chosen[batches[turn].reshape(-1)], fills[turn].reshape(-1)
+            self._epoch = epoch
+        return self._order
 
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
         return self.order(epoch)[0][index], np.zeros_like(index)
@@ -391,8 +391,9 @@ class ShortSequenceDataModule(DNADataModule):
         """Random training sequences, padded to the length of the module; an epoch of training is
         `train_batches`."""
         where = self.records, padded(self._part("train"), self.length), self.length
-        how = 0, self.vocab, self.seed, bool(self.augment_rc)
-        return UniformWindows(*where, *how, cut=self._cutter())
+        windows = UniformWindows(*where, 0, self.vocab, self.seed, bool(self.augment_rc))
+        windows.cut = self._cutter()
+        return windows
 
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All sequences of a part, padded to the length of the module; `length` is ignored."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.pieces import Piece
+from dnadiff.data.records import Interval
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, names_of, read_regions
 from dnadiff.formats.sequences import Header, events
@@ -50,14 +50,14 @@ class SequenceInput(ABC):
         return None
 
     @abstractmethod
-    def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
         """Token ids `(end - start,)` uint8 of each piece. Pieces are ordered by sequence and start,
         and may overlap."""
 
-    def sites(self) -> tuple[SequenceInput, list[Piece]]:
+    def sites(self) -> tuple[SequenceInput, list[Interval]]:
         """The sequences with the context of these, and the pieces of them that these cover:
         ordered, without overlap."""
-        return self, [Piece(number, 0, length) for number, length in enumerate(self.lengths)]
+        return self, [Interval(number, 0, length) for number, length in enumerate(self.lengths)]
 
 
 class FileInput(SequenceInput):
@@ -84,7 +84,7 @@ class FileInput(SequenceInput):
             self.regions.append(Region(self.names[-1], 0, length, self.names[-1]))
 
     @override
-    def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
         stream, letters = events(self.path), bytearray()
         record, position = -1, 0  # `letters` begins at this position of this record
         for piece in pieces:
@@ -128,14 +128,14 @@ class GenomeInput(SequenceInput):
         return found if any(found) else None
 
     @override
-    def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
         for number, start, end in pieces:
             chrom, low, high, _, strand = self.regions[number]
             start, end = (high - end, high - start) if strand == "-" else (low + start, low + end)
             yield self.genome.window(chrom, start, end, strand)
 
     @override
-    def sites(self) -> tuple[SequenceInput, list[Piece]]:
+    def sites(self) -> tuple[SequenceInput, list[Interval]]:
         wanted: dict[str, list[tuple[int, int]]] = {}
         for region in self.regions:
             wanted.setdefault(region.chrom, []).append((region.start, region.end))
@@ -145,7 +145,7 @@ class GenomeInput(SequenceInput):
             if name in wanted
         ]
         merged = [
-            Piece(number, *place)
+            Interval(number, *place)
             for number, record in enumerate(whole)
             for place in _union(wanted[record.chrom])
         ]
@@ -165,7 +165,7 @@ class ArrayInput(SequenceInput):
         ).hexdigest()
 
     @override
-    def windows(self, pieces: Iterable[Piece]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
         for number, start, end in pieces:
             yield self.sequences[number][start:end]
 

@@ -245,10 +245,10 @@ class Packer:
         return merged(starts, ends, (starts[1:] == ends[:-1]) & ~np.isin(starts[1:], self._starts))
 
 
-def _sums(flags: NDArray[np.bool_], borders: Integers) -> Integers | int:
+def _sums(flags: NDArray[np.bool_], borders: Integers) -> Integers:
     """How many of the flags are set in each record."""
     if len(borders) == 1:
-        return np.count_nonzero(flags)
+        return np.array([np.count_nonzero(flags)])
     return np.add.reduceat(flags, borders, dtype=np.int64)
 
 

@@ -1,34 +1,47 @@
-"""The documents of local files and of the Hugging Face Hub, and which of them are for training,
-validation and test.
+"""The documents of local files and of the Hugging Face Hub, and documents tokenized once into the
+cache: all token ids concatenated in a memory-mapped file, and the end of each document.
 
-A *source* has the documents of a part, train, valid or test, or of all parts (`all`: a single path
-that a split divides). The package `datasets` is imported on first use and never allowed to run
-code.
+The package `datasets` is imported on first use and never allowed to run code. The name of the cache
+folder is a hash of everything that determines the ids (see `Encoder.key`). How ids become windows
+(length, wrapping, tokens at the ends of a block) is decided when they are read. Detokenizers undo
+the word tokenization of old corpora. Their rules are those of MDLM's experiments (arXiv 2406.07524
+and its published loader), in the same order, as tables of replacements. Perplexities depend on
+them: any change requires a new `RULES_VERSION`, so that cached corpora are tokenized again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import json
+import logging
 import os
-import socket
+import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
 from typing_extensions import override
 
+from dnadiff.data.processes import map_in_order, num_cores
+from dnadiff.data.records import Integers, StoredArray
 from dnadiff.data.splits import PARTS
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
-from dnadiff.store.cache import content_hash
+from dnadiff.store.cache import Checksum, cache_dir, content_hash, ensure_folder, read_index
 from dnadiff.store.files import matches, resolve
+from dnadiff.store.remote import hub_is_reachable
 
 if TYPE_CHECKING:
+    from dnadiff.data.tokenizer import TextTokenizer
     from dnadiff.fields import Json
 
+log = logging.getLogger("dnadiff")
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -41,12 +54,11 @@ class Documents(ABC):
         by it."""
 
     @abstractmethod
-    def __iter__(self) -> Iterator[str]:
-        """All documents in order."""
-
     def since(self, number: int) -> Iterator[str]:
-        """Documents from `number` on, counted from 0."""
-        return itertools.islice(self, number, None)
+        """Documents from `number` on, counted from 0, in order."""
+
+    def __iter__(self) -> Iterator[str]:
+        return self.since(0)
 
 
 @checked
@@ -77,22 +89,23 @@ class Files(Documents):
         column: str | Sequence[str] = "text",
         keep_line_ends: bool = False,
     ) -> None:
-        self.paths = expanded(paths)
-        formats = (format_of(path) for path in self.paths)
-        self._kinds = [None if each is None else each.name for each in formats]
+        self.paths, self.columns = expanded(paths), _listed(column)
         self.documents, self.keep_line_ends = documents, keep_line_ends
-        self.columns = [column] if isinstance(column, str) else list(column)
+        formats = [format_of(path) for path in self.paths]
+        self._kinds = [None if each is None else each.name for each in formats]
 
     @override
-    def __iter__(self) -> Iterator[str]:
-        for path in self.paths:
-            yield from read_documents(path, self.documents, self.columns, self.keep_line_ends)
+    def since(self, number: int) -> Iterator[str]:
+        how = self.documents, self.columns, self.keep_line_ends
+        every = itertools.chain.from_iterable(read_documents(path, *how) for path in self.paths)
+        return itertools.islice(every, number, None)
 
     @override
     def key(self) -> dict[str, Json]:
         hashes = [content_hash(resolve(path)) for path in self.paths]
-        kinds = [kind or "text" for kind in self._kinds]
-        found: dict[str, Json] = {"files": [list(pair) for pair in zip(hashes, kinds)]}
+        found: dict[str, Json] = {
+            "files": [[digest, kind or "text"] for digest, kind in zip(hashes, self._kinds)]
+        }
         found |= {"columns": self.columns} if any(self._kinds) else {}
         plain = {"documents": self.documents, "keep_line_ends": self.keep_line_ends}
         return found if all(self._kinds) else found | plain
@@ -116,27 +129,11 @@ def expanded(paths: Paths) -> list[str]:
     return found
 
 
+def _listed(values: str | Sequence[str]) -> list[str]:
+    return [values] if isinstance(values, str) else list(values)
+
+
 _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not repositories
-_PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "http_proxy", "HTTP_PROXY")
-
-
-def hub_is_reachable() -> bool:
-    """Whether the host name of the Hub resolves, so that a machine without a network fails at once
-    instead of after many retries.
-
-    True with a proxy, which resolves the name itself; False if `HF_HUB_OFFLINE` is set.
-    """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    if any(os.environ.get(name) for name in _PROXIES):
-        return True
-    try:
-        socket.getaddrinfo(
-            urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname, 443
-        )
-        return True
-    except OSError:
-        return False
 
 
 @checked
@@ -166,12 +163,8 @@ class Hub:
         if wrong := [part for part in splits if part not in PARTS]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
         self.id, self.subset, self.revision, self.splits = id, subset, revision, dict(splits)
-        self.columns = [column] if isinstance(column, str) else list(column)
-        self.data_files = (
-            None
-            if data_files is None
-            else {split: [f] if isinstance(f, str) else list(f) for split, f in data_files.items()}
-        )
+        self.columns = _listed(column)
+        self.data_files = data_files and {part: _listed(f) for part, f in data_files.items()}
 
 
 @dataclass
@@ -186,18 +179,13 @@ class HubPart(Documents):
 
     @override
     def key(self) -> dict[str, Json]:
-        hub = self.hub
-        content = [
-            [Path(f).name, content_hash(Path(f))] for f in self._local_files()
-        ]  # repositories are identified by their revision
-        named = {
+        hub, files = self.hub, self._local_files()  # repositories are identified by their revision
+        content = [[Path(file).name, content_hash(Path(file))] for file in files]
+        return {
             "hub": hub.id,
             "subset": hub.subset,
             "revision": hub.revision,
             "split": hub.splits[self.part],
-        }
-        return {
-            **named,
             "columns": hub.columns,
             "data_files": hub.data_files,
             **({"files": content} if content else {}),
@@ -205,43 +193,32 @@ class HubPart(Documents):
 
     def _local_files(self) -> list[str]:
         hub = self.hub
-        if hub.id not in _LOCAL and Path(hub.id).is_dir():
-            return sorted(str(path) for path in Path(hub.id).rglob("*") if path.is_file())
-        given = (
-            hub.data_files.get(hub.splits[self.part], [])
-            if hub.id in _LOCAL and hub.data_files
-            else []
-        )
+        if hub.id not in _LOCAL:
+            folder = Path(hub.id)
+            files = folder.rglob("*") if folder.is_dir() else ()
+            return sorted(str(path) for path in files if path.is_file())
+        given = (hub.data_files or {}).get(hub.splits[self.part], [])
         return expanded([path for path in given if "://" not in str(path)])
 
     @override
-    def __iter__(self) -> Iterator[str]:
-        return self.since(0)
-
-    @override
     def since(self, number: int) -> Iterator[str]:
-        for place, row in enumerate(self._read(iter(self._load(number))), number + 1):
-            yield joined(
-                row,
-                self.hub.columns,
-                f"{self.hub.id}: row {place:,} of {self.hub.splits[self.part]}",
-                "data.hub.column",
-            )
-
-    def _read(self, rows: Iterator[dict[str, Json]]) -> Iterator[dict[str, Json]]:
-        try:
-            yield from rows
-        except (
-            ValueError,
-            OSError,
-            RuntimeError,
-        ) as error:  # of pyarrow and of `datasets`; none names the file
-            source = ", ".join(self._local_files()) or self.hub.id
-            message = " ".join(str(error).split())[:160]
-            raise ValueError(
-                f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: "
-                f"{message}); fetch it again"
-            ) from error
+        part = self.hub.splits[self.part]
+        rows = iter(self._load(number))
+        for place in itertools.count(number + 1):
+            try:
+                row = next(rows, None)
+            except (ValueError, OSError, RuntimeError) as error:
+                # of pyarrow and of `datasets`; none names the file
+                source = ", ".join(self._local_files()) or self.hub.id
+                message = " ".join(str(error).split())[:160]
+                raise ValueError(
+                    f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: "
+                    f"{message}); fetch it again"
+                ) from error
+            if row is None:
+                return
+            where = f"{self.hub.id}: row {place:,} of {part}"
+            yield joined(row, self.hub.columns, where, "data.hub.column")
 
     def _load(self, skip: int) -> Iterable[dict[str, Json]]:
         if not hub_is_reachable():
@@ -274,133 +251,6 @@ class HubPart(Documents):
 
 
 @dataclass
-class Corpus:
-    """The documents of each part.
-
-    Args:
-        path: files, which are the part `path_is`, or `{train: ..., valid: ..., test: ...}`; None:
-            see `hub`.
-        documents, column: see `Files`.
-        path_is: the part that a single path contains: all, train or test.
-        valid_documents: use the last documents of the training part, this many, for validation.
-        num_documents: documents of the training part; required to split validation off a stream.
-        streaming: read the training part during training.
-    """
-
-    name: str
-    path: Paths | Mapping[str, Paths] | None
-    hub: Hub | None
-    documents: DocumentKind
-    column: str | Sequence[str]
-    path_is: Literal["all", "train", "test"]
-    valid_documents: PositiveInt | None
-    num_documents: PositiveInt | None
-    streaming: bool
-
-    def __post_init__(self) -> None:
-        path = self.path
-        if path is None and self.hub is None:
-            raise ValueError(
-                "path names no file; set data.path to a text file, or to {train: ..., valid: ...}"
-            )
-        if isinstance(path, Mapping) and (not path or set(path) - set(PARTS)):
-            raise ValueError(
-                f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of "
-                f"{', '.join(PARTS)}"
-            )
-        self.hub = self.hub if path is None else None
-        self._paths: Mapping[str, Paths | None] = (
-            {} if path is None else path if isinstance(path, Mapping) else {self.path_is: path}
-        )
-        given = self._paths if self.hub is None else self.hub.splits
-        self.sources = [source for source in ("all", *PARTS) if given.get(source) is not None]
-        self.is_divided = "all" in self.sources
-        if self.streaming and self.is_divided:
-            raise ValueError(
-                "streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or "
-                "data.path_is=train"
-            )
-        if self.valid_documents is not None and self.is_divided:
-            raise ValueError(
-                f"valid_documents is {self.valid_documents}, but a single path with all of the "
-                "data is divided by data.split; set data.path_is=train, or "
-                "data.valid_documents=null"
-            )
-        if self.streaming and self.splits_off_validation and self.num_documents is None:
-            raise ValueError(
-                "streaming=true with valid_documents needs the number of documents; set "
-                "data.num_documents, or give a valid part"
-            )
-
-    @property
-    def splits_off_validation(self) -> bool:
-        """Whether the last documents of the training part are used for validation."""
-        return (
-            self.valid_documents is not None
-            and "train" in self.sources
-            and "valid" not in self.sources
-        )
-
-    @property
-    def parts(self) -> list[str]:
-        """The available parts among train, valid and test."""
-        available = {
-            *self.sources,
-            *(PARTS if self.is_divided else ()),
-            *(["valid"] if self.splits_off_validation else ()),
-        }
-        return [part for part in PARTS if part in available]
-
-    def source_of(self, part: str) -> str:
-        """The name of the source that contains a part; raises ValueError if there is no such
-        part."""
-        if part not in PARTS:
-            raise ValueError(f"split is {part!r}; expected one of {', '.join(PARTS)}")
-        if part not in self.parts:
-            remedy = "".join(f"part={other}, or " for other in self.parts)
-            raise ValueError(
-                f"{self.name} has no {part} part; set {remedy}data.path={{{part}: FILE}}"
-            )
-        return "all" if self.is_divided else part if part in self.sources else "train"
-
-    def check_trainable(self) -> None:
-        """Raise ValueError if there is no training or validation part."""
-        missing = [part for part in PARTS[:2] if part not in self.parts]
-        if missing:
-            cut = (
-                ", or data.valid_documents=N for the last N documents of train"
-                if missing == ["valid"]
-                else ""
-            )
-            raise ValueError(
-                f"training needs a train and a valid part, but {self.name} has only "
-                f"{', '.join(self.parts)}; "
-                f"set data.path={{train: FILE, valid: FILE}}{cut}"
-            )
-
-    def documents_in(self, source: str, keep_line_ends: bool = False) -> Documents:
-        """The documents of a source. Raises FileNotFoundError if a file does not exist."""
-        if self.hub is not None:
-            return HubPart(self.hub, source, self.name, self.streaming)
-        paths = self._paths[source]
-        assert paths is not None  # `sources` leaves those out
-        return Files(paths, self.documents, self.column, keep_line_ends)
-
-    def first_valid_document(self, number: int) -> int:
-        """The first document of the validation part, of `number` in the training part; raises
-        ValueError if training has none."""
-        assert self.valid_documents is not None  # `splits_off_validation`
-        valid_documents = self.valid_documents
-        if valid_documents >= number:
-            raise ValueError(
-                f"{self.name} has {number:,} documents and valid_documents is {valid_documents:,}: "
-                "none is left for training; "
-                "set data.valid_documents, or give the validation part its own file, {valid: FILE}"
-            )
-        return number - valid_documents
-
-
-@dataclass
 class DocumentRange(Documents):
     """Documents `first` up to but not including `last` of a source.
 
@@ -428,6 +278,243 @@ class DocumentRange(Documents):
                 "to their number"
             )
 
-    @override
-    def __iter__(self) -> Iterator[str]:
-        return self.since(0)
+
+RULES_VERSION = 1
+Rule = tuple[str | re.Pattern[str], str]
+
+
+def _before(marks: str) -> list[Rule]:
+    """Remove the space before a punctuation mark that is surrounded by spaces."""
+    return [(f" {mark} ", f"{mark} ") for mark in marks]
+
+
+def _inside(opening: str, closing: str, content: str) -> Rule:
+    """Remove the spaces just inside a pair of brackets or quotes."""
+    pattern = f"{re.escape(opening)}{content}{re.escape(closing)}"
+    return re.compile(pattern), f"{opening}\\1{closing}"
+
+
+# The published loader also searches for "/' 5/" literally (apparently meant as a pattern). It
+# matches no text and is left out here.
+WIKITEXT: list[Rule] = [
+    ("s '", "s'"),
+    *((f" @{mark}@ ", mark) for mark in "-,."),
+    *_before(":;.!?,"),
+    # Any number of spaces, including none; the content is as short as possible.
+    *(
+        _inside(opening, closing, rf"\s*([^{re.escape(closing)}]*?)\s*")
+        for opening, closing in ("()", "[]", "{}", '""', "''")
+    ),
+    *((" ".join("=" * n), "=" * n) for n in (4, 3, 2)),
+    (" ° ", "°"),
+    (" \n", "\n"),
+    ("\n ", "\n"),
+    (" N ", " 1 "),
+    (" 's", "'s"),
+]
+
+PTB: list[Rule] = [
+    (" 's", "'s"),
+    ("s ' ", "s' "),
+    (" n't", "n't"),
+    (" \n ", "\n"),
+    ("\\/", "/"),
+    *[(" N ", " 1 ")] * 10,  # consecutive N share their spaces
+    ("$ 1", "$1"),
+    ("# 1", "#1"),
+    ("<unk>", "?"),
+]
+
+LM1B: list[Rule] = [
+    *((f"{scheme} : / / ", f"{scheme}://") for scheme in ("http", "https")),
+    (re.compile(r" '(\w+)"), r"'\1"),
+    (re.compile(r" (\w+) \. "), r" \1. "),
+    (re.compile(r" (\w+) \.$"), r" \1."),
+    *_before("?"),
+    (re.compile(r" \?$"), "?"),
+    *_before("!"),
+    (re.compile(r" !$"), "!"),
+    *_before(",:;"),
+    (" / ", "/"),
+    _inside('"', '"', ' ([^"]+) '),
+    _inside("'", "'", " ([^']+) "),
+    _inside("(", ")", r" ([^()]+) "),
+    _inside("[", "]", r" ([^\[\]]+) "),
+    ("$ ", "$"),
+    ("£ ", "£"),
+]
+
+QUOTES: list[Rule] = [("“", '"'), ("”", '"')]
+
+
+Detokenizer: TypeAlias = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
+RULES: dict[str, list[Rule]] = {
+    "wikitext": WIKITEXT,
+    "ptb": PTB,
+    "lm1b": LM1B,
+    "lambada": QUOTES,
+    "scientific_papers": [*WIKITEXT, *LM1B],
+}
+
+
+def detokenize(text: str, detokenizer: str | None) -> str:
+    """Undo the word tokenization of a corpus; None: the text itself."""
+    for pattern, replacement in RULES[detokenizer] if detokenizer else ():
+        if isinstance(pattern, str):
+            text = text.replace(pattern, replacement)
+        else:
+            text = pattern.sub(replacement, text)
+    # A leading line break, as in the evaluation of GPT-2.
+    return "\n" + text.strip() if detokenizer == "lambada" else text
+
+
+FORMAT = 1
+_CHUNK = 1 << 20  # characters per work item
+_FEW = 4  # work items for which starting processes is not worthwhile
+_MAX_PROCESSES = 32
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What makes token ids of documents.
+
+    Args:
+        detokenizer: name of the rules applied first, or None.
+        eos_id: follows each document; None: nothing follows.
+    """
+
+    tokenizer: TextTokenizer
+    detokenizer: str | None
+    eos_id: int | None
+
+    def __call__(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids of each document."""
+        ids = self.tokenizer.encode_batch([detokenize(text, self.detokenizer) for text in texts])
+        if self.eos_id is None:
+            return ids
+        end = np.array([self.eos_id], dtype=self.tokenizer.dtype)
+        return [np.concatenate([each, end]) for each in ids]
+
+    def joined(self, texts: list[str]) -> tuple[np.ndarray, Integers]:
+        """Concatenated ids of documents, and the number of ids of each."""
+        ids = self(texts)
+        return np.concatenate(ids), np.array([len(each) for each in ids], dtype=np.int64)
+
+    def key(self, documents: Documents) -> str:
+        """The name of the cache folder: a hash of everything that determines the ids."""
+        settings = {
+            "format": FORMAT,
+            "tokenizer": self.tokenizer.fingerprint,
+            "dtype": str(self.tokenizer.dtype),
+            "eos": self.eos_id,
+            "documents": documents.key(),
+            "detokenizer": self.detokenizer,
+            "rules": RULES_VERSION if self.detokenizer else None,
+        }
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class TokenizedDocuments(Sequence[np.ndarray]):
+    """Tokenized documents in the cache. Pickles as its path."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        index = read_index(self.folder, FORMAT)
+        self.digest = "".join(f"{index['files'][each]['crc']:08x}" for each in ("tokens", "ends"))
+        self.stored = StoredArray.at(self.folder / "tokens", index["dtype"])
+        self._ends = StoredArray.at(self.folder / "ends", np.int64)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """All ids, `(num_tokens,)`, memory-mapped and read-only."""
+        return self.stored.mapped
+
+    @property
+    def ends(self) -> Integers:
+        """End of each document in `tokens`, `(num_documents,)`."""
+        return self._ends.mapped
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.ends)
+
+    def starts_at(self, document: int) -> int:
+        """The position in `tokens` where a document begins; for `len(self)`, where the last one
+        ends."""
+        return int(self.ends[document - 1]) if document else 0
+
+    def __getitem__(self, document: Any) -> Any:
+        return self.tokens[self.starts_at(document) : int(self.ends[document])]
+
+    def __reduce__(self) -> tuple[type[TokenizedDocuments], tuple[Path]]:
+        return TokenizedDocuments, (self.folder,)
+
+
+def tokenize(
+    documents: Documents, encoder: Encoder, name: str, num_proc: int | None = None
+) -> TokenizedDocuments:
+    """The token ids of documents, computed if they are not in the cache.
+
+    Args:
+        num_proc: number of processes, which does not change the result; None: the number of
+            processor cores.
+    """
+    folder = cache_dir("texts") / encoder.key(documents)
+    dtype = encoder.tokenizer.dtype
+
+    def fill(part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
+        started = logged = time.monotonic()
+        total = number = 0
+        sums = {"tokens": Checksum(), "ends": Checksum()}
+        work = encoder.joined, chunks(documents), num_proc or min(num_cores(), _MAX_PROCESSES)
+        with (part / "tokens").open("wb") as tokens, (part / "ends").open("wb") as ends:
+            for ids, lengths in map_in_order(*work, few=_FEW):
+                found = ids.astype(dtype, copy=False), total + np.cumsum(lengths)
+                for file, key, values in zip((tokens, ends), sums, found):
+                    data = np.ascontiguousarray(values).tobytes()
+                    sums[key].update(data)
+                    file.write(data)
+                total, number = total + len(ids), number + len(lengths)
+                if time.monotonic() - logged > 30:
+                    logged = time.monotonic()
+                    log.info(f"{name}: {number:,} documents tokenized, {total:,} tokens")
+            for file in (tokens, ends):
+                file.flush()
+                os.fsync(file.fileno())
+        if not total:
+            raise ValueError(
+                f"{name} contains no text; give data with at least one window of tokens"
+            )
+        if time.monotonic() - started > 2:
+            log.info(
+                f"{name}: {number:,} documents tokenized, {total:,} tokens, in "
+                f"{time.monotonic() - started:.0f} s"
+            )
+        if encoder.key(documents) != folder.name:
+            raise ValueError(
+                f"{name}: a file changed while it was read; start again when it is complete"
+            )
+        return {"name": name, "dtype": str(dtype), "documents": number, "total": total}, sums
+
+    need = f"{name} needs {dtype.itemsize} bytes per token"
+    try:
+        ensure_folder(folder, FORMAT, fill, name, need, "tokenizing", "tokenized")
+    except BrokenProcessPool as error:
+        raise OSError(
+            "a tokenizing process ended early (out of memory?); set data.num_proc to less"
+        ) from error
+    return TokenizedDocuments(folder)
+
+
+def chunks(documents: Iterable[str]) -> Iterator[list[str]]:
+    """Documents in lists of about a million characters."""
+    chunk: list[str] = []
+    size = 0
+    for document in documents:
+        chunk.append(document)
+        size += len(document) + 1
+        if size >= _CHUNK:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk

@@ -25,12 +25,12 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.data.text.corpus import hub_is_reachable
 from dnadiff.data.tokenizer import CharTokenizer, one_sequence
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import is_integer
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
+from dnadiff.store.remote import hub_is_reachable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.data.genome import pieces
+from dnadiff.data.records import padded_batches, pieces
 from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, require
@@ -150,11 +150,11 @@ def code(
     emitted = torch.tensor(vocab.emitted, device=device)
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
-    masks = pieces.batches(maskable, batch_size, 0)
+    masks = padded_batches(maskable, batch_size, 0)
     # Small tensors made between large ones would fragment the heap.
     result = [sequence.clone() for sequence in sequences]
     for (number, ids, valid), (_, mask, _) in zip(
-        pieces.batches(sequences, batch_size, vocab.pad_id), masks, strict=True
+        padded_batches(sequences, batch_size, vocab.pad_id), masks, strict=True
     ):
         x0, masked, padded = ids.to(device), mask.to(device) > 0, valid is not None
         valid = torch.ones_like(masked) if valid is None else valid.to(device)
@@ -403,7 +403,7 @@ def compress(
             f"{path} cannot be restored byte for byte; rewrite it with one kind of line breaks"
         )
     ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
-    parts = [ids[p.record][p.start : p.end] for p in pieces.cut([len(x) for x in ids], window)]
+    parts = [ids[p.record][p.start : p.end] for p in pieces([len(x) for x in ids], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
     encoder, bar = Encoder(), Progress(len(parts), "compress")
     options = {"num_groups": num_groups, "seed": seed, "batch_size": batch_size}
@@ -468,7 +468,7 @@ def decompress(
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
     known = container.skeletons(about)
-    cuts = pieces.cut([len(x) for x in known], header.window)
+    cuts = list(pieces([len(x) for x in known], header.window))
     padded = padded_size([p.end - p.start for p in cuts], header.batch_size)
     limit = container.size_limit(resolve(path).stat().st_size, max_bytes)
     container.check_size(path, "a batch", padded, limit)

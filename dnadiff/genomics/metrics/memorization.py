@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dnadiff.data.intervals import num_tokens
-from dnadiff.data.run_data import chosen_data
+from dnadiff.data.base import chosen_data
+from dnadiff.data.records import num_tokens
 from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.held_out import bases_of

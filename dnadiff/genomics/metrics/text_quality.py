@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.data.genome import pieces
+from dnadiff.data.records import padded_batches, pieces
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.store.address import expand_user
@@ -235,11 +235,11 @@ def token_nats(
     from position 1 on give another perplexity, above all of short texts. Texts longer than `window`
     are cut into independent pieces of (almost) equal length, each with a start token.
     """
-    cuts = pieces.cut([len(x) for x in texts], window)
+    cuts = list(pieces([len(x) for x in texts], window))
     found = [np.zeros(len(x)) for x in texts]
     parts = [texts[p.record][p.start : p.end] for p in cuts]
     device = next(judge.parameters()).device
-    for number, ids, valid in pieces.batches(parts, batch_size, judge.vocab.pad_id):
+    for number, ids, valid in padded_batches(parts, batch_size, judge.vocab.pad_id):
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         nll = torch.zeros(ids.shape)
         x, known = ids.to(device), None if valid is None else valid.to(device)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.data.run_data import run_data
+from dnadiff.data.base import run_data
 from dnadiff.fields import Json
 from dnadiff.formats.variants import VariantSource
 from dnadiff.genomics.variants.effects import (

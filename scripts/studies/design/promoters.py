@@ -44,7 +44,7 @@ import study
 from designers import BASELINE, METHODS, POOL, Settings
 
 import dnadiff
-from dnadiff.data.run_data import run_data
+from dnadiff.data.base import run_data
 from dnadiff.design.predicted import PredictedReward
 from dnadiff.genomics.metrics import memorization
 from dnadiff.training.optim import peak_memory

@@ -18,8 +18,8 @@ sys.path += [str(Path(__file__).parents[1])]
 import study
 
 import dnadiff
+from dnadiff.data.base import run_data
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.run_data import run_data
 from dnadiff.data.splits import split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.genomics.held_out import fit_markov

@@ -6,10 +6,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dnadiff.data.genome import pieces
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, FileInput, GenomeInput, open_input
-from dnadiff.data.genome.pieces import Piece
+from dnadiff.data.records import Interval, grouped, pieces
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats import fasta
 from dnadiff.formats.regions import Region
@@ -36,7 +35,7 @@ def test_windows_of_a_fasta_file_are_those_of_its_records(tmp_path, monkeypatch,
     wanted = []
     for record, text in enumerate(texts.values()):
         starts = sorted(draw.randrange(len(text)) for _ in range(draw.randint(0, 4)))
-        wanted += [Piece(record, start, draw.randint(start + 1, len(text))) for start in starts]
+        wanted += [Interval(record, start, draw.randint(start + 1, len(text))) for start in starts]
     windows = list(found.windows(wanted))
     arrays = [encode(text) for text in texts.values()]
     assert len(windows) == len(wanted)
@@ -51,7 +50,7 @@ def test_a_long_record_is_never_in_memory(tmp_path, monkeypatch):
     tracemalloc.start()
     try:
         found = FileInput(tmp_path / "x.fa")
-        total = sum(len(ids) for ids in found.windows(pieces.iter_cut(found.lengths, 1000)))
+        total = sum(len(ids) for ids in found.windows(pieces(found.lengths, 1000)))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -78,7 +77,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     for text in (">a\nACGT\n>b\nACGTACGT\n", ">a\nACGTACGT\n"):
         (tmp_path / "x.fa").write_text(text)
         with pytest.raises(ValueError, match="changed while it was read"):
-            list(found.windows([Piece(0, 0, 8), Piece(1, 0, 4)]))
+            list(found.windows([Interval(0, 0, 8), Interval(1, 0, 4)]))
 
 
 def test_windows_of_regions_are_on_their_strand(tmp_path):
@@ -90,21 +89,22 @@ def test_windows_of_regions_are_on_their_strand(tmp_path):
     assert found.names == ["a:2-7(-)", "a:2-7", "a:2-7_2"] and found.lengths == [6, 6, 6]
     decode = DNATokenizer().decode
     windows = [
-        decode(ids) for ids in found.windows([Piece(0, 0, 6), Piece(0, 1, 4), Piece(1, 1, 4)])
+        decode(ids)
+        for ids in found.windows([Interval(0, 0, 6), Interval(0, 1, 4), Interval(1, 1, 4)])
     ]
     assert windows == ["ACGGGT", "CGG", "CCC"]  # [1, 7) is ACCCGT
 
 
 def test_groups_hold_consecutive_pieces_within_the_limits():
     cuts = [
-        Piece(0, 0, 5),
-        Piece(0, 5, 9),
-        Piece(1, 0, 30),
-        Piece(2, 0, 1),
-        Piece(2, 1, 2),
-        Piece(2, 2, 3),
+        Interval(0, 0, 5),
+        Interval(0, 5, 9),
+        Interval(1, 0, 30),
+        Interval(2, 0, 1),
+        Interval(2, 1, 2),
+        Interval(2, 2, 3),
     ]
-    groups = list(pieces.grouped(cuts, 2, 10))
+    groups = list(grouped(cuts, 2, 10))
     assert groups == [cuts[:2], [cuts[2]], cuts[3:5], [cuts[5]]]
 
 

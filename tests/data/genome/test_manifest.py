@@ -6,9 +6,8 @@ import os
 import numpy as np
 import pytest
 
-from dnadiff.data.genome.datamodule import GenomeDataModule
+from dnadiff.data.genome.datamodule import GenomeDataModule, ShortSequenceDataModule
 from dnadiff.data.genome.genome import Genome, read_manifest
-from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_a_manifest_has_labels_and_weights(folder):
         "path\tlabel\tweight\ngenomes/a.fa\thuman\t2\ngenomes/c.fa\tyeast\t0.5\n\n"
         "genomes/b.fa\t\t0\n",
     )
-    assert [tuple(row)[1:] for row in read_manifest(path)] == [
+    assert [(row.label, row.weight) for row in read_manifest(path)] == [
         ("human", 2.0),
         ("yeast", 0.5),
         (None, 0.0),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.base import TrainLoader
-from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
+from dnadiff.data.base import ProcessRank, TrainLoader
+from dnadiff.data.genome.datamodule import ShortSequenceDataModule
 from dnadiff.data.splits import ChromosomeSplit, FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
@@ -67,7 +67,7 @@ def test_batches_depend_on_seed_epoch_and_index_alone(file):
     data.prepare()
     whole = [b["ids"].tolist() for b in data.train_dataloader()]
     assert whole == [b["ids"].tolist() for b in module(file, num_workers=2).train_dataloader()]
-    halves = [TrainLoader(make(data, 4, 2), 4, rank=rank, world_size=2) for rank in range(2)]
+    halves = [TrainLoader(make(data, 4, 2), 4, process=ProcessRank(rank, 2)) for rank in range(2)]
     assert [
         torch.stack([a["ids"], b["ids"]], 1).flatten(0, 1).tolist() for a, b in zip(*halves)
     ] == whole

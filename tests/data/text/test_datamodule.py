@@ -4,23 +4,19 @@ import contextlib
 import csv
 import gzip
 import json
-import logging
-import multiprocessing
 import os
 import pickle
 import subprocess
 import sys
 import time
 import tracemalloc
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.text import tokenized as store
-from dnadiff.data.text.corpus import Files
+from dnadiff.data.text.corpus import Encoder, Files, tokenize
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
@@ -155,8 +151,8 @@ def test_workers_receive_paths_and_give_the_same_batches(corpus, letters, wrap):
     for windows in (data.train_batches(), data.test_windows("valid")):
         packed = pickle.dumps(windows)
         assert (
-            data.tokenized.tokens("train").folder.name.encode() in packed
-            or data.tokenized.tokens("valid").folder.name.encode() in packed
+            data.tokens("train").folder.name.encode() in packed
+            or data.tokens("valid").folder.name.encode() in packed
         )
         assert data.sequences("train")[0].tobytes() not in packed and len(packed) < 4000
     single, multiple = (
@@ -181,10 +177,10 @@ def test_random_windows_start_anywhere(tmp_path):
 def test_the_last_documents_are_validation(corpus, letters):
     data = module(corpus["train"], letters, path_is="train", valid_documents=10)
     assert data.parts == ["train", "valid"]
-    tokens = data.tokenized.tokens("train")
-    assert tokens is data.tokenized.tokens("valid") and [
-        i.end for i in data.tokenized.documents_of("train")
-    ] == [50] == [i.start for i in data.tokenized.documents_of("valid")]
+    tokens = data.tokens("train")
+    assert tokens is data.tokens("valid") and [i.end for i in data.documents_of("train")] == [
+        50
+    ] == [i.start for i in data.documents_of("valid")]
     assert np.array_equal(
         data.sequences("valid")[0], np.concatenate([tokens[d] for d in range(50, 60)])
     )
@@ -205,9 +201,7 @@ def test_many_documents_are_split_by_document(tmp_path):
     )
     data = TextDataModule(str(tmp_path / "t.jsonl"), length=16, batch_size=4)
     assert [
-        (i.start, i.end)
-        for part in ("train", "test", "valid")
-        for i in data.tokenized.documents_of(part)
+        (i.start, i.end) for part in ("train", "test", "valid") for i in data.documents_of(part)
     ] == [
         (0, 160),
         (160, 180),
@@ -319,14 +313,14 @@ def test_compressed_parquet_is_refused_with_the_remedy(tmp_path, ending):
         Files(tmp_path / f"t.parquet.{ending}")
 
 
-def test_a_null_in_a_parquet_file_is_named_with_its_row(tmp_path, monkeypatch):
+def test_a_null_in_a_parquet_file_is_named_with_its_row(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    parquet.write_table(pyarrow.table({"text": ["one", "two", None]}), tmp_path / "n.parquet")
-    monkeypatch.setattr("dnadiff.formats.table._ROWS", 2)
+    texts = [*["one"] * 1500, None]
+    parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "n.parquet")
     with pytest.raises(
-        ValueError, match=r"n\.parquet: row 3 has null in 'text', and text is expected"
+        ValueError, match=r"n\.parquet: row 1,501 has null in 'text', and text is expected"
     ):
         list(Files(tmp_path / "n.parquet"))
 
@@ -535,7 +529,7 @@ def folders():
 
 def test_the_cache_key_contains_exactly_what_determines_the_ids(corpus, letters):
     def opened(path=corpus, tokenizer=letters, **options):
-        return module(path, tokenizer, **options).tokenized.tokens("train").folder.name
+        return module(path, tokenizer, **options).tokens("train").folder.name
 
     first = opened()
     assert {
@@ -556,9 +550,9 @@ def test_the_cache_key_contains_exactly_what_determines_the_ids(corpus, letters)
     assert len({first, *changed, opened()}) == 6 and len(folders()) == 6
 
 
-def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch, caplog):
+def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, caplog):
     caplog.set_level("INFO", "dnadiff")
-    folder = module(corpus, letters).tokenized.tokens("train").folder
+    folder = module(corpus, letters).tokens("train").folder
     before = (folder / "tokens").read_bytes()
     for number, damage in enumerate(("version", "tokens", "cut")):
         index = json.loads((folder / "index.json").read_text())
@@ -568,20 +562,18 @@ def test_an_outdated_or_damaged_cache_is_made_again(corpus, letters, monkeypatch
             (folder / "tokens").write_bytes(
                 before[:-2] if damage == "cut" else bytes(2) + before[2:]
             )
-        assert module(corpus, letters).tokenized.tokens("train").tokens.tobytes() == before
+        assert module(corpus, letters).tokens("train").tokens.tobytes() == before
         assert caplog.text.count("tokenizing it again") == number + 1
-    monkeypatch.setattr(store, "FORMAT", 2)
-    assert module(corpus, letters).tokenized.tokens("train").folder != folder
 
 
 def test_two_processes_tokenize_at_once(python, corpus, letters, tmp_path):
     (tmp_path / "tokenizer.json").write_text(letters.config()["json"])
     code = (
-        "from dnadiff.data.text.corpus import Files; from dnadiff.data.text.pretrained import "
+        "from dnadiff.data.text.corpus import Encoder, Files, tokenize\n"
+        "from dnadiff.data.text.pretrained import "
         "Pretrained\n"
-        "from dnadiff.data.text.tokenized import tokenize\n"
-        f"t = tokenize(Files({corpus['train']!r}, 'line'), Pretrained({str(tmp_path)!r}, "
-        "name='x').load(), None, 3, 'x')\n"
+        f"tokenizer = Pretrained({str(tmp_path)!r}, name='x').load()\n"
+        f"t = tokenize(Files({corpus['train']!r}, 'line'), Encoder(tokenizer, None, 3), 'x')\n"
         "print(t.folder, int(t.tokens.sum()))"
     )
     running = [python("-c", code) for _ in range(2)]
@@ -592,11 +584,19 @@ def test_two_processes_tokenize_at_once(python, corpus, letters, tmp_path):
     assert len(results) == 1 and "" not in results and len(folders()) == 1
 
 
-def test_several_processes_give_the_same_result_as_one(corpus, letters, monkeypatch):
-    monkeypatch.setattr(store, "_CHUNK", 40)
-    one = module(corpus, letters, num_proc=1).tokenized.tokens("train")
-    monkeypatch.setattr(store, "FORMAT", 2)
-    many = module(corpus, letters, num_proc=3).tokenized.tokens("train")
+@pytest.fixture
+def long_text(tmp_path, monkeypatch):
+    """A text of more work items than are processed in this process."""
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "long.txt").write_text("abcd\n" * 1_300_000)
+    return {"train": str(tmp_path / "long.txt")}
+
+
+def test_several_processes_give_the_same_result_as_one(long_text, tmp_path, monkeypatch):
+    tokenizer = CharTokenizer("abcd \n")
+    one = module(long_text, tokenizer, num_proc=1).tokens("train")
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "other"))
+    many = module(long_text, tokenizer, num_proc=3).tokens("train")
     assert (
         one.folder != many.folder
         and np.array_equal(one.tokens, many.tokens)
@@ -604,23 +604,24 @@ def test_several_processes_give_the_same_result_as_one(corpus, letters, monkeypa
     )
 
 
-def test_an_error_in_another_process_is_reported(corpus, monkeypatch):
-    monkeypatch.setattr(store, "_CHUNK", 40)
+def test_an_error_in_another_process_is_reported(long_text):
     with pytest.raises(
-        ValueError, match=r"character 'e' at position \d+ is not among the 6 characters"
+        ValueError, match=r"character 'd' at position \d+ is not among the 5 characters"
     ):
-        module(corpus, CharTokenizer("abcd \n"), num_proc=2).tokenized.tokens("train")
+        module(long_text, CharTokenizer("abc \n"), num_proc=2).tokens("train")
     assert folders() == []
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_processes_may_be_started_by_every_method(method, monkeypatch):
-    monkeypatch.setattr(
-        store,
-        "ProcessPoolExecutor",
-        partial(store.ProcessPoolExecutor, mp_context=multiprocessing.get_context(method)),
+def test_processes_may_be_started_by_every_method(method, python):
+    process = python(
+        "-c",
+        "import multiprocessing\n"
+        "from dnadiff.data.processes import map_in_order\n"
+        f"multiprocessing.set_start_method({method!r}, force=True)\n"
+        "print([*map_in_order(abs, range(-9, 0), 2)])",
     )
-    assert list(store.map_in_order(abs, range(-9, 0), 2)) == [*range(9, 0, -1)]
+    assert process.wait() == 0 and process.output == f"{[*range(9, 0, -1)]}\n", process.errors
 
 
 KILLED = """
@@ -628,7 +629,7 @@ import sys, time
 from pathlib import Path
 from dnadiff.formats.documents import format_of
 from dnadiff.store.cache import locked
-from dnadiff.data.text.tokenized import map_in_order
+from dnadiff.data.processes import map_in_order
 
 def items():
     yield from range(8)
@@ -663,25 +664,23 @@ class Faulty(CharTokenizer):
         raise KeyError("odd")
 
 
-def test_an_unexpected_error_in_another_process_is_reported(corpus, monkeypatch):
-    monkeypatch.setattr(store, "_CHUNK", 40)
+def test_an_unexpected_error_in_another_process_is_reported(long_text):
     with pytest.raises(RuntimeError, match=r"KeyError: 'odd'"):
-        module(corpus, Faulty("abcd \n"), num_proc=2).tokenized.tokens("train")
+        module(long_text, Faulty("abcd \n"), num_proc=2).tokens("train")
     assert folders() == []
 
 
-def test_a_file_that_changes_while_it_is_read_leaves_nothing(corpus, letters, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_leaves_nothing(corpus, letters):
     class Growing(Files):
-        def __iter__(self):
-            yield from super().__iter__()
+        def since(self, number):
+            yield from super().since(number)
             with open(corpus["train"], "a") as file:
                 file.write("z z z\n")
 
-    monkeypatch.setattr("dnadiff.data.text.corpus.Files", Growing)
     with pytest.raises(
         ValueError, match="a file changed while it was read; start again when it is complete"
     ):
-        module(corpus, letters).tokenized.tokens("train")
+        tokenize(Growing(corpus["train"], "line"), Encoder(letters, None, 3), "x")
     assert folders() == []
 
 
@@ -723,9 +722,8 @@ def test_every_damaged_bit_in_the_pages_of_a_parquet_file_is_noticed(tmp_path, c
             assert list(Files(path)) == texts, bit
 
 
-def test_a_parquet_file_without_checksums_is_named(tmp_path, caplog, monkeypatch):
+def test_a_parquet_file_without_checksums_is_named(tmp_path, caplog):
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     for checked in (True, False):
         caplog.clear()
         parquet.write_table(

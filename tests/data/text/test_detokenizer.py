@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from dnadiff.data.text.tokenized import DETOKENIZERS, Detokenizer
+from dnadiff.data.text.corpus import RULES, Detokenizer, detokenize
 
 CASES = {
     "ptb": {
@@ -43,8 +43,8 @@ CASES = {
     ("name", "text"), [(name, text) for name, cases in CASES.items() for text in cases]
 )
 def test_sentences_of_each_corpus(name, text):
-    assert DETOKENIZERS[name](text) == CASES[name][text]
+    assert detokenize(text, name) == CASES[name][text]
 
 
 def test_every_detokenizer_has_a_case():
-    assert set(CASES) == set(DETOKENIZERS) == set(get_args(Detokenizer))
+    assert set(CASES) == set(RULES) == set(get_args(Detokenizer))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dnadiff.data.genome.short_sequences import ShortSequenceDataModule
+from dnadiff.data.genome.datamodule import ShortSequenceDataModule
 from dnadiff.genomics.metrics.memorization import held_out_windows
 
 
