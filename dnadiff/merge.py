@@ -65,7 +65,7 @@ def merge(options: MergeOptions) -> Result:
             f"{output} is complete already, and {folder.path} with its shards does not exist"
         )
     manifest = folder.check_complete()
-    if len(different := folder.environments(manifest)) > 1:
+    if len(different := folder.environments()) > 1:
         log.warning(
             "shards were computed in different environments, and numbers may differ in their last "
             f"digits: {'; '.join(different)}"

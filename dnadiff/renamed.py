@@ -48,6 +48,8 @@ MOVED = {
         for folder in ("variant_effect", "genomics.variants")
         for module in ("block", "by_kind", "log_prob", "masked", "window")
     },
+    "dnadiff.jobs.launcher.processes": "dnadiff.jobs.launcher",
+    "dnadiff.jobs.launcher.ray": "dnadiff.jobs.launcher",
     "dnadiff.noise.mask_fraction": "dnadiff.diffusion.noise",
     "dnadiff.noise.total_noise": "dnadiff.diffusion.noise",
     "dnadiff.objective.clipped": "dnadiff.diffusion.objective.masking",
@@ -66,6 +68,8 @@ MOVED = {
     "dnadiff.supervised.layers": "dnadiff.supervised.networks",
     "dnadiff.training.metrics_file": "dnadiff.training.loggers",
     "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
+    "dnadiff.shards.launcher.processes": "dnadiff.jobs.launcher",
+    "dnadiff.shards.launcher.ray": "dnadiff.jobs.launcher",
     "dnadiff.sampler.ar.AR": "dnadiff.diffusion.sampler.ar.Autoregressive",
     "dnadiff.sampler.drawn_token.DrawnToken": (
         "dnadiff.diffusion.sampler.low_confidence.LowConfidence"
@@ -100,7 +104,6 @@ MOVED_PACKAGES = {
     "dnadiff.vocab": "dnadiff.diffusion.vocab",
     "dnadiff.downstream.target": "dnadiff.supervised.targets",
     "dnadiff.downstream": "dnadiff.supervised",
-    "dnadiff.shards.launcher": "dnadiff.jobs.launcher",
 }
 # Renamed choices of the command line. The old names work with a warning until version 0.3.
 RENAMED_CHOICES = {

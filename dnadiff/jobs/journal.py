@@ -20,9 +20,8 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from io import BufferedIOBase, FileIO
+from collections.abc import Callable, Mapping
+from io import BufferedReader, FileIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
@@ -62,13 +61,9 @@ def discard(output: Path) -> None:
     be resumed afterwards."""
     for kind in ("journal", "part"):
         temporary_path(output, kind).unlink(missing_ok=True)
-    names = "|".join(
-        re.escape(name)
-        for name in (output.name, f"{output.name}.json", temporary_path(output, "journal").name)
-    )
-    unfinished = re.compile(
-        rf"\.({names})\.[0-9a-f]{{32}}\.part"
-    )  # the names that `atomic_write` uses
+    ours = (output.name, f"{output.name}.json", temporary_path(output, "journal").name)
+    # The names that `atomic_write` uses.
+    unfinished = re.compile(rf"\.({'|'.join(map(re.escape, ours))})\.[0-9a-f]{{32}}\.part")
     for path in output.parent.iterdir():
         if unfinished.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -109,7 +104,7 @@ class ResumableOutput:
         interval: float = 0.0,
         bgzip: bool = False,
     ) -> None:
-        self.output, self.settings = output, json.loads(json.dumps(settings))
+        self.output, self.settings = output, plain(settings)
         self.earlier, self.interval, self._saved = earlier, interval, -math.inf
         self.is_compressed = is_compressed(output)
         self.bgzip = bgzip and self.is_compressed
@@ -128,31 +123,24 @@ class ResumableOutput:
             check_output(output, overwrite)
 
     def _resume(self, found: Mapping[str, Json]) -> None:
+        remedy = "start over: overwrite=true, without resume"
         before = with_current_names(found["settings"])
         if (differs := first_difference(before, self.settings, self.earlier)) is not None:
             key, was, now = differs
             raise ValueError(
                 f"{self.output} was started with {key}={was}, not {now}; resume with the same, or "
-                "start over: overwrite=true, without resume"
+                f"{remedy}"
             )
-        self.complete = found["complete"]
-        if not (self.complete and self.output.exists()) and (
-            not self.part.is_file() or self.part.stat().st_size < found["bytes"]
-        ):
-            raise ValueError(
-                f"{self.part} is missing or shorter than its journal requires; start over: "
-                "overwrite=true, without resume"
-            )
-        if self.part.is_file():
-            self.crc = crc_of(self.part, found["bytes"])
-            if self.crc != found.get("crc", self.crc):
-                raise ValueError(
-                    f"{self.part} is damaged (its checksum differs); start over: overwrite=true, "
-                    "without resume"
-                )
-        else:
-            self.crc = found.get("crc", 0)
         self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
+        self.complete, self.crc = found["complete"], found.get("crc", 0)
+        if self.part.is_file() and self.part.stat().st_size >= self.bytes:
+            self.crc = crc_of(self.part, self.bytes)
+            if self.crc != found.get("crc", self.crc):
+                raise ValueError(f"{self.part} is damaged (its checksum differs); {remedy}")
+        elif not (self.complete and self.output.exists()):
+            raise ValueError(
+                f"{self.part} is missing or shorter than its journal requires; {remedy}"
+            )
 
     def append(self, content: bytes, count: int, /, **notes: Json) -> None:
         """Write `count` items atomically; the journal keeps the `notes`."""
@@ -180,9 +168,8 @@ class ResumableOutput:
 
     def _open(self) -> FileIO:
         self.output.parent.mkdir(parents=True, exist_ok=True)
-        file = self.part.open(
-            "r+b" if self.done else "ab", buffering=0
-        )  # nothing is left to write when it is closed
+        # Unbuffered: nothing is left to write when it is closed.
+        file = self.part.open("r+b" if self.done else "ab", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -192,22 +179,15 @@ class ResumableOutput:
                 "another name"
             ) from None
         if not self.done:
-            self.journal.unlink(
-                missing_ok=True
-            )  # the journal of a replaced file would describe other bytes
+            # That of a replaced file would describe other bytes.
+            self.journal.unlink(missing_ok=True)
         file.truncate(self.bytes)
         file.seek(self.bytes)
         return file
 
     def _write_journal(self) -> None:
-        content = {
-            "settings": self.settings,
-            "done": self.done,
-            "bytes": self.bytes,
-            "notes": self.notes,
-            "complete": self.complete,
-        }
-        content |= {"crc": self.crc}
+        kept = ("settings", "done", "bytes", "notes", "complete", "crc")
+        content = {key: getattr(self, key) for key in kept}
         with atomic_write(self.journal, overwrite=True) as file:
             file.write(json.dumps(content | {"check": check_of(content)}).encode())
 
@@ -272,11 +252,9 @@ def crc_of(path: Path, size: int) -> int:
     return value
 
 
-@contextmanager
-def open_bytes(path: Path, compressed: bool) -> Iterator[BufferedIOBase]:
+def open_bytes(path: Path, compressed: bool) -> gzip.GzipFile | BufferedReader:
     """A file as bytes, decompressed if it is gzip."""
-    with gzip.open(path, "rb") if compressed else path.open("rb") as file:
-        yield file
+    return gzip.open(path, "rb") if compressed else path.open("rb")
 
 
 def sha256(path: Path) -> str:
@@ -311,11 +289,16 @@ def is_complete(output: Path, settings: Mapping[str, Json], earlier: Earlier = _
     unchanged since."""
     try:
         content = read_json(json_path(output), ("settings", "sha256"))
-        before, now = with_current_names(content["settings"]), json.loads(json.dumps(settings))
+        before, now = with_current_names(content["settings"]), plain(settings)
         same = isinstance(before, dict) and first_difference(before, now, earlier) is None
         return same and output.is_file() and content["sha256"] == sha256(output)
     except (OSError, ValueError):
         return False
+
+
+def plain(value: Json) -> Json:
+    """A value as it comes back from JSON."""
+    return json.loads(json.dumps(value))
 
 
 def first_difference(

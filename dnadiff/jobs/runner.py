@@ -25,9 +25,10 @@ from dnadiff.jobs.journal import (
     head_of,
     is_complete,
     json_path,
+    plain,
     temporary_path,
 )
-from dnadiff.jobs.shards import Manifest, Shard, ShardFolder, packed, plain, without
+from dnadiff.jobs.shards import Shard, ShardFolder, packed, without
 from dnadiff.progress import Progress
 from dnadiff.store.address import expand_user, shown
 from dnadiff.store.disk import check_output, write_json
@@ -96,10 +97,18 @@ def run_jobs(jobs: Sequence[Job], options: RunOptions) -> Path:
     """
     if options.shard is not None:
         return _compute_shard(jobs, options.shard, options)
-    merging = None if options.merged is None else _Merging(options.merged)
-    if merging is not None:
+    if (folder := options.merged) is not None:
+        manifest = folder.check_complete()
         for job in jobs:
-            job.settings, job.prepared = merging.settings(job), merging.prepared(job)
+            stream = manifest.streams[job.stream]
+            was, now = without_device(stream.settings), without_device(plain(job.settings))
+            if (differs := first_difference(was, now, job.earlier)) is not None:
+                key, before, after = differs
+                raise ValueError(
+                    f"{folder.path} holds shards with {key}={before}, and it is {after} now; "
+                    "merge with the files of the shards"
+                )
+            job.settings, job.prepared = stream.settings, stream.prepared
     waiting = [job for job in jobs if not _is_complete(job, options)]
     for job in waiting:
         job.check()
@@ -112,45 +121,14 @@ def run_jobs(jobs: Sequence[Job], options: RunOptions) -> Path:
                 check_output(file, options.overwrite)
     for job in waiting:
         if isinstance(job, ResumableJob):
-            with _interruption(job, options):
-                _complete(job, streams[job.stream], merging)
+            _complete(job, streams[job.stream], options)
         else:
             job.begin()
             start = time.monotonic()
             with _progress(job, job.label, job.total):
-                job.write(_results(job, 0, merging))
+                job.write(_results(job, 0, options.merged))
             print(job.closing(time.monotonic() - start))
     return jobs[0].output
-
-
-class _Merging:
-    """Shards whose results are written."""
-
-    def __init__(self, folder: ShardFolder) -> None:
-        self.folder, self.manifest = folder, folder.check_complete()
-
-    def settings(self, job: Job) -> Json:
-        """The settings of the shards; a ValueError if the weights or inputs have changed since. The
-        device may be another one."""
-        was, now = self.manifest.streams[job.stream].settings, plain(job.settings)
-        differs = first_difference(without_device(was), without_device(now), job.earlier)
-        if differs is not None:
-            key, before, after = differs
-            raise ValueError(
-                f"{self.folder.path} holds shards with {key}={before}, and it is {after} now; "
-                "merge with the files of the shards"
-            )
-        return was
-
-    def prepared(self, job: Job) -> Json:
-        """What was prepared for the shards."""
-        return self.manifest.streams[job.stream].prepared
-
-    def results(self, job: Job, skip: int) -> Iterator[Result]:
-        """The results of all items but the first `skip`."""
-        for result in self.folder.results(self.manifest, job.stream, skip):
-            yield result
-            job.report(result.items, 0)
 
 
 def without_device(settings: Json) -> Json:
@@ -160,10 +138,15 @@ def without_device(settings: Json) -> Json:
     return {key: without_device(value) for key, value in settings.items() if key != "device"}
 
 
-def _results(job: Job, skip: int, merging: _Merging | None) -> Iterator[Result]:
+def _results(job: Job, skip: int, merged: ShardFolder | None) -> Iterator[Result]:
     if skip and skip >= job.total:
-        return iter(())
-    return job.results(0, skip) if merging is None else merging.results(job, skip)
+        return
+    if merged is None:
+        yield from job.results(0, skip)
+        return
+    for result in merged.results(job.stream, skip):
+        yield result
+        job.report(result.items, 0)
 
 
 @contextmanager
@@ -174,21 +157,6 @@ def _progress(job: Job, label: str, total: int, done: int = 0) -> Iterator[None]
         yield
     finally:
         bar.close()
-
-
-@contextmanager
-def _interruption(job: Job, options: RunOptions) -> Iterator[None]:
-    """Log how an interrupted job is resumed."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if options.merged is None:
-            given = without(options.overrides, ("resume", "overwrite"))
-            if not any(each.startswith("output=") for each in given):
-                given.append(f"output={job.output}")
-            line = shlex.join([*map(shown, given), "resume=true"])
-            log.info(f"resume it with: python -m dnadiff.{options.command} {line}")
-        raise
 
 
 def _is_complete(job: Job, options: RunOptions) -> bool:
@@ -250,38 +218,42 @@ def _opened(job: ResumableJob, options: RunOptions) -> ResumableOutput:
     return stream
 
 
-def _complete(job: ResumableJob, stream: ResumableOutput, merging: _Merging | None) -> None:
+def _complete(job: ResumableJob, stream: ResumableOutput, options: RunOptions) -> None:
     """Write the remaining results and what is next to the output. What is done when the output is
     complete is repeated if it is interrupted."""
     start = time.monotonic()
-    if stream.done:
-        log.info(f"resuming after {stream.done:,} {job.items}")
-    if not stream.complete:
-        job.begin()
-        _append(job, stream, merging)
-    seconds = time.monotonic() - start
-    if job.converts and stream.batches == job.output:
-        return _discard(job)  # by an earlier version, which wrote the JSON file first
-    stream.finish(job.convert if job.converts else None)
-    content = job.finish(stream.batches)
-    write_json(json_path(job.output), job.side_file(head_of(job.output), content))
-    _discard(job)
-    print(job.closing(seconds))
-    job.after()
-
-
-def _append(job: ResumableJob, stream: ResumableOutput, merging: _Merging | None) -> None:
-    """Write the remaining results."""
     try:
-        with _progress(job, job.label, job.total, job.position):
-            for result in _results(job, job.position, merging):
-                content, count = job.fold(result)
-                header = b"" if stream.bytes else job.header()
-                stream.append(header + content, count, **job.totals)
-            if not stream.bytes:  # an empty .gz file is not a valid one
-                stream.append(job.header(), 0, **job.totals)
-    finally:
-        stream.close()
+        if stream.done:
+            log.info(f"resuming after {stream.done:,} {job.items}")
+        if not stream.complete:
+            job.begin()
+            try:
+                with _progress(job, job.label, job.total, job.position):
+                    for result in _results(job, job.position, options.merged):
+                        content, count = job.fold(result)
+                        header = b"" if stream.bytes else job.header()
+                        stream.append(header + content, count, **job.totals)
+                    if not stream.bytes:  # an empty .gz file is not a valid one
+                        stream.append(job.header(), 0, **job.totals)
+            finally:
+                stream.close()
+        seconds = time.monotonic() - start
+        if job.converts and stream.batches == job.output:
+            return _discard(job)  # by an earlier version, which wrote the JSON file first
+        stream.finish(job.convert if job.converts else None)
+        about = job.finish(stream.batches)
+        write_json(json_path(job.output), job.side_file(head_of(job.output), about))
+        _discard(job)
+        print(job.closing(seconds))
+        job.after()
+    except KeyboardInterrupt:
+        if options.merged is None:
+            given = without(options.overrides, ("resume", "overwrite"))
+            if not any(each.startswith("output=") for each in given):
+                given.append(f"output={job.output}")
+            line = shlex.join([*map(shown, given), "resume=true"])
+            log.info(f"resume it with: python -m dnadiff.{options.command} {line}")
+        raise
 
 
 def _compute_shard(jobs: Sequence[Job], shard: Shard, options: RunOptions) -> Path:
@@ -289,47 +261,37 @@ def _compute_shard(jobs: Sequence[Job], shard: Shard, options: RunOptions) -> Pa
     complete."""
     folder = ShardFolder.of(jobs[0].output)
     manifest = folder.join(options.command, shard, without(options.overrides, _OWN), jobs)
-    if folder.is_complete(shard, manifest.fingerprint):
+    fingerprint = manifest.fingerprint
+    if folder.is_complete(shard, fingerprint):
         print(f"shard {shard} is complete already in {folder.path}")
     else:
-        streams = {
-            job.stream: _shard_of(job, shard, folder, manifest, options.command) for job in jobs
-        }
-        folder.complete(shard, manifest.fingerprint, streams)
+        streams = {}
+        for job in jobs:
+            about, path = manifest.streams[job.stream], folder.part(shard, job.stream)
+            start, end = about.items[shard.number - 1 : shard.number + 1]
+            settings = {"fingerprint": fingerprint, "shard": str(shard)}
+            replace = not temporary_path(path, "journal").is_file()
+            streams[job.stream] = stream = ResumableOutput(path, settings, True, replace)
+            if start < end:
+                job.check(start, end)
+            if stream.done:
+                log.info(f"shard {shard}: resuming after {stream.done:,} of {end - start:,} items")
+            job.prepared = about.prepared
+            try:
+                with _progress(job, f"{options.command} {shard}", end - start, stream.done):
+                    if not stream.bytes and not stream.complete:
+                        stream.append(b"", 0)  # a shard without items is an empty file
+                    left = end - start - stream.done
+                    for result in job.results(start, stream.done) if left else ():
+                        stream.append(packed(result), result.items)
+                        if stream.done >= end - start:
+                            break
+            finally:
+                stream.close()
+            stream.finish()
+        folder.complete(shard, fingerprint, streams)
         done = streams[jobs[0].stream].done
         print(f"shard {shard}: {done:,} items are in {folder.path}")
     for path in (folder.manifest_path, *(folder.part(shard, job.stream) for job in jobs)):
         discard(path)  # what a killed process left
     return folder.path
-
-
-def _shard_of(
-    job: Job, shard: Shard, folder: ShardFolder, manifest: Manifest, command: str
-) -> ResumableOutput:
-    """Compute the results of one job in a shard."""
-    about, path = manifest.streams[job.stream], folder.part(shard, job.stream)
-    start, end = about.items[shard.number - 1 : shard.number + 1]
-    stream = ResumableOutput(
-        path,
-        {"fingerprint": manifest.fingerprint, "shard": str(shard)},
-        resume=True,
-        overwrite=not temporary_path(path, "journal").is_file(),
-    )
-    if start < end:
-        job.check(start, end)
-    if stream.done:
-        log.info(f"shard {shard}: resuming after {stream.done:,} of {end - start:,} items")
-    job.prepared = about.prepared
-    try:
-        with _progress(job, f"{command} {shard}", end - start, stream.done):
-            if not stream.bytes and not stream.complete:
-                stream.append(b"", 0)  # a shard without items is an empty file
-            left = end - start - stream.done
-            for result in job.results(start, stream.done) if left else ():
-                stream.append(packed(result), result.items)
-                if stream.done >= end - start:
-                    break
-    finally:
-        stream.close()
-    stream.finish()
-    return stream

@@ -27,6 +27,7 @@ from dnadiff.jobs.journal import (
     check_of,
     crc_of,
     first_difference,
+    plain,
     temporary_path,
 )
 from dnadiff.renamed import VERSION
@@ -77,11 +78,6 @@ def without(overrides: Sequence[str], keys: Collection[str]) -> list[str]:
         for each in overrides
         if each.lstrip("+~").partition("=")[0].partition(".")[0] not in keys
     ]
-
-
-def bounds(total: int, count: int) -> list[int]:
-    """The first unit of each of `count` shards, and `total`; sizes differ by at most one."""
-    return [total * number // count for number in range(count + 1)]
 
 
 def packed(result: Result) -> bytes:
@@ -148,7 +144,8 @@ class Manifest:
         streams: dict[str, Stream] = {}
         for job in jobs:
             starts = job.starts()
-            items = [int(starts[unit]) for unit in bounds(len(starts) - 1, count)]
+            units = [(len(starts) - 1) * number // count for number in range(count + 1)]
+            items = [int(starts[unit]) for unit in units]
             streams[job.stream] = Stream(plain(job.settings), items, job.prepare())
         return cls(command, count, list(overrides), streams)
 
@@ -161,7 +158,7 @@ class Manifest:
                 f"{path} has format {content['format']!r}, and this version reads {FORMAT}; use "
                 "the version that wrote it"
             )
-        if content.pop("check") != _check_of(content):
+        if content.pop("check") != _hash_of(content)[:16]:
             raise ValueError(
                 f"{path} is damaged (its checksum differs); remove its folder and start over"
             )
@@ -171,7 +168,7 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write it atomically, unless another process has written one: all shards read the same."""
         content = {"format": FORMAT, **plain(asdict(self))}
-        content |= {"check": _check_of(content)}
+        content |= {"check": _hash_of(content)[:16]}
         # A name that `discard` removes.
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
         try:
@@ -203,12 +200,8 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """A hash of everything that the results depend on."""
-        content = [
-            self.command,
-            self.count,
-            {name: [stream.settings, stream.items] for name, stream in self.streams.items()},
-        ]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+        streams = {name: [each.settings, each.items] for name, each in self.streams.items()}
+        return _hash_of([self.command, self.count, streams])[:32]
 
     def check(self, folder: Path, command: str, count: int, jobs: Sequence[Job]) -> None:
         """Raise ValueError, naming what differs, if a shard is of another command, number of shards
@@ -227,11 +220,6 @@ class Manifest:
             )
 
 
-def plain(value: Json) -> Json:
-    """A value as it comes back from JSON."""
-    return json.loads(json.dumps(value))
-
-
 def _flat(settings: Mapping[str, Json]) -> dict[str, Json]:
     """The settings of all streams; those of the first one keep their names."""
     first = next(iter(settings))
@@ -242,8 +230,8 @@ def _flat(settings: Mapping[str, Json]) -> dict[str, Json]:
     }
 
 
-def _check_of(content: Mapping[str, Json]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+def _hash_of(content: Json) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class ShardFolder:
@@ -265,12 +253,13 @@ class ShardFolder:
         another configuration."""
         if not self.manifest_path.exists():
             Manifest.of(command, shard.count, overrides, jobs).write(self.manifest_path)
-        manifest = Manifest.read(self.manifest_path)
+        manifest = self.manifest
         manifest.check(self.path, command, shard.count, jobs)
         return manifest
 
-    def read(self) -> Manifest:
-        """The manifest; a FileNotFoundError if there are no shards."""
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest, read now; a FileNotFoundError if there are no shards."""
         if not self.manifest_path.exists():
             raise FileNotFoundError(
                 f"{self.path} does not exist or has no shards; compute them first: shard=1/N, ..., "
@@ -278,20 +267,20 @@ class ShardFolder:
             )
         return Manifest.read(self.manifest_path)
 
+    def _file(self, shard: Shard, ending: str) -> Path:
+        return self.path / f"{shard.number:0{max(4, len(str(shard.count)))}d}.{ending}"
+
     def part(self, shard: Shard, stream: str) -> Path:
         """The file of a shard's results."""
-        return self.path / f"{self._name(shard)}.{stream}.part"
+        return self._file(shard, f"{stream}.part")
 
     def entry(self, shard: Shard) -> Path:
         """The file that says that a shard is complete."""
-        return self.path / f"{self._name(shard)}.json"
+        return self._file(shard, "json")
 
     def log(self, shard: Shard) -> Path:
         """What a launched shard prints."""
-        return self.path / f"{self._name(shard)}.log"
-
-    def _name(self, shard: Shard) -> str:
-        return f"{shard.number:0{max(4, len(str(shard.count)))}d}"
+        return self._file(shard, "log")
 
     def is_complete(self, shard: Shard, fingerprint: str) -> bool:
         """Whether a shard of this configuration is complete."""
@@ -301,6 +290,8 @@ class ShardFolder:
         self, shard: Shard, fingerprint: str, streams: Mapping[str, ResumableOutput]
     ) -> None:
         """Write the entry of a shard whose parts have their names."""
+        import torch
+
         parts = {
             name: {"items": stream.done, "bytes": stream.bytes, "crc": stream.crc}
             for name, stream in streams.items()
@@ -309,22 +300,26 @@ class ShardFolder:
             "shard": str(shard),
             "fingerprint": fingerprint,
             "parts": parts,
-            "environment": environment(),
+            # What the last bits of numbers may depend on besides the configuration.
+            "environment": {
+                "dnadiff": VERSION,
+                "torch": torch.__version__,
+                "threads": torch.get_num_threads(),
+                "machine": platform.machine(),
+            },
         }
         write_json(self.entry(shard), content | {"check": check_of(content)})
 
-    def missing(self, manifest: Manifest) -> list[int]:
+    def missing(self) -> list[int]:
         """The numbers of the shards that are not complete, or of another configuration."""
-        return [
-            shard.number
-            for shard in manifest.shards
-            if not self.is_complete(shard, manifest.fingerprint)
-        ]
+        manifest = self.manifest
+        fingerprint = manifest.fingerprint
+        return [s.number for s in manifest.shards if not self.is_complete(s, fingerprint)]
 
     def check_complete(self) -> Manifest:
         """The manifest; a ValueError that lists the shards that are not complete."""
-        manifest = self.read()
-        if missing := self.missing(manifest):
+        manifest = self.manifest
+        if missing := self.missing():
             listed = ", ".join([*map(str, missing[:_LISTED]), "..."][: len(missing)])
             raise ValueError(
                 f"{self.path} lacks {len(missing):,} of {manifest.count:,} shards: {listed}; "
@@ -332,40 +327,35 @@ class ShardFolder:
             )
         return manifest
 
-    def results(self, manifest: Manifest, stream: str, skip: int = 0) -> Iterator[Result]:
+    def results(self, stream: str, skip: int = 0) -> Iterator[Result]:
         """The results of all shards in the order of their items, without the first `skip` items.
 
         Raises:
             ValueError: if a part is missing or damaged, before any of its results.
         """
+        manifest = self.manifest
         items = manifest.streams[stream].items
         for shard, first, last in zip(manifest.shards, items, items[1:]):
             if last <= skip:
                 continue
-            self._check_part(shard, stream, last - first)
+            path, about = self.part(shard, stream), self._entry(shard)["parts"][stream]
+            remedy = f"remove {self.entry(shard)} and compute shard={shard} again"
+            if not path.is_file():
+                raise ValueError(f"{path}, the part of shard {shard}, is missing; {remedy}")
+            content = (path.stat().st_size, crc_of(path, about["bytes"]))
+            if about["items"] != last - first or content != (about["bytes"], about["crc"]):
+                raise ValueError(
+                    f"{path}, the part of shard {shard}, was changed or cut short; {remedy}"
+                )
             done = first
-            for result in unpacked(self.part(shard, stream)):
+            for result in unpacked(path):
                 done += result.items
                 if done > skip:
                     yield result
 
-    def _check_part(self, shard: Shard, stream: str, items: int) -> None:
-        path, about = self.part(shard, stream), self._entry(shard)["parts"][stream]
-        remedy = f"remove {self.entry(shard)} and compute shard={shard} again"
-        if not path.is_file():
-            raise ValueError(f"{path}, the part of shard {shard}, is missing; {remedy}")
-        if (
-            about["items"] != items
-            or path.stat().st_size != about["bytes"]
-            or crc_of(path, about["bytes"]) != about["crc"]
-        ):
-            raise ValueError(
-                f"{path}, the part of shard {shard}, was changed or cut short; {remedy}"
-            )
-
-    def environments(self, manifest: Manifest) -> list[str]:
+    def environments(self) -> list[str]:
         """The different environments in which shards were computed, as text."""
-        found = (self._entry(shard)["environment"] for shard in manifest.shards)
+        found = (self._entry(shard)["environment"] for shard in self.manifest.shards)
         return sorted(
             {", ".join(f"{key} {value}" for key, value in each.items()) for each in found}
         )
@@ -376,18 +366,6 @@ class ShardFolder:
         if content.pop("check") != check_of(content):
             raise ValueError(f"{path} is damaged (its checksum differs); {remedy}")
         return content
-
-
-def environment() -> dict[str, Json]:
-    """What the last bits of numbers may depend on besides the configuration."""
-    import torch
-
-    return {
-        "dnadiff": VERSION,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
-    }
 
 
 class MergeMark:

@@ -3,17 +3,15 @@
 import os
 import re
 import signal
-import threading
+import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from dnadiff.jobs.launcher import base
-from dnadiff.jobs.launcher.base import ShardJob, as_text, failure, from_text
-from dnadiff.jobs.launcher.processes import Processes
-from dnadiff.jobs.launcher.ray import Ray
-from dnadiff.jobs.shards import MergeMark, Shard
+from dnadiff.jobs import launcher
+from dnadiff.jobs.launcher import Processes, Ray, ShardJob, failure
+from dnadiff.jobs.shards import MergeMark
 
 SAMPLE = (
     "num_samples=8",
@@ -25,68 +23,80 @@ SAMPLE = (
 )
 
 
-def jobs(tmp_path, count, command="toy"):
-    return [
-        ShardJob(
-            Shard(i, count), command, [f"shard={i}"], str(tmp_path), str(tmp_path / f"{i}.log")
-        )
-        for i in range(1, count + 1)
-    ]
+TOY = """
+import os
+import signal
+from pathlib import Path
+
+from dnadiff.options.base import Options
+from dnadiff.options.command import command
 
 
-def test_a_job_is_written_and_read(tmp_path):
-    (one,) = jobs(tmp_path, 1)
-    assert from_text(as_text(one)) == one
+class ToyOptions(Options):
+    \"\"\"A command that ends in some way.\"\"\"
+
+    chooses_threads = False
+    code: str = ""
+    killed: int = 0
 
 
-def test_a_job_prints_to_its_log_and_returns_its_status(tmp_path, monkeypatch, capfd):
+@command(ToyOptions)
+def toy(options):
+    with Path("starts.txt").open("a") as file:
+        file.write("x")
+    if Path("starts.txt").stat().st_size <= options.killed:
+        os.kill(os.getpid(), signal.SIGKILL)
+    exec(options.code)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """toy("print(1)", ...) are jobs that run this code, each in its own folder."""
+    (tmp_path / "toy_of_launchers.py").write_text(TOY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [])
-    for status, code in (
-        (0, "print('done')"),
-        (3, "raise SystemExit(3)"),
-        (1, "raise SystemExit('error: no')"),
-        (1, "1 / 0"),
-    ):
-        module = type("module", (), {"main": staticmethod(lambda code=code: exec(code))})
-        monkeypatch.setattr(base.importlib, "import_module", lambda name, module=module: module)
-        (one,) = jobs(tmp_path, 1)
+
+    def jobs(*codes, killed=0):
+        found = []
+        for number, code in enumerate(codes, 1):
+            (folder := tmp_path / str(number)).mkdir(exist_ok=True)
+            keys = ["plugins=[toy_of_launchers]", f'code="{code}"', f"killed={killed}"]
+            log = str(tmp_path / f"{number}.log")
+            found.append(ShardJob(f"{number}/{len(codes)}", "toy", keys, str(folder), log))
+            killed = 0
+        return found
+
+    return jobs
+
+
+def test_a_job_prints_to_its_log_and_returns_its_status(toy, tmp_path, capfd):
+    codes = ("print('done')", "raise SystemExit(3)", "raise SystemExit('error: no')", "1 / 0")
+    for one, status in zip(toy(*codes), (0, 3, 1, 1), strict=True):
         with capfd.disabled():
-            assert base.run(one) == status
-    text = (tmp_path / "1.log").read_text()
-    assert (
-        text.count(f"process {os.getpid()}") == 4 and "done" in text and "ZeroDivisionError" in text
-    )
+            assert launcher.run(one) == status
+    logs = [(tmp_path / f"{number}.log").read_text() for number in (1, 2, 3, 4)]
+    assert all(log.startswith(f"process {os.getpid()}") for log in logs)
+    assert "done" in logs[0] and "ZeroDivisionError" in logs[3]
 
 
 @pytest.mark.parametrize(("retries", "status"), [(2, 0), (1, -9)])
-def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(
-    tmp_path, monkeypatch, retries, status
-):
-    left, lock = {1: 2}, threading.Lock()
-
-    def run(worker, one):
-        with lock:
-            left[one.shard.number] = left.get(one.shard.number, 0) - 1
-            return -9 if left[one.shard.number] >= 0 else 0
-
-    monkeypatch.setattr("dnadiff.jobs.launcher.processes._Worker.run", run)
-    found = {
-        one.shard.number: status
-        for one, status in Processes(4, 2, retries).statuses(jobs(tmp_path, 4))
-    }
-    assert found == {1: status, 2: 0, 3: 0, 4: 0}
+def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(toy, retries, status):
+    jobs = toy("1", "2", "3", killed=2)
+    found = {one.shard: status for one, status in Processes(3, 2, retries).statuses(jobs)}
+    assert found == {"1/3": status, "2/3": 0, "3/3": 0}
 
 
 def test_the_message_of_a_failed_shard_is_that_of_its_command(tmp_path):
-    (one,) = jobs(tmp_path, 1)
+    one = ShardJob("1/1", "toy", [], str(tmp_path), str(tmp_path / "1.log"))
     assert failure(one, -9).startswith("shard 1/1 was killed by signal 9 in all its starts")
     (tmp_path / "1.log").write_text("process 1\nerror: input: x.fa does not exist\n")
     assert failure(one, 1).startswith("input: x.fa does not exist (shard 1/1; ")
     assert failure(one, -9).startswith("shard 1/1 was killed")
 
 
-def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
+def test_what_ray_cannot_run_is_named(toy, monkeypatch):
     errors = type(
         "exceptions",
         (),
@@ -103,15 +113,15 @@ def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
             else errors.RayError("traceback\nModuleNotFoundError: No module named 'dnadiff'")
         )
 
-    task = SimpleNamespace(remote=lambda job: str(job.shard.number))
+    task = SimpleNamespace(remote=lambda job: job.shard[0])
     fake = SimpleNamespace(
         init=lambda **_: None, shutdown=lambda: None, cluster_resources=dict, get=get,
         exceptions=errors,
         wait=lambda waiting: (waiting[:1], []),
         remote=lambda run: SimpleNamespace(options=lambda **_: task),
     )  # fmt: skip
-    monkeypatch.setattr("dnadiff.jobs.launcher.ray.library", lambda: fake)
-    first, second = jobs(tmp_path, 2)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    first, second = toy("1", "2")
     statuses = Ray(2).statuses([first, second])
     assert next(statuses) == (first, -9)
     with pytest.raises(ValueError, match="shard 2/2: Ray could not run it"):
@@ -121,34 +131,35 @@ def test_what_ray_cannot_run_is_named(tmp_path, monkeypatch):
 def test_shards_that_are_not_complete_are_run_and_a_complete_one_checks_the_configuration(
     cli, trained, tmp_path, monkeypatch, capfd
 ):
-    ran, merged = [], []
+    ran = []
 
     class Here(Processes):
         def statuses(self, waiting):
             for one in waiting:
-                ran.append(one.shard.number)
+                ran.append(one.shard)
                 with capfd.disabled():
-                    yield one, base.run(one)
+                    yield one, launcher.run(one)
 
-    monkeypatch.setattr(
-        base.subprocess,
-        "run",
-        lambda command, check: merged.append(command) or type("done", (), {"returncode": 0}),
-    )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", [])
     config = {"shard": None, "output": "s.fa", "overwrite": False}
     overrides = [f"checkpoint={trained}", *SAMPLE, "launcher=processes", "launcher.shards=3"]
+    mark, folder = MergeMark(tmp_path / "s.fa"), tmp_path / "s.fa.shards"
     assert cli("sample", *overrides[:-2], "shard=2/3")[0] == 0
-    for expected in ([1, 3], [1], [1]):
-        ran.clear()
-        if len(merged) == 2:  # a merge was stopped when it had written the output
-            MergeMark(tmp_path / "s.fa").set()
-            (tmp_path / "s.fa").write_text("merged")
-        Here(3).launch("sample", config, overrides, None)
-        assert ran == expected and merged[-1][-2:] == ["output='s.fa'", "overwrite=false"]
     with pytest.raises(ValueError, match=r"holds shards with seed=1, not 2; .*\(shard 1/3; "):
         Here(3).launch("sample", config, [*overrides, "seed=2"], None)
+    ran.clear()
+    Here(3).launch("sample", config, overrides, None)
+    assert ran == ["1/3", "3/3"] and (tmp_path / "s.fa").exists() and not folder.exists()
+    written = (tmp_path / "s.fa").read_bytes()
+    for number in (1, 2, 3):
+        (tmp_path / "s.fa").unlink(missing_ok=True)
+        assert cli("sample", *overrides[:-2], f"shard={number}/3")[0] == 0
+    # A merge was stopped when it had written the output.
+    mark.set()
+    (tmp_path / "s.fa").write_bytes(written)
+    ran.clear()
+    Here(3).launch("sample", config, overrides, None)
+    assert ran == ["1/3"] and not folder.exists() and not mark.path.exists()
 
 
 @pytest.mark.slow

@@ -3,12 +3,11 @@
 import json
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
 from dnadiff.jobs.job import Job, Result, ResumableJob
-from dnadiff.jobs.journal import json_path
+from dnadiff.jobs.journal import ResumableOutput, json_path
 from dnadiff.jobs.runner import RunOptions, run_jobs
 from dnadiff.jobs.shards import Manifest, Shard, ShardFolder
 
@@ -169,7 +168,7 @@ def test_more_shards_than_units_are_empty_and_complete(compute, merge, output, f
     assert [item for each in computed for item in each] == list(range(10)) and computed.count(
         []
     ) == 3
-    assert folder.missing(folder.read()) == []
+    assert folder.missing() == []
     merge()
     assert output.read_bytes() == b">abcdefghij"
 
@@ -192,21 +191,15 @@ def test_shards_in_any_order_give_all_results(compute, merge, output, folder):
     ]
     job = merge()
     assert output.read_bytes() == b">abcdefghij" and job.seen == {"tilt"} and not job.computed
-    assert folder.read().overrides == ["x=1"]
+    assert folder.manifest.overrides == ["x=1"]
 
 
-def test_the_first_manifest_stays(compute, output, folder, monkeypatch):
+def test_the_first_manifest_stays(compute, output, folder):
     compute("1/2")
     before = folder.manifest_path.read_text()
-    exists, answers = Path.exists, iter([False])
-    monkeypatch.setattr(
-        Path,
-        "exists",
-        lambda self: next(answers, True) if self.name == "manifest.json" else exists(self),
-    )
-    assert (
-        compute("2/2", Letters(output, prepared="other")).prepared == "tilt"
-    )  # as if both had started at once
+    later = Manifest.of("toy", 2, ["x=2"], [Letters(output, prepared="other")])
+    later.write(folder.manifest_path)  # as if both had started at once
+    assert compute("2/2").prepared == "tilt"
     assert folder.manifest_path.read_text() == before and len(list(folder.path.iterdir())) == 5
 
 
@@ -224,7 +217,7 @@ def test_a_complete_shard_is_not_computed_again(compute, folder):
 def test_a_stopped_shard_is_resumed(compute, merge, output, folder):
     with pytest.raises(KeyboardInterrupt):
         compute("2/2", Letters(output, stop_at=8))
-    assert folder.missing(folder.read()) == [1, 2]
+    assert folder.missing() == [1, 2]
     assert compute("2/2").computed == [8, 9]
     compute("1/2")
     merge()
@@ -234,20 +227,16 @@ def test_a_stopped_shard_is_resumed(compute, merge, output, folder):
 
 @pytest.mark.parametrize("left", ["part", "entry"])
 def test_a_shard_that_was_stopped_between_its_files_is_completed(
-    compute, merge, output, folder, monkeypatch, left
+    compute, merge, output, folder, left
 ):
-    with monkeypatch.context() as patch:
-        if left == "part":  # without its entry
-            patch.setattr(
-                ShardFolder, "complete", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
-            )
-        else:  # without removing the journal
-            patch.setattr(
-                "dnadiff.jobs.runner.discard",
-                lambda path: (_ for _ in ()).throw(KeyboardInterrupt),
-            )
-        with pytest.raises(KeyboardInterrupt):
-            compute("1/1")
+    compute("1/1")
+    path = folder.part(Shard(1, 1), "letters")
+    settings = {"fingerprint": folder.manifest.fingerprint, "shard": "1/1"}
+    written = ResumableOutput(path, settings, overwrite=True)
+    written.append(path.read_bytes(), 10)
+    written.finish()  # its journal is there again
+    if left == "part":
+        folder.entry(Shard(1, 1)).unlink()
     assert compute("1/1").computed == []
     merge()
     assert output.read_bytes() == b">abcdefghij"
@@ -298,11 +287,9 @@ def test_a_shard_of_another_fingerprint_counts_as_missing(compute, folder):
     for number in (1, 2):
         compute(f"{number}/2")
     path = folder.entry(Shard(1, 2))
-    assert folder.missing(folder.read()) == []
+    assert folder.missing() == []
     folder.complete(Shard(1, 2), "other", {})
-    assert json.loads(path.read_text())["fingerprint"] == "other" and folder.missing(
-        folder.read()
-    ) == [1]
+    assert json.loads(path.read_text())["fingerprint"] == "other" and folder.missing() == [1]
 
 
 def test_settings_of_the_shards_decide_and_only_the_device_may_differ(compute, merge, output):

@@ -1,8 +1,9 @@
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
-from dnadiff.jobs.shards import Shard, bounds
+from dnadiff.jobs.shards import Manifest, Shard
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,9 @@ def test_what_is_no_part_of_n_is_refused_by_name(text):
 
 @pytest.mark.parametrize(("total", "count"), [(7, 3), (200, 200), (3, 5), (0, 2), (1, 1)])
 def test_shards_cover_all_units_once_and_evenly(total, count):
-    found = bounds(total, count)
+    job = SimpleNamespace(stream="s", settings={}, starts=lambda: range(total + 1))
+    job.prepare = lambda: None
+    found = Manifest.of("toy", count, [], [job]).streams["s"].items
     sizes = [last - first for first, last in itertools.pairwise(found)]
     assert found[0] == 0 and found[-1] == total and len(sizes) == count
     assert max(sizes) - min(sizes) <= 1

@@ -1,1 +1,0 @@
-"""Running all shards of a command, and merging them."""
