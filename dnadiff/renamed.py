@@ -32,6 +32,8 @@ MOVED = {
     "dnadiff.design.rewards.predicted": "dnadiff.design.predicted",
     "dnadiff.design.rewards.weighted": "dnadiff.design.reward",
     "dnadiff.downstream.adapter.lora": "dnadiff.supervised.networks",
+    "dnadiff.diffusion.process.absorbing": "dnadiff.diffusion.process",
+    "dnadiff.diffusion.process.mixture": "dnadiff.diffusion.process",
     "dnadiff.downstream.benchmark": "dnadiff.supervised.regions",
     "dnadiff.downstream.cnn": "dnadiff.supervised.networks",
     "dnadiff.downstream.fasta": "dnadiff.supervised.tasks",
@@ -79,7 +81,7 @@ MOVED = {
 # or its new path. The first entry that fits counts.
 MOVED_PACKAGES = {
     "dnadiff.backbone": "dnadiff.networks.backbone",
-    "dnadiff.blocks": "dnadiff.diffusion.blocks",
+    "dnadiff.blocks": "dnadiff.diffusion.process",
     "dnadiff.bootstrap": "dnadiff.diffusion.bootstrap",
     "dnadiff.categorical": "dnadiff.diffusion.categorical",
     "dnadiff.compression": "dnadiff.genomics.compression",
@@ -95,8 +97,8 @@ MOVED_PACKAGES = {
     "dnadiff.metrics": "dnadiff.genomics.metrics",
     "dnadiff.noise": "dnadiff.diffusion.noise",
     "dnadiff.objective": "dnadiff.diffusion.objective",
-    "dnadiff.parameterization": "dnadiff.diffusion.parameterization",
-    "dnadiff.positions": "dnadiff.diffusion.positions",
+    "dnadiff.parameterization": "dnadiff.diffusion.process",
+    "dnadiff.positions": "dnadiff.diffusion.objective.masking",
     "dnadiff.process": "dnadiff.diffusion.process",
     "dnadiff.reward": "dnadiff.design.rewards",
     "dnadiff.sampler": "dnadiff.diffusion.sampler",

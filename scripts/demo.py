@@ -24,7 +24,7 @@ import torch
 from demo_report import Designs, write_demo_page
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.diffusion.likelihood.strands import Conjoined
+from dnadiff.diffusion.denoiser import Conjoined
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.model import letters_of
 from dnadiff.progress import duration, table

@@ -3,8 +3,7 @@ tests."""
 
 import torch
 
-from dnadiff.diffusion.parameterization import log_expm1
-from dnadiff.diffusion.process import unmask_probability
+from dnadiff.diffusion.process import log_expm1, unmask_probability
 
 
 def posterior(process, log_probs, xt, t, s, remask=0.0):

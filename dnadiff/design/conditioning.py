@@ -13,16 +13,14 @@ from __future__ import annotations
 import copy
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.blocks import after_first
-from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, OptTensor
+from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, Kind, OptTensor, Query
 from dnadiff.diffusion.draws import float64_device
-from dnadiff.diffusion.process import AbsorbingProcess, require
+from dnadiff.diffusion.process import AbsorbingProcess, after_first, require
 from dnadiff.fields import check_value, is_number
 from dnadiff.networks.backbone.base import State
 
@@ -98,37 +96,19 @@ class Constrained(DenoiserWrapper):
         return part
 
     @override
-    def log_probs(
-        self,
-        xt: Tensor,
-        t: OptTensor = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        log_probs = self.denoiser.log_probs(xt, t, cond, positions, valid)
-        return self._constrain(log_probs, xt, positions, self._restrict)
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        predicted = getattr(self.denoiser, kind)(*query)
+        return self._constrain(
+            predicted, query, self._restrict_ratios if kind == "log_score" else self._restrict
+        )
 
-    def log_score(
-        self,
-        xt: Tensor,
-        t: Tensor,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        """Ratios restricted to the allowed tokens; see `Denoiser.log_score`."""
-        log_score = self.denoiser.log_score(xt, t, cond, positions, valid)
-        emitted = self.vocab.is_emitted(log_score.device)
-
-        def restrict(ratios: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
-            # The sum of the ratios is kept, and with it the rate at which tokens are unmasked.
-            letters = ratios.masked_fill(~emitted, -torch.inf)
-            total = letters.logsumexp(-1, keepdim=True)
-            restricted, mass = self._restrict(letters - total, kind)
-            return torch.where(emitted, restricted + total, ratios), mass
-
-        return self._constrain(log_score, xt, positions, restrict)
+    def _restrict_ratios(self, ratios: Tensor, kind: Tensor) -> tuple[Tensor, Tensor]:
+        """The sum of the ratios is kept, and with it the rate at which tokens are unmasked."""
+        emitted = self.vocab.is_emitted(ratios.device)
+        letters = ratios.masked_fill(~emitted, -torch.inf)
+        total = letters.logsumexp(-1, keepdim=True)
+        restricted, mass = self._restrict(letters - total, kind)
+        return torch.where(emitted, restricted + total, ratios), mass
 
     def step(
         self, token: Tensor, state: State | None = None, cond: OptTensor = None
@@ -156,33 +136,20 @@ class Constrained(DenoiserWrapper):
             self._record(row, column, mass)
         return restricted.view(log_probs.shape)
 
-    def step_block(
-        self,
-        xt: Tensor,
-        state: State | None = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        """See `BlockDenoiser.step_block`; called on `for_rows` of the columns of the block."""
-        log_probs = self.denoiser.step_block(xt, state, cond, positions, valid)
-        return self._constrain(log_probs, xt, positions, self._restrict)
+    def step_block(self, query: Query, state: State | None = None) -> Tensor:
+        """See `BlockDenoiser.step_block`."""
+        # Called on `for_rows` of the columns of the block.
+        return self._constrain(self.denoiser.step_block(query, state), query, self._restrict)
 
-    def advance(self, *inputs: Any) -> State:
+    def advance(self, query: Query, state: State | None = None) -> State:
         """See `BlockDenoiser.advance`."""
-        return self.denoiser.advance(*inputs)
+        return self.denoiser.advance(query, state)
 
-    def around(self, *inputs: Any) -> State:
-        """See `Denoiser.around`."""
-        return self.denoiser.around(*inputs)
-
-    def score_given(
-        self, state: State | None = None, cond: OptTensor = None, valid: OptTensor = None
-    ) -> list[int]:
+    def score_given(self, query: Query, state: State | None = None) -> list[int]:
         """Record the probability of the `given` tokens of a block whose masks are not filled yet.
 
         Args:
-            state, cond, valid: as in `BlockDenoiser.step_block`.
+            query, state: as in `BlockDenoiser.step_block`; tokens are those of the template.
 
         Returns:
             The number of sequences in each network call.
@@ -199,11 +166,15 @@ class Constrained(DenoiserWrapper):
             asked, template = column[:, None], self.template[row]
             xt = torch.where(self.given[row] & (place >= asked), self.vocab.mask_id, template)
             past = None if state is None else state.select(row)
-            labels, known = (None if x is None else x[row] for x in (cond, valid))
-            log_probs = self.denoiser.step_block(xt, past, labels, place == asked, known)
+            block = query.rows(row)._replace(xt=xt, positions=place == asked)
+            log_probs = self.denoiser.step_block(block, past)
             self._record(row, column, log_probs.gather(-1, template.gather(-1, asked))[:, 0])
             sizes.append(len(row))
         return sizes
+
+    def around(self, query: Query, columns: slice) -> State:
+        """See `Denoiser.around`."""
+        return self.denoiser.around(query, columns)
 
     def log_weight(self) -> Tensor:
         """The log importance weight of each sample of the batch that was drawn, (B,) float64, in
@@ -225,17 +196,17 @@ class Constrained(DenoiserWrapper):
     def _constrain(
         self,
         predicted: Tensor,
-        xt: Tensor,
-        positions: OptTensor,
+        query: Query,
         restrict: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     ) -> Tensor:
-        """Predictions (..., V) at `positions`, restricted at constrained masks; records their
-        mass."""
-        requested = torch.ones_like(xt, dtype=torch.bool) if positions is None else positions
+        """Predictions (..., V) at the requested positions, restricted at constrained masks; records
+        their mass."""
         flat = predicted.reshape(-1, predicted.shape[-1])
-        row, column = requested.nonzero().unbind(-1)
+        row, column = query.requested.nonzero().unbind(-1)
         kind = self.kind[row, column]
-        chosen = (self.changes[kind] & (xt[row, column] == self.vocab.mask_id)).nonzero()[:, 0]
+        chosen = (self.changes[kind] & (query.xt[row, column] == self.vocab.mask_id)).nonzero()[
+            :, 0
+        ]
         if not len(chosen):
             return predicted
         restricted, mass = restrict(flat[chosen], kind[chosen])
@@ -292,64 +263,40 @@ class Guided(DenoiserWrapper):
         self.rows_per_sequence = 1 if weight in (0, 1) else 2
 
     @override
-    def log_probs(
-        self,
-        xt: Tensor,
-        t: OptTensor = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
-        return self._mixed(self.denoiser.log_probs, xt, t, cond, positions, valid)
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        single = self._single(query)
+        if single is not None:
+            return self.denoiser.log_probs(*single)
+        return self._mixed(self.denoiser.log_probs(*_with_unlabeled(query)))
 
-    def step_block(
-        self,
-        xt: Tensor,
-        state: State | None = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def step_block(self, query: Query, state: State | None = None) -> Tensor:
         """See `BlockDenoiser.step_block`."""
-        return self._mixed(self.denoiser.step_block, xt, state, cond, positions, valid)
+        single = self._single(query)
+        if single is not None:
+            return self.denoiser.step_block(single, state)
+        return self._mixed(self.denoiser.step_block(_with_unlabeled(query), _joined(state)))
 
-    def advance(
-        self,
-        x0: Tensor,
-        state: State | None = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> State:
+    def advance(self, query: Query, state: State | None = None) -> State:
         """The state has the tensors of the labeled sequences, then those of the unlabeled ones."""
-        labels, is_single = self._labels(cond)
-        if is_single:
-            return self.denoiser.advance(x0, state, labels, valid)
-        both = self.denoiser.advance(_twice(x0), _twice(state), labels, _twice(valid))
-        halves = [x.chunk(2) for x in both.tensors]
-        return State([pair[which] for which in (0, 1) for pair in halves], both.length)
+        single = self._single(query)
+        if single is not None:
+            return self.denoiser.advance(single, state)
+        both = self.denoiser.advance(_with_unlabeled(query), _joined(state))
+        return State(
+            [half for which in (0, 1) for half in (x.chunk(2)[which] for x in both.tensors)],
+            both.length,
+        )
 
-    def _labels(self, cond: OptTensor) -> tuple[Tensor, bool]:
-        """The labels, and whether one distribution is enough; otherwise they are of twice the
-        sequences."""
-        if cond is None:
+    def _single(self, query: Query) -> Query | None:
+        """What to ask if one distribution is enough, None if both are needed."""
+        if query.cond is None:
             raise ValueError("guidance needs a label: pass cond (B, C)")
         if self.weight == 1:
-            return cond, True
-        unlabeled = torch.zeros_like(cond)
-        return (unlabeled, True) if self.weight == 0 else (torch.cat([cond, unlabeled]), False)
+            return query
+        zero = torch.zeros_like(query.cond)
+        return query._replace(cond=zero) if self.weight == 0 else None
 
-    def _mixed(
-        self,
-        predict: Callable[..., Tensor],
-        xt: Tensor,
-        given: Tensor | State | None,
-        cond: OptTensor,
-        *places: OptTensor,
-    ) -> Tensor:
-        labels, is_single = self._labels(cond)
-        if is_single:
-            return predict(xt, given, labels, *places)
-        both = predict(_twice(xt), _twice(given), labels, *map(_twice, places))
+    def _mixed(self, both: Tensor) -> Tensor:
         labeled, unlabeled = both.chunk(2)
         mixed = self.weight * labeled + (1 - self.weight) * unlabeled
         # Both give 0 to ids that are never emitted; inf - inf otherwise.
@@ -357,13 +304,20 @@ class Guided(DenoiserWrapper):
         return torch.log_softmax(mixed.masked_fill(impossible, -torch.inf), dim=-1)
 
 
-def _twice(x: Any) -> Any:
-    """The tensor of labeled sequences again for the unlabeled ones; a state has both already."""
-    if isinstance(x, State):
-        half = len(x.tensors) // 2
-        pairs = zip(x.tensors[:half], x.tensors[half:])
-        return State([torch.cat(pair) for pair in pairs], x.length)
-    return None if x is None else torch.cat([x, x])
+def _with_unlabeled(query: Query) -> Query:
+    assert query.cond is not None
+    twice = Query._make(None if x is None else torch.cat([x, x]) for x in query)
+    return twice._replace(cond=torch.cat([query.cond, torch.zeros_like(query.cond)]))
+
+
+def _joined(state: State | None) -> State | None:
+    """The state of 2B sequences, the labeled ones first, from that of `Guided.advance`."""
+    if state is None:
+        return None
+    half = len(state.tensors) // 2
+    return State(
+        [torch.cat(pair) for pair in zip(state.tensors[:half], state.tensors[half:])], state.length
+    )
 
 
 Labels = str | int | Sequence[str | int] | None

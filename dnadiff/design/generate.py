@@ -25,10 +25,9 @@ from dnadiff.design.request import (
     gc_bounds,
 )
 from dnadiff.diffusion import likelihood
-from dnadiff.diffusion.blocks import after_first
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Json, fraction
 

@@ -17,13 +17,15 @@ from annotated_types import Interval
 from dnadiff.data.base import chosen_data
 from dnadiff.data.records import num_tokens
 from dnadiff.diffusion.bootstrap import effective_block_size, verdict
-from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser, Conjoined, OtherStrand
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
 from dnadiff.diffusion.likelihood.estimates import Likelihood
 from dnadiff.diffusion.likelihood.estimators import (
     ORDERS,
     Batches,
+    ReverseComplemented,
     all_masked,
+    both_strands,
     chain_rule,
     check_num_draws,
     check_one_draw,
@@ -32,12 +34,6 @@ from dnadiff.diffusion.likelihood.estimators import (
     is_exact,
     one_draw,
     ordered,
-)
-from dnadiff.diffusion.likelihood.strands import (
-    Conjoined,
-    OtherStrand,
-    ReverseComplemented,
-    both_strands,
 )
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, require

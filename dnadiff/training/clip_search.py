@@ -18,11 +18,10 @@ from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import MaskedObjective, Objective
+from dnadiff.diffusion.objective.base import MaskedObjective, Objective, TrainingBatch
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
-from dnadiff.diffusion.objective.masking import Clipped
+from dnadiff.diffusion.objective.masking import Clipped, Positions
 from dnadiff.diffusion.objective.mdlm import MDLM
-from dnadiff.diffusion.positions import Positions
 from dnadiff.fields import Config, Positive, PositiveInt, checked
 from dnadiff.store.objects import build, locate
 from dnadiff.training.module import Batch, DiffusionModule
@@ -196,15 +195,10 @@ def sums_by_count(
     Their number, and the sums of the cost of their masks, nats, and of its square.
     """
     x0, weight = batch["ids"].long(), batch["weight"].float()
-    masked, positions = objective.masked_positions(x0, weight, draws)
-    nll = objective.token_nll(
-        denoiser,
-        x0,
-        masked,
-        Positions(positions),
-        batch.get("cond"),
-        None if objective.masks_padding else batch.get("valid"),
-    )
+    valid = None if objective.masks_padding else batch.get("valid")
+    read = TrainingBatch(x0, weight, draws, batch.get("cond"), valid)
+    masked, positions = objective.masked_positions(read)
+    nll = objective.token_nll(denoiser, read, masked, Positions(positions))
     cost = torch.zeros_like(weight).masked_scatter(positions, nll.float() * weight[positions])
     whole = objective.rows(weight > 0).all(1)
     count, total = (

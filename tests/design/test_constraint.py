@@ -66,14 +66,16 @@ class Exact(MaskedDenoiser):
         seen[:, : before.tensors[0].shape[1]] = before.tensors[0]
         return self.at(seen)[:, before.tensors[0].shape[1]], before
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+    def step_block(self, query, state=None):
+        xt, positions = query.xt, query.positions
         before = xt[:, :0] if state is None else state.tensors[0]
         seen = torch.cat(
             [before, xt, torch.full((len(xt), 3 - before.shape[1] - xt.shape[1]), 3)], 1
         )
         return self.at(seen)[:, before.shape[1] : before.shape[1] + xt.shape[1]][positions]
 
-    def advance(self, x0, state=None, cond=None, valid=None):
+    def advance(self, query, state=None):
+        x0 = query.xt
         return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
 
     around = advance  # never called: a block is longer than the sequence

@@ -25,8 +25,7 @@ from dnadiff.design.request import (
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.parameterization import Score
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, Score
 from dnadiff.networks.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir

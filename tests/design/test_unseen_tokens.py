@@ -8,7 +8,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import from_text
-from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser
+from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Query
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -179,11 +179,11 @@ def test_a_dit_scores_tokens_beyond_its_length_in_constant_memory():
             if start and not masked[0, place]:
                 hidden = masked | (torch.arange(block.shape[1]) >= place)
                 total += float(
-                    model.step_block(torch.where(hidden, 3, block), state)[
+                    model.step_block(Query(torch.where(hidden, 3, block)), state)[
                         0, place, block[0, place]
                     ]
                 )
-        state = model.advance(block, state)
+        state = model.advance(Query(block), state)
     assert float(batch.log_weight[0]) == pytest.approx(total, abs=1e-4)
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.parameterization import SUBS, Score, Softmax, log_expm1
+from dnadiff.diffusion.process import SUBS, Score, Softmax, log_expm1
 from dnadiff.diffusion.vocab import Vocab
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))

@@ -16,6 +16,7 @@ import yaml
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
 from dnadiff.diffusion.objective.masking import Clipped
 from dnadiff.diffusion.objective.mdlm import MDLM
@@ -121,7 +122,7 @@ def test_sums_are_those_of_whole_blocks(make):
     draws = Draws.for_batch(0, 6)
     with torch.no_grad():
         found = sums_by_count(objective, denoiser, {"ids": x0, "weight": weight}, draws)
-        masked, positions = objective.masked_positions(x0, weight, draws)
+        masked, positions = objective.masked_positions(TrainingBatch(x0, weight, draws))
         nll = denoiser.nll(x0, masked.xt, positions=torch.ones_like(positions))
         cost = torch.where(positions, nll.view(6, 10), 0.0)
     size = found.shape[1]

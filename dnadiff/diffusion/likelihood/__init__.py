@@ -7,11 +7,14 @@ masked sites. `curve` computes what sampling with K network calls costs. Held-ou
 report of `dnadiff.evaluate` and the information content of bases are in `dnadiff.genomics`.
 """
 
+from dnadiff.diffusion.denoiser import Conjoined, OtherStrand, site_log_probs
 from dnadiff.diffusion.likelihood.estimates import Likelihood
 from dnadiff.diffusion.likelihood.estimators import (
     ORDERS,
+    ReverseComplemented,
     WindowBatch,
     all_masked,
+    both_strands,
     chain_rule,
     check_num_draws,
     estimate,
@@ -20,13 +23,6 @@ from dnadiff.diffusion.likelihood.estimators import (
     exact_nelbo,
     one_draw,
     ordered,
-)
-from dnadiff.diffusion.likelihood.strands import (
-    Conjoined,
-    OtherStrand,
-    ReverseComplemented,
-    both_strands,
-    site_log_probs,
 )
 
 __all__ = [

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.blocks import block_rows, sequence_rows
 from dnadiff.diffusion.denoiser import BaseDenoiser, MaskedDenoiser
 from dnadiff.diffusion.draws import Draws, float64_device, hash64
 from dnadiff.diffusion.likelihood.estimates import (
@@ -41,7 +40,8 @@ from dnadiff.diffusion.likelihood.estimates import (
     check_lengths,
 )
 from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
-from dnadiff.diffusion.process import AbsorbingProcess, require
+from dnadiff.diffusion.process import AbsorbingProcess, block_rows, require, sequence_rows
+from dnadiff.diffusion.vocab import Vocab
 
 
 class WindowBatch(NamedTuple):
@@ -696,3 +696,39 @@ def _mean_cross_entropy(
     nll = torch.zeros(masks.shape, dtype=torch.float64, device=masks.device)
     nll[masks] = found.to(nll)
     return nll.sum(-1) / masks.sum(-1)
+
+
+class ReverseComplemented:
+    """The batches with every sequence reverse-complemented and its groups mirrored; can be iterated
+    as often as `batches`."""
+
+    def __init__(self, batches: Batches, vocab: Vocab) -> None:
+        self.batches, self.vocab = batches, vocab
+
+    def __iter__(self) -> Iterator[WindowBatch]:
+        for each in self.batches:
+            batch = WindowBatch(*each)
+            groups = {name: mask.flip(-1) for name, mask in batch.groups.items()}
+            valid = None if batch.valid is None else batch.valid.flip(-1)
+            yield batch._replace(
+                ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid
+            )
+
+
+def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, float]:
+    """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its
+    95 % interval: nats per token."""
+    gap = forward.difference(reverse.per_sequence(group), group)
+    mean = forward.interval_of(
+        (forward.per_sequence(group) + reverse.per_sequence(group)) / 2, group
+    )
+    return {
+        "forward": forward.interval(group).value,
+        "reverse": reverse.interval(group).value,
+        "mean": mean.value,
+        "mean_se": mean.se,
+        "gap": gap.value,
+        "gap_se": gap.se,
+        "gap_low": gap.low,
+        "gap_high": gap.high,
+    }

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import (
-    Backbone,
-    BaseDenoiser,
-    CausalBackbone,
-    CausalDenoiser,
-    OptTensor,
-)
-from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, Objective, check_fit, mean_over
+from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit, mean_over
 
 
 class AR(Objective):
@@ -35,17 +27,9 @@ class AR(Objective):
         return CausalDenoiser(backbone)
 
     @override
-    def compute(
-        self,
-        denoiser: BaseDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
-        counted = self.where(weight > 0)
-        token_weight = counted.at(weight)
-        nll = counted.only(denoiser.nll(x0, x0, None, cond, counted.requested, valid))
-        loss = mean_over(nll * token_weight, weight.sum())
+    def compute(self, denoiser: BaseDenoiser, batch: TrainingBatch) -> Loss:
+        weight, counted = batch.weight, self.where(batch.weight > 0)
+        query = batch.query(batch.x0, None, counted.requested)
+        nll = counted.only(denoiser.nll(batch.x0, *query))
+        loss = mean_over(nll * counted.at(weight), weight.sum())
         return Loss(loss, loss.detach(), weight.sum())

@@ -3,11 +3,11 @@ positions of the diffusion bounds."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
 
-import torch
-from torch import Tensor
+from torch import Tensor, ones_like
 from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import (
@@ -17,15 +17,17 @@ from dnadiff.diffusion.denoiser import (
     BlockBackbone,
     CausalBackbone,
     Denoiser,
-    MaskedDenoiser,
     OptTensor,
+    Query,
 )
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking
-from dnadiff.diffusion.parameterization import SUBS, Parameterization
-from dnadiff.diffusion.positions import Occasional, Positions
-from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking, Positions
+from dnadiff.diffusion.process import SUBS, AbsorbingProcess, Parameterization, Process, require
 
+_CHECKED = 16  # calls on a GPU per check for whose result the process waits
+# Up to this size of the vocabulary, computing more logits on a GPU costs less than waiting for it
+# to say which are needed.
+_FEW_TOKENS = 64
 _MIN_TOKENS = 1e-12  # an empty batch is divided by this, not by 0
 Protocol: TypeAlias = Literal["count", "mdlm"]  # see `MaskedObjective`
 
@@ -48,6 +50,28 @@ class Loss(NamedTuple):
     num_averaged: Tensor | None = None
 
 
+class TrainingBatch(NamedTuple):
+    """What an objective is computed from.
+
+    Attributes:
+        x0: (B, L) token ids.
+        weight: (B, L) in [0, 1]; 0 is padding or unknown.
+        draws: random numbers.
+        cond: (B, C) labels.
+        valid: (B, L) bool, False on padding.
+    """
+
+    x0: Tensor
+    weight: Tensor
+    draws: Draws
+    cond: OptTensor = None
+    valid: OptTensor = None
+
+    def query(self, xt: Tensor, t: OptTensor, positions: OptTensor) -> Query:
+        """What the denoiser is asked for, with the labels and the padding of the batch."""
+        return Query(xt, t, self.cond, positions, self.valid)
+
+
 class Objective(ABC):
     """A training loss. It sees the network only through the denoiser that it wraps around it.
 
@@ -65,22 +89,23 @@ class Objective(ABC):
         takes_time: whether it trains networks that are conditioned on the noise level.
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers
             assume.
+        masks_padding: whether padding is masked like any token, and the network does not know of
+            it.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    )
-
+    # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    buildable: ClassVar[bool] = True
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     process_type: ClassVar[type[Process]] = AbsorbingProcess
     time_conditioning: ClassVar[bool] = False
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
+    masks_padding: bool = False
 
     def __init__(self, process: Process) -> None:
         require(f"objective {type(self).__name__}", process, self.process_type)
         self.process = cast(AbsorbingProcess, process)  # see `process_type`
-        self._checks = Occasional()
+        self._calls = 0
 
     def __call__(
         self,
@@ -95,47 +120,35 @@ class Objective(ABC):
 
         Args:
             denoiser: the model.
-            x0: (B, L) token ids.
-            weight: (B, L) in [0, 1]; 0 is padding or unknown.
-            draws: random numbers.
-            cond: (B, C) labels.
-            valid: (B, L) bool, False on padding.
+            x0, weight, draws, cond, valid: as in `TrainingBatch`.
 
         Raises:
             ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would
                 be infinite. On a GPU, the first of every 16 calls checks this.
         """
         x0, weight = x0.long(), weight.float()
-        if self._checks.due(x0):
-            self._check(x0, weight)
-        return self.compute(cast(MaskedDenoiser, denoiser), x0, weight, draws, cond, valid)
-
-    def _check(self, x0: Tensor, weight: Tensor) -> None:
-        vocab = self.process.vocab
-        bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0]
-        if bad.any():
-            raise ValueError(
-                f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this "
-                f"vocabulary (never_emitted {vocab.never_emitted}); "
-                "give such positions weight 0"
-            )
+        self._calls += 1
+        if not x0.is_cuda or self._calls % _CHECKED == 1:
+            vocab = self.process.vocab
+            bad = (weight > 0) & ~vocab.is_emitted(x0.device)[x0]
+            if bad.any():
+                raise ValueError(
+                    f"token id {int(x0[bad][0])} has weight > 0 but is never emitted by this "
+                    f"vocabulary (never_emitted {vocab.never_emitted}); "
+                    "give such positions weight 0"
+                )
+        batch = TrainingBatch(x0, weight, draws, cond, None if self.masks_padding else valid)
+        return self.compute(denoiser, batch)
 
     @abstractmethod
-    def compute(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
-        """`__call__` with checked int64 `x0` and float32 `weight`."""
+    def compute(self, denoiser: Any, batch: TrainingBatch) -> Loss:
+        """`__call__` of a denoiser that `denoiser` made, with checked int64 `x0` and float32
+        `weight`."""
 
     def where(self, chosen: Tensor) -> Positions:
         """The positions `chosen (B, L)` bool, or all of them if the cost of every token can be
         computed and that is faster."""
-        return Positions.fastest(chosen, self.process.vocab.size)
+        return Positions(chosen, chosen.is_cuda and self.process.vocab.size <= _FEW_TOKENS)
 
     def evaluation(self) -> Objective:
         """The form of this objective with the lowest variance, for validation; itself by
@@ -181,6 +194,7 @@ class MaskedObjective(Objective):
     """
 
     bound: bool = True  # whether it is what is differentiated
+    masking: Masking
 
     def __init__(
         self,
@@ -204,52 +218,37 @@ class MaskedObjective(Objective):
 
     @abstractmethod
     def token_nll(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        masked: MaskedBatch,
-        positions: Positions,
-        cond: OptTensor,
-        valid: OptTensor,
+        self, denoiser: Any, batch: TrainingBatch, masked: MaskedBatch, positions: Positions
     ) -> Tensor:
         """Cost of each masked token before its row's weight: `(M,)` in row-major order of the
         positions that `where` made."""
 
     @override
-    def compute(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
-        masked, chosen = self.masked_positions(x0, weight, draws)
-        positions, valid = self.where(chosen), None if self.masks_padding else valid
-        factor, counted = positions.at(masked.weights()), positions.at(weight)
-        nll = positions.only(self.token_nll(denoiser, x0, masked, positions, cond, valid))
-        return self._reduced(nll, factor, counted, weight.sum())
+    def compute(self, denoiser: Any, batch: TrainingBatch) -> Loss:
+        masked, chosen = self.masked_positions(batch)
+        positions = self.where(chosen)
+        nll = positions.only(self.token_nll(denoiser, batch, masked, positions))
+        return self.reduced(nll, batch.weight, masked, positions)
 
-    def masked_positions(
-        self, x0: Tensor, weight: Tensor, draws: Draws
-    ) -> tuple[MaskedBatch, Tensor]:
+    def masked_positions(self, batch: TrainingBatch) -> tuple[MaskedBatch, Tensor]:
         """The corrupted batch, and which positions (B, L) are masked and counted."""
-        counted = weight > 0
-        masked = self.corrupt(
-            x0, torch.ones_like(counted) if self.masks_padding else counted, draws
-        )
+        counted = batch.weight > 0
+        maskable = ones_like(counted) if self.masks_padding else counted
+        masked = self.corrupt(batch.x0, maskable, batch.draws)
         return masked, (masked.xt == self.process.vocab.mask_id) & counted
 
-    def _reduced(self, nll: Tensor, factor: Tensor, counted: Tensor, num_tokens: Tensor) -> Loss:
-        """The loss from the cost, the row's weight and the token's weight of each token (M,)."""
-        nll, num_masked = nll * counted, counted.sum()
-        return self.reduce(
-            mean_over(nll * factor.to(nll), num_tokens),
-            mean_over(nll, num_masked),
-            num_tokens,
-            num_masked,
-        )
+    def reduced(
+        self, nll: Tensor, weight: Tensor, masked: MaskedBatch, positions: Positions
+    ) -> Loss:
+        """The loss from the cost of each token (M,): the bound, a mean over all tokens, or the
+        plain mean over masked tokens."""
+        counted, num_tokens = positions.at(weight), weight.sum()
+        nll = nll * counted
+        bound = mean_over(nll * positions.at(masked.weights()).to(nll), num_tokens)
+        if self.bound:
+            return Loss(bound, bound.detach(), num_tokens)
+        num_masked = counted.sum()
+        return Loss(mean_over(nll, num_masked), bound.detach(), num_tokens, num_masked)
 
     def rows(self, x: Tensor, fill: float = 0) -> Tensor:
         """`x (B, L)` with one row for each part that is masked on its own, a sequence by default;
@@ -260,10 +259,13 @@ class MaskedObjective(Objective):
         """`x0 (B, L)` masked where `maskable (B, L)` bool."""
         return self.masking(self.process, x0, maskable, draws)
 
-    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:
-        """What to differentiate: the bound, a mean over all tokens, by default; or the plain mean
-        over masked tokens."""
-        return Loss(bound, bound.detach(), num_tokens)
+    @override
+    def evaluation(self) -> Self:
+        # The bound, whatever is trained on: with exact counts in continuous time, with the same
+        # steps in discrete time.
+        bound = copy.copy(self)
+        bound.masking, bound.bound = self.masking.evaluation(), True
+        return bound
 
 
 def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:

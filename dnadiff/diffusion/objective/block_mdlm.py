@@ -6,20 +6,12 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.blocks import block_rows, sequence_rows
-from dnadiff.diffusion.denoiser import (
-    Backbone,
-    BlockBackbone,
-    BlockDenoiser,
-    MaskedDenoiser,
-    OptTensor,
-)
+from dnadiff.diffusion.denoiser import Backbone, BlockBackbone, BlockDenoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, Protocol, check_fit, mean_over
-from dnadiff.diffusion.objective.masking import ExactCount, MaskedBatch, Masking
+from dnadiff.diffusion.objective.base import Loss, Protocol, TrainingBatch, check_fit, mean_over
+from dnadiff.diffusion.objective.masking import ExactCount, MaskedBatch, Masking, Positions
 from dnadiff.diffusion.objective.mdlm import MDLM, Weighting
-from dnadiff.diffusion.positions import Positions
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, block_rows, sequence_rows
 from dnadiff.fields import NonNegative, PositiveInt, checked
 
 
@@ -96,50 +88,21 @@ class BlockMDLM(MDLM):
         )
 
     @override
-    def token_nll(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        masked: MaskedBatch,
-        positions: Positions,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Tensor:
-        return denoiser.nll(x0, masked.xt, None, cond, positions.requested, valid)
-
-    @override
-    def compute(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
+    def compute(self, denoiser: BlockDenoiser, batch: TrainingBatch) -> Loss:
         if self.next_token_weight == 0:
-            return super().compute(denoiser, x0, weight, draws, cond, valid)
-        assert isinstance(denoiser, BlockDenoiser)
-        masked, chosen = self.masked_positions(x0, weight, draws)
-        following = weight > 0
+            return super().compute(denoiser, batch)
+        masked, chosen = self.masked_positions(batch)
+        following = batch.weight > 0
         following[:, 0] = False  # no token before it
-        positions, counted = Positions(chosen), weight[following]
-        nll, next_nll = denoiser.nll_with_next(
-            x0, masked.xt, cond, chosen, following, None if self.masks_padding else valid
-        )
-        bound = self._reduced(
-            nll, positions.at(masked.weights()), positions.at(weight), weight.sum()
-        )
-        return bound._replace(
-            loss=bound.loss + self.next_token_weight * mean_over(next_nll * counted, counted.sum())
-        )
+        positions, counted = Positions(chosen), batch.weight[following]
+        query = batch.query(masked.xt, None, chosen)
+        nll, next_nll = denoiser.nll_with_next(batch.x0, query, following)
+        found = self.reduced(nll, batch.weight, masked, positions)
+        added = self.next_token_weight * mean_over(next_nll * counted, counted.sum())
+        return found._replace(loss=found.loss + added)
 
     @override
     def evaluation(self) -> BlockMDLM:
-        return BlockMDLM(
-            self.process,
-            self.block_size,
-            self.masking.evaluation(),
-            weighting="nelbo",
-            protocol=self.protocol,
-        )
+        found = super().evaluation()
+        found.next_token_weight = 0.0
+        return found

@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import MaskedDenoiser, OptTensor
-from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, Objective, mean_over
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.parameterization import Parameterization
-from dnadiff.diffusion.process import Process
+from dnadiff.diffusion.process import Parameterization, Process
 
 
 class Bound(Objective):
@@ -41,21 +39,14 @@ class Bound(Objective):
         return self.process.parameterization()
 
     @override
-    def compute(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
+    def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
+        x0, weight, draws, *_ = batch
         counted, process = weight > 0, self.process
 
         def of_predictions(t: Tensor, nll: Callable[..., Tensor]) -> Tensor:
             xt = process.corrupt(x0, t, counted, draws)
             where = counted & process.changes(xt)
-            log_probs = denoiser.x0_log_probs(xt, t.float(), cond, where, valid)
+            log_probs = denoiser.x0_log_probs(*batch.query(xt, t.float(), where))
             times = t[:, None].expand(x0.shape)[where]
             return (nll(log_probs, x0[where], xt[where], times).float() * weight[where]).sum()
 

@@ -7,13 +7,16 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import MaskedDenoiser, OptTensor
-from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, MaskedObjective, Protocol, mean_over
-from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch, Masking
-from dnadiff.diffusion.parameterization import Parameterization, Softmax
-from dnadiff.diffusion.positions import Positions
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.objective.base import (
+    Loss,
+    MaskedObjective,
+    Protocol,
+    TrainingBatch,
+    mean_over,
+)
+from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch, Masking, Positions
+from dnadiff.diffusion.process import AbsorbingProcess, Parameterization, Softmax
 from dnadiff.fields import checked
 
 
@@ -68,16 +71,13 @@ class D3PM(MaskedObjective):
     def token_nll(
         self,
         denoiser: MaskedDenoiser,
-        x0: Tensor,
+        batch: TrainingBatch,
         masked: MaskedBatch,
         positions: Positions,
-        cond: OptTensor,
-        valid: OptTensor,
     ) -> Tensor:
         # The KL divided by `unmask`.
-        cross_entropy, on_mask = denoiser.x0_nll(
-            x0, masked.xt, masked.t.float(), cond, positions.chosen, valid
-        )
+        query = batch.query(masked.xt, masked.t.float(), positions.chosen)
+        cross_entropy, on_mask = denoiser.x0_nll(batch.x0, query)
         if self.zero_masking:
             return cross_entropy
         on_mask = on_mask.exp()
@@ -99,43 +99,13 @@ class D3PM(MaskedObjective):
         )
 
     @override
-    def compute(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
-        diffusion = super().compute(denoiser, x0, weight, draws, cond, valid)
+    def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
+        diffusion = super().compute(denoiser, batch)
         if self.carry_over:
             return diffusion
-        clean = self.reconstruction(
-            denoiser, x0, weight, cond, None if self.masks_padding else valid
-        )
+        # the reconstruction, -log p(x0 | x0) at t = 0
+        x0, weight, counted = batch.x0, batch.weight, batch.weight > 0
+        query = batch.query(x0, torch.zeros(len(x0), device=x0.device), counted)
+        nll = denoiser.x0_nll(x0, query)[0]
+        clean = mean_over(nll * weight[counted], weight.sum())
         return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)
-
-    def reconstruction(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Tensor:
-        """-log p(x0 | x0) at t = 0, nats per token."""
-        counted = weight > 0
-        t, token_weight = torch.zeros(len(x0), device=x0.device), weight[counted]
-        nll = denoiser.x0_nll(x0, x0, t, cond, counted, valid)[0]
-        return mean_over(nll * token_weight, weight.sum())
-
-    @override
-    def evaluation(self) -> D3PM:
-        return D3PM(
-            self.process,
-            self.masking.evaluation(),
-            self.zero_masking,
-            self.carry_over,
-            self.protocol,
-        )

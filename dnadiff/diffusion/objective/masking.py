@@ -10,7 +10,8 @@ mean, which is larger for the exact posterior.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
 import torch
@@ -25,6 +26,33 @@ from dnadiff.fields import Fraction, PositiveInt, checked
 
 Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
 _BINS = 4096  # of equal probability, of a Beta distribution
+
+
+class Positions:
+    """The chosen positions of a batch: a list of them, or all positions, where the others count 0.
+
+    Args:
+        chosen: (B, L) bool.
+        everywhere: whether values are computed at all positions.
+
+    Attributes:
+        requested: what to ask a denoiser for, (B, L) bool; None is everywhere.
+        index: row and column of each chosen position, (M,) each.
+    """
+
+    def __init__(self, chosen: Tensor, everywhere: bool = False) -> None:
+        self.chosen, self.everywhere = chosen, everywhere
+        self.requested = None if everywhere else chosen
+        self.index = () if everywhere else chosen.nonzero(as_tuple=True)
+
+    def at(self, x: Tensor) -> Tensor:
+        """The values of x (B, L): (M,), or (B L,) with 0 where nothing is chosen."""
+        return self.only(x.flatten()) if self.everywhere else x[self.index]
+
+    def only(self, values: Tensor) -> Tensor:
+        """Values computed at the `requested` positions, 0 where nothing is chosen: whatever is
+        there may be infinite."""
+        return torch.where(self.chosen.flatten(), values, 0.0) if self.everywhere else values
 
 
 class MaskedBatch(NamedTuple):
@@ -66,18 +94,29 @@ def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
     )  # Apple GPUs have no float64
 
 
-class Masking(ABC):
-    """Draws xt and the weight of each row."""
+class Masking:
+    """Draws xt and the weight of each row.
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    )
+    Args:
+        stratified: spread the uniform numbers of the rows over the global batch.
+    """
 
-    @abstractmethod
+    # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    buildable: ClassVar[bool] = True
+    stratified: bool
+
     def __call__(
         self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
     ) -> MaskedBatch:
         """Corrupt `x0 (B, L)` where `maskable (B, L)` bool."""
+        u = strata(draws, self.stratified, x0.device)
+        rate, t, weight = self.draw(process.noise, u)
+        return MaskedBatch(process.corrupt_rate(x0, rate, maskable, draws), t, weight)
+
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The probability of a mask, the time and the weight of each row, (B,) each, from one
+        uniform number for each row."""
+        raise NotImplementedError
 
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         """Lowest and highest mask probability that the weights integrate over; the bound is the
@@ -93,11 +132,9 @@ class Masking(ABC):
     def remedy(self, reaches_all: bool) -> str:
         """What to set instead, for the message, depending on whether the schedule ends with
         everything masked."""
-        return (
-            "set objective/masking=importance or count"
-            if reaches_all
-            else "set objective/masking=count, or another noise"
-        )
+        if reaches_all:
+            return "set objective/masking=importance or count"
+        return "set objective/masking=count, or another noise"
 
     def cut_by(self) -> str:
         """The setting that determines where the integral begins, for the message."""
@@ -114,6 +151,7 @@ class Masking(ABC):
 
 
 @checked
+@dataclass(eq=False)
 class Bernoulli(Masking):
     """Each position is masked independently with probability 1 - alpha_t; the weight is -alpha'/(1
     - alpha).
@@ -124,19 +162,13 @@ class Bernoulli(Masking):
             integral over [0, 1]: it is 1/(1 - t_min) times the integral over [t_min, 1].
     """
 
-    def __init__(
-        self,
-        stratified: bool = True,
-        t_min: Annotated[float, Interval(ge=0, le=LARGEST_CUT)] = 1e-3,
-    ) -> None:
-        self.stratified, self.t_min = stratified, t_min
+    stratified: bool = True
+    t_min: Annotated[float, Interval(ge=0, le=LARGEST_CUT)] = 1e-3
 
     @override
-    def __call__(
-        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
-    ) -> MaskedBatch:
-        t = self.t_min + (1 - self.t_min) * strata(draws, self.stratified, x0.device)
-        return MaskedBatch(process.corrupt(x0, t, maskable, draws), t, process.noise.weight(t))
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        t = self.t_min + (1 - self.t_min) * u
+        return 1 - noise.alpha(t), t, noise.weight(t)
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
@@ -148,6 +180,7 @@ class Bernoulli(Masking):
 
 
 @checked
+@dataclass(eq=False)
 class Importance(Masking):
     """Independent masks at times drawn in proportion to the NELBO's weight: log(1 - alpha_t) is
     uniform, and all rows have equal weight.
@@ -161,21 +194,14 @@ class Importance(Masking):
         p_min: the smallest mask probability, or 1 - alpha(0) where that is larger.
     """
 
-    def __init__(
-        self, stratified: bool = True, p_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-3
-    ) -> None:
-        self.stratified, self.p_min = stratified, p_min
+    stratified: bool = True
+    p_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-3
 
     @override
-    def __call__(
-        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
-    ) -> MaskedBatch:
-        u = strata(draws, self.stratified, x0.device)
-        low, high = map(math.log, self.ends(process.noise))
-        t = process.noise.inverse(1 - torch.exp(low + (high - low) * u))
-        return MaskedBatch(
-            process.corrupt(x0, t, maskable, draws), t, torch.full_like(t, high - low)
-        )
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        low, high = map(math.log, self.ends(noise))
+        t = noise.inverse(1 - torch.exp(low + (high - low) * u))
+        return 1 - noise.alpha(t), t, torch.full_like(t, high - low)
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
@@ -187,6 +213,7 @@ class Importance(Masking):
 
 
 @checked
+@dataclass(eq=False)
 class DiscreteTime(Masking):
     """Independent masks at one of T discrete times i/T; the weight is T times the unmasking
     probability, (alpha_s - alpha_t)/(1 - alpha_t).
@@ -200,19 +227,16 @@ class DiscreteTime(Masking):
         stratified: spread the steps over the global batch.
     """
 
-    def __init__(self, num_steps: PositiveInt = 1000, stratified: bool = True) -> None:
-        self.num_steps, self.stratified = num_steps, stratified
+    num_steps: PositiveInt = 1000
+    stratified: bool = True
 
     @override
-    def __call__(
-        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
-    ) -> MaskedBatch:
-        u = strata(draws, self.stratified, x0.device)
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = ((u * self.num_steps).floor() + 1).clamp(max=self.num_steps) / self.num_steps
-        alpha_t, alpha_s = self.alphas(process.noise, t)
+        alpha_t, alpha_s = self.alphas(noise, t)
         # Where alpha_t is 1 in floating point, nothing is masked.
         weight = torch.where(alpha_t < 1, self.num_steps * (alpha_s - alpha_t) / (1 - alpha_t), 0.0)
-        return MaskedBatch(process.corrupt(x0, t, maskable, draws), t, weight)
+        return 1 - alpha_t, t, weight
 
     def alphas(self, noise: NoiseSchedule, t: Tensor) -> tuple[Tensor, Tensor]:
         """alpha at t and at the step before it, t - 1/T; before the first step it is 1."""
@@ -244,23 +268,15 @@ class ImportanceDiscreteTime(DiscreteTime):
     """
 
     @override
-    def __call__(
-        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
-    ) -> MaskedBatch:
-        u = strata(draws, self.stratified, x0.device)
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         times = torch.arange(1, self.num_steps + 1, device=u.device, dtype=u.dtype) / self.num_steps
-        masked = 1 - process.noise.alpha(
-            times
-        )  # increases; each increment is what one step unmasks
+        masked = 1 - noise.alpha(times)  # increases; each increment is what one step unmasks
         step = torch.searchsorted(masked, u * masked[-1]).clamp(max=self.num_steps - 1)
-        return MaskedBatch(
-            process.corrupt(x0, times[step], maskable, draws),
-            times[step],
-            masked[-1] / masked[step],
-        )
+        return 1 - noise.alpha(times[step]), times[step], masked[-1] / masked[step]
 
 
 @checked
+@dataclass(eq=False)
 class ExactCount(Masking):
     """k is uniform on 1..L_i and exactly k of a row's L_i maskable positions are masked; the weight
     is L_i/k.
@@ -272,8 +288,7 @@ class ExactCount(Masking):
         stratified: spread k/L_i over the global batch.
     """
 
-    def __init__(self, stratified: bool = True) -> None:
-        self.stratified = stratified
+    stratified: bool = True
 
     @override
     def __call__(
@@ -283,14 +298,12 @@ class ExactCount(Masking):
         u = strata(draws, self.stratified, x0.device)
         count = torch.minimum((u * available).floor().long() + 1, available)
         t = process.time_at(count, available)
-        return MaskedBatch(
-            process.corrupt_count(x0, count, maskable, draws),
-            t,
-            available.to(u) / count.clamp(min=1),
-        )
+        weight = available.to(u) / count.clamp(min=1)
+        return MaskedBatch(process.corrupt_count(x0, count, maskable, draws), t, weight)
 
 
 @checked
+@dataclass(eq=False)
 class Clipped(Masking):
     """Each position is masked independently at a rate that is uniform on [low, high]; the weight of
     a row is 1/rate.
@@ -309,27 +322,23 @@ class Clipped(Masking):
         stratified: spread the rates over the global batch.
     """
 
-    def __init__(self, low: Fraction = 0.0, high: Fraction = 1.0, stratified: bool = True) -> None:
-        if low >= high:
-            raise ValueError(f"low {low} must be below high {high}")
-        self.low, self.high, self.stratified = float(low), float(high), stratified
+    low: Fraction = 0.0
+    high: Fraction = 1.0
+    stratified: bool = True
+
+    def __post_init__(self) -> None:
+        if self.low >= self.high:
+            raise ValueError(f"low {self.low} must be below high {self.high}")
 
     @override
-    def __call__(
-        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
-    ) -> MaskedBatch:
-        rate = self.low + (self.high - self.low) * strata(draws, self.stratified, x0.device)
-        return MaskedBatch(
-            process.corrupt_rate(x0, rate, maskable, draws),
-            process.noise.inverse(1 - rate),
-            1 / rate,
-        )
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rate = self.low + (self.high - self.low) * u
+        return rate, noise.inverse(1 - rate), 1 / rate
 
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return self.low, self.high
 
-    @override
     def check(self, noise: NoiseSchedule) -> None:
         """Any schedule and any interval will do: the cut is intended, and `evaluation` has none."""
 
@@ -375,6 +384,7 @@ def _tails(n: int, p: Tensor) -> Tensor:
 
 
 @checked
+@dataclass(eq=False)
 class BetaRates(Masking):
     """Each position is masked independently at a rate that is uniform on [0, 1] in a share of the
     rows, and Beta(alpha, beta) in the others.
@@ -398,33 +408,20 @@ class BetaRates(Masking):
         stratified: spread the rates over the global batch.
     """
 
-    def __init__(
-        self,
-        alpha: Annotated[float, Interval(ge=1)] = 3.0,
-        beta: Annotated[float, Interval(ge=1)] = 17.0,
-        uniform: Share = 0.5,
-        stratified: bool = True,
-    ) -> None:
-        self.alpha, self.beta, self.uniform, self.stratified = (
-            alpha,
-            beta,
-            float(uniform),
-            stratified,
-        )
-        self._quantiles: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+    alpha: Annotated[float, Interval(ge=1)] = 3.0
+    beta: Annotated[float, Interval(ge=1)] = 17.0
+    uniform: Share = 0.5
+    stratified: bool = True
 
     @override
-    def __call__(
-        self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
-    ) -> MaskedBatch:
-        rate = self.rates(strata(draws, self.stratified, x0.device))
-        xt = process.corrupt_rate(x0, rate, maskable, draws)
-        return MaskedBatch(xt, process.noise.inverse(1 - rate), 1 / (rate * self.density(rate)))
+    def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rate = self.rates(u)
+        return rate, noise.inverse(1 - rate), 1 / (rate * self.density(rate))
 
     def rates(self, u: Tensor) -> Tensor:
         """Mask rates (B,) from uniforms u (B,): those below `uniform` are stretched to [0, 1], the
         others go through the Beta quantiles."""
-        quantiles = self._quantiles_like(u)
+        quantiles = _quantiles(self.alpha, self.beta, u.device, u.dtype)
         place = ((u - self.uniform) / max(1 - self.uniform, 1e-12)).clamp(0, 1) * _BINS
         index = place.long().clamp(max=_BINS - 1)
         drawn = torch.lerp(quantiles[index], quantiles[index + 1], place - index)
@@ -434,29 +431,16 @@ class BetaRates(Masking):
 
     def density(self, rate: Tensor) -> Tensor:
         """The density of the mask rates, (B,) -> (B,)."""
-        quantiles = self._quantiles_like(rate)
+        quantiles = _quantiles(self.alpha, self.beta, rate.device, rate.dtype)
         index = (torch.searchsorted(quantiles, rate) - 1).clamp(0, _BINS - 1)
         return self.uniform + (1 - self.uniform) / (
             _BINS * (quantiles[index + 1] - quantiles[index])
         )
 
-    def _quantiles_like(self, x: Tensor) -> Tensor:
-        """The exact quantiles 0, 1/4096, ..., 1 of the Beta distribution, on the device of `x`."""
-        kind = (x.device, x.dtype)
-        if kind not in self._quantiles:
-            from scipy.special import betaincinv
-
-            levels = torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)
-            self._quantiles[kind] = torch.from_numpy(
-                betaincinv(self.alpha, self.beta, levels.numpy())
-            ).to(x)
-        return self._quantiles[kind]
-
     @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return 0.0, 1.0
 
-    @override
     def check(self, noise: NoiseSchedule) -> None:
         """Any schedule will do: the rates are drawn without it."""
 
@@ -470,3 +454,12 @@ class BetaRates(Masking):
             "with objective.weighting=cross_entropy of mdlm and block_mdlm it changes what is "
             "learned"
         ]
+
+
+@cache
+def _quantiles(alpha: float, beta: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The exact quantiles 0, 1/4096, ..., 1 of a Beta distribution."""
+    from scipy.special import betaincinv
+
+    levels = torch.linspace(0, 1, _BINS + 1, dtype=torch.float64)
+    return torch.from_numpy(betaincinv(alpha, beta, levels.numpy())).to(device, dtype)

@@ -8,10 +8,9 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import MaskedDenoiser, OptTensor
-from dnadiff.diffusion.objective.base import Loss, MaskedObjective, Protocol
-from dnadiff.diffusion.objective.masking import MaskedBatch, Masking
-from dnadiff.diffusion.positions import Positions
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.objective.base import MaskedObjective, Protocol, TrainingBatch
+from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.fields import checked
 
@@ -60,23 +59,10 @@ class MDLM(MaskedObjective):
     @override
     def token_nll(
         self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
+        denoiser: BaseDenoiser,
+        batch: TrainingBatch,
         masked: MaskedBatch,
         positions: Positions,
-        cond: OptTensor,
-        valid: OptTensor,
     ) -> Tensor:
-        return denoiser.nll(x0, masked.xt, masked.t.float(), cond, positions.requested, valid)
-
-    @override
-    def reduce(self, bound: Tensor, mean: Tensor, num_tokens: Tensor, num_masked: Tensor) -> Loss:
-        if self.bound:
-            return super().reduce(bound, mean, num_tokens, num_masked)
-        return Loss(mean, bound.detach(), num_tokens, num_masked)
-
-    @override
-    def evaluation(self) -> MDLM:
-        # The bound, whatever is trained on: with exact counts in continuous time, with the same
-        # steps in discrete time.
-        return MDLM(self.process, self.masking.evaluation(), protocol=self.protocol)
+        query = batch.query(masked.xt, masked.t.float(), positions.requested)
+        return denoiser.nll(batch.x0, *query)

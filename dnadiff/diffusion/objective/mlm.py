@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import MaskedDenoiser, OptTensor
+from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, Objective, mean_over
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import Share
-from dnadiff.diffusion.parameterization import Parameterization, Softmax
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, Parameterization, Softmax
 from dnadiff.fields import Fraction, checked
 
 
@@ -75,18 +74,11 @@ class MLM(Objective):
         return torch.where(chosen & hidden, self.process.vocab.mask_id, xt), chosen
 
     @override
-    def compute(
-        self,
-        denoiser: MaskedDenoiser,
-        x0: Tensor,
-        weight: Tensor,
-        draws: Draws,
-        cond: OptTensor,
-        valid: OptTensor,
-    ) -> Loss:
-        xt, chosen = self.corrupt(x0, weight > 0, draws)
+    def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
+        x0, weight = batch.x0, batch.weight
+        xt, chosen = self.corrupt(x0, weight > 0, batch.draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, weight = self.process.noise.inverse(alpha), weight[chosen]  # (M,)
-        nll, tokens = denoiser.x0_nll(x0, xt, t, cond, chosen, valid)[0], weight.sum()
+        nll, tokens = denoiser.x0_nll(x0, batch.query(xt, t, chosen))[0], weight.sum()
         loss = mean_over(nll * weight, tokens)
         return Loss(loss, loss.detach(), tokens)

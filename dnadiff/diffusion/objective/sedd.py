@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import OptTensor
-from dnadiff.diffusion.objective.base import MaskedObjective
-from dnadiff.diffusion.objective.masking import MaskedBatch
-from dnadiff.diffusion.parameterization import Parameterization, Score, log_expm1
-from dnadiff.diffusion.positions import Positions
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.objective.base import MaskedObjective, TrainingBatch
+from dnadiff.diffusion.objective.masking import MaskedBatch, Positions
+from dnadiff.diffusion.process import Parameterization, Score, log_expm1
 
 
 class SEDD(MaskedObjective):
@@ -43,35 +41,23 @@ class SEDD(MaskedObjective):
     @override
     def token_nll(
         self,
-        denoiser: Any,  # has `log_score`
-        x0: Tensor,
+        denoiser: MaskedDenoiser,
+        batch: TrainingBatch,
         masked: MaskedBatch,
         positions: Positions,
-        cond: OptTensor,
-        valid: OptTensor,
     ) -> Tensor:
         # Score entropy divided by sigma' q.
+        vocab, target = self.process.vocab, positions.at(batch.x0)[:, None]
+        query = batch.query(masked.xt, masked.t.float(), positions.chosen)
         if denoiser.fused_head:
-            scale = math.log(len(self.process.vocab.emitted))  # as `Score` scales its logits
-            target, banned = positions.at(x0)[:, None], self.process.vocab.never_emitted
-            log_sum, at = denoiser.log_sum_and_logits(
-                target, banned, masked.xt, masked.t.float(), cond, positions.chosen, valid
-            )
+            scale = math.log(len(vocab.emitted))  # as `Score` scales its logits
+            log_sum, at = denoiser.log_sum_and_logits(target, vocab.never_emitted, query)
             return (log_sum - scale).exp() - 1 - (at[:, 0] - scale)
-        log_score = denoiser.log_score(
-            masked.xt, masked.t.float(), cond, positions.chosen, valid
-        )  # (M, V)
+        log_score = denoiser.log_score(*query)  # (M, V)
         log_odds = log_expm1(self.process.noise.sigma(masked.t)).to(log_score)  # -log q
         log_ratio = log_score + log_odds[positions.index[0], None]
         # The ratio of the mask to itself is left out: score entropy sums over the tokens that a
         # sample may contain.
-        total = (
-            log_ratio.masked_fill(~self.process.vocab.is_emitted(log_ratio.device), -torch.inf)
-            .exp()
-            .sum(-1)
-        )
-        return total - 1 - log_ratio.gather(-1, positions.at(x0)[:, None])[:, 0]
-
-    @override
-    def evaluation(self) -> SEDD:
-        return SEDD(self.process, self.masking.evaluation(), self.protocol)
+        emitted = vocab.is_emitted(log_ratio.device)
+        total = log_ratio.masked_fill(~emitted, -torch.inf).exp().sum(-1)
+        return total - 1 - log_ratio.gather(-1, target)[:, 0]

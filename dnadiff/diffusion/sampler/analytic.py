@@ -7,8 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.parameterization import log_expm1
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, log_expm1
 from dnadiff.diffusion.sampler.ancestral import Ancestral
 from dnadiff.diffusion.sampler.base import CountedDenoiser, time_left
 

@@ -29,6 +29,9 @@ from dnadiff.diffusion.denoiser import (
     CausalBackbone,
     InBlock,
     InContext,
+    Kind,
+    OptTensor,
+    Query,
     State,
 )
 from dnadiff.diffusion.draws import Draws, float64_device, hash64
@@ -81,7 +84,7 @@ class CountedDenoiser:
     """
 
     def __init__(
-        self, denoiser: BaseDenoiser, cond: Tensor | None = None, valid: Tensor | None = None
+        self, denoiser: BaseDenoiser, cond: OptTensor = None, valid: OptTensor = None
     ) -> None:
         self.denoiser: Any = denoiser  # of the kind that the sampler is for
         self.cond, self.valid = cond, valid
@@ -90,29 +93,57 @@ class CountedDenoiser:
     def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times
         `t (B,)`."""
-        return self._call("log_probs", x, t, positions, self.denoiser.time_conditioning)
+        return self._call("log_probs", Query(x, t, self.cond, positions, self.valid))
 
     def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the
         network is not conditioned on it."""
-        return self._call("log_score", x, t, positions, True)
+        return self._call("log_score", Query(x, t, self.cond, positions, self.valid))
+
+    def _call(self, kind: Kind, query: Query) -> Tensor:
+        active = query.requested.any(-1).nonzero()[:, 0]
+        query = query.rows(active)
+        timed = kind == "log_score" or self.denoiser.time_conditioning
+        call = getattr(self.denoiser.for_rows(active), kind)
+        equal = self._equal(query._replace(t=query.t if timed else None, positions=None))
+        self._count(1 if equal else len(active))
+        if not equal:
+            return call(*query)
+        union = query.requested.any(0, keepdim=True)  # (1, L)
+        found = call(*query.rows(slice(1))._replace(positions=union))
+        return found[(union.cumsum(-1) - 1).expand(query.xt.shape)[query.requested]]
+
+    def _count(self, rows: int) -> None:
+        self.nfe += 1
+        self.rows += rows * self.denoiser.rows_per_sequence
+
+    def _equal(self, query: Query) -> bool:
+        """Whether several sequences have the same predictions."""
+        return (
+            self.denoiser.same_for_all_rows
+            and len(query.xt) > 1
+            and all(bool((x == x[:1]).all()) for x in query if x is not None)
+        )
+
+    def _block(self, x: Tensor, rows: Tensor, columns: slice) -> Query:
+        """Tokens of some `rows` and `columns` of the batch, with their labels and padding."""
+        cond = None if self.cond is None else self.cond[rows]
+        return Query(x, None, cond, None, None if self.valid is None else self.valid[rows, columns])
 
     def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
         """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`:
         the state afterwards."""
-        self.nfe += 1
-        self.rows += len(rows) * self.denoiser.rows_per_sequence
-        denoiser = self.denoiser.for_rows(rows, columns)
-        return denoiser.read(tokens, state, None if self.cond is None else self.cond[rows])[1]
+        self._count(len(rows))
+        cond = None if self.cond is None else self.cond[rows]
+        return self.denoiser.for_rows(rows, columns).read(tokens, state, cond)[1]
 
     def step(
         self, token: Tensor, state: State | None, rows: Tensor, column: int
     ) -> tuple[Tensor, State]:
         """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
-        self.nfe += 1
-        self.rows += len(rows) * self.denoiser.rows_per_sequence
-        denoiser = self.denoiser.for_rows(rows, slice(column, column + 1))
-        return denoiser.step(token, state, None if self.cond is None else self.cond[rows])
+        self._count(len(rows))
+        cond = None if self.cond is None else self.cond[rows]
+        return self.denoiser.for_rows(rows, slice(column, column + 1)).step(token, state, cond)
 
     def without_recording(self) -> None:
         """From here on use the denoiser without side effects (see `Constrained`)."""
@@ -120,24 +151,24 @@ class CountedDenoiser:
 
     def for_columns(self, columns: slice) -> CountedDenoiser:
         """A counter for some positions of the batch; add its counts with `add`."""
-        return CountedDenoiser(
-            self.denoiser.for_rows(None, columns),
-            self.cond,
-            None if self.valid is None else self.valid[:, columns],
-        )
+        valid = None if self.valid is None else self.valid[:, columns]
+        return CountedDenoiser(self.denoiser.for_rows(None, columns), self.cond, valid)
 
-    def for_block(self, rows: Tensor, columns: slice, state: State | None) -> CountedDenoiser:
+    def for_block(
+        self, x: Tensor, rows: Tensor, columns: slice, state: State | None
+    ) -> CountedDenoiser:
         """A counter for one block of some `rows` of the batch, after the blocks in `state`; see
         `for_columns`."""
-        cond, valid = self._of_block(rows, columns)
-        return CountedDenoiser(InBlock(self.denoiser.for_rows(rows, columns), state), cond, valid)
+        block = self._block(x, rows, columns)
+        inner = InBlock(self.denoiser.for_rows(rows, columns), state)
+        return CountedDenoiser(inner, block.cond, block.valid)
 
     def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
         """A counter for some `columns` of some `rows` of the batch, which reads the tokens in
         `read` again in each call; see `for_columns`.
 
         The other tokens are read here, once, and their keys and values are used in each call
-        (`BaseDenoiser.around`).
+        (`Denoiser.around`).
 
         Args:
             x: (B, L) tokens of the batch.
@@ -145,40 +176,30 @@ class CountedDenoiser:
             read: includes `columns`.
             columns: positions to predict.
         """
-        x, (cond, valid) = x[rows], self._of_block(rows, slice(None))
-        equal, state = self._equal(x, cond, valid), None
+        whole = self._block(x[rows], rows, slice(None))
+        equal, state = self._equal(whole), None
         if read.stop - read.start < x.shape[1]:
-            self.nfe += 1
-            self.rows += (1 if equal else len(x)) * self.denoiser.rows_per_sequence
-            first = slice(1 if equal else None)
-            state = self.denoiser.around(
-                x[first],
-                read,
-                *(None if given is None else given[first] for given in (cond, valid)),
-            )
-            state = state.select(x.new_zeros(len(x))) if equal else state
+            self._count(1 if equal else len(rows))
+            state = self.denoiser.around(whole.rows(slice(1)) if equal else whole, read)
+            state = state.select(x.new_zeros(len(rows))) if equal else state
         inside = slice(columns.start - read.start, columns.stop - read.start)
-        context = None if valid is None else valid[:, read]
-        inner = InContext(
-            self.denoiser.for_rows(rows, read), state, x[:, read], inside, context, equal
-        )
-        return CountedDenoiser(inner, cond, None if valid is None else valid[:, columns])
+        context = self._block(whole.xt[:, read], rows, read)
+        inner = InContext(self.denoiser.for_rows(rows, read), state, context, inside, equal)
+        valid = None if whole.valid is None else whole.valid[:, columns]
+        return CountedDenoiser(inner, whole.cond, valid)
 
     def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
         """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""
-        self.nfe += 1
-        self.rows += len(rows) * self.denoiser.rows_per_sequence
-        return self.denoiser.advance(x0, state, *self._of_block(rows, columns))
+        self._count(len(rows))
+        return self.denoiser.advance(self._block(x0, rows, columns), state)
 
-    def score_given(self, state: State | None, rows: Tensor, columns: slice) -> None:
-        """`BaseDenoiser.score_given` for a block of some `rows` of the batch that is not filled
+    def score_given(self, x: Tensor, state: State | None, rows: Tensor, columns: slice) -> None:
+        """`Constrained.score_given` for a block of some `rows` of the batch that is not filled
         yet."""
         if self.denoiser.given is not None:
-            calls = self.denoiser.for_rows(rows, columns).score_given(
-                state, *self._of_block(rows, columns)
-            )
-            self.nfe += len(calls)
-            self.rows += sum(calls) * self.denoiser.rows_per_sequence
+            part, block = self.denoiser.for_rows(rows, columns), self._block(x, rows, columns)
+            for size in part.score_given(block, state):
+                self._count(size)
 
     def ends(self, masked: Tensor) -> Tensor:
         """One after the last position of `masked (B, L)` and of those that the denoiser scores, 0
@@ -186,53 +207,9 @@ class CountedDenoiser:
         asked = masked if self.denoiser.given is None else masked | self.denoiser.given
         return (asked * torch.arange(1, masked.shape[1] + 1, device=masked.device)).amax(-1)
 
-    def _of_block(self, rows: Tensor, columns: slice) -> tuple[Tensor | None, Tensor | None]:
-        """Labels and padding of a block."""
-        return None if self.cond is None else self.cond[
-            rows
-        ], None if self.valid is None else self.valid[rows, columns]
-
     def add(self, other: CountedDenoiser) -> None:
         """Add the counts of another one."""
         self.nfe, self.rows = self.nfe + other.nfe, self.rows + other.rows
-
-    def _equal(self, *inputs: Tensor | None) -> bool:
-        """Whether several sequences with these inputs have the same predictions."""
-        given = [x for x in inputs if x is not None]
-        return (
-            self.denoiser.same_for_all_rows
-            and len(given[0]) > 1
-            and all(bool((x == x[:1]).all()) for x in given)
-        )
-
-    def _call(
-        self,
-        method: Literal["log_probs", "log_score"],
-        x: Tensor,
-        t: Tensor,
-        positions: Tensor,
-        timed: bool,
-    ) -> Tensor:
-        active = positions.any(-1).nonzero()[:, 0]
-        x, t, positions = x[active], t[active], positions[active]
-        cond, valid = (
-            None if given is None else given[active] for given in (self.cond, self.valid)
-        )
-        call = getattr(self.denoiser.for_rows(active), method)
-        equal = self._equal(x, cond, valid, t if timed else None)
-        self.nfe += 1
-        self.rows += (1 if equal else len(active)) * self.denoiser.rows_per_sequence
-        if not equal:
-            return call(x, t, cond, positions, valid)
-        union = positions.any(0, keepdim=True)  # (1, L)
-        found = call(
-            x[:1],
-            t[:1],
-            None if cond is None else cond[:1],
-            union,
-            None if valid is None else valid[:1],
-        )
-        return found[(union.cumsum(-1) - 1).expand(positions.shape)[positions]]
 
 
 class Configurable:
@@ -357,7 +334,7 @@ class Sampler(Configurable, ABC):
         return length
 
     def positions(
-        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
+        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: OptTensor
     ) -> Tensor:
         """The positions (B, L) bool to fill: the masked ones that are not `frozen (B, L)`."""
         return (x == process.vocab.mask_id) & ~frozen
@@ -369,9 +346,9 @@ class Sampler(Configurable, ABC):
         process: AbsorbingProcess,
         x_init: Tensor,
         draws: Draws,
-        frozen: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        frozen: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Samples:
         """Fill the masks of a batch.
 
@@ -431,7 +408,7 @@ def rows_at_once(device: torch.device, num_tokens: int) -> int:
 
 
 def in_chunks(
-    function: Callable[[Tensor, Tensor | None], Tensor], log_probs: Tensor, each: Tensor | None
+    function: Callable[[Tensor, OptTensor], Tensor], log_probs: Tensor, each: OptTensor
 ) -> Tensor:
     """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in
     chunks of rows."""
@@ -448,14 +425,14 @@ def draw_in_chunks(
     `dnadiff.diffusion.categorical.draw`."""
     local = log_probs.to(float64_device(log_probs.device))
 
-    def drawn(part: Tensor, u: Tensor | None) -> Tensor:
+    def drawn(part: Tensor, u: OptTensor) -> Tensor:
         assert u is not None
         return categorical.draw(part if adjust is None else adjust(part), u)
 
     return in_chunks(drawn, local, uniform).to(log_probs.device)
 
 
-def time_of(x: Tensor, process: AbsorbingProcess, valid: Tensor | None = None) -> Tensor:
+def time_of(x: Tensor, process: AbsorbingProcess, valid: OptTensor = None) -> Tensor:
     """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
     `AbsorbingProcess.time_at`."""
     return _time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
@@ -466,7 +443,7 @@ def time_left(
     x: Tensor,
     masked: Tensor,
     process: AbsorbingProcess,
-    valid: Tensor | None = None,
+    valid: OptTensor = None,
 ) -> Tensor:
     """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still
     masked, and so are frozen masks of `x`."""
@@ -476,7 +453,7 @@ def time_left(
     )
 
 
-def _time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: Tensor | None) -> Tensor:
+def _time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: OptTensor) -> Tensor:
     return process.time_at(count, process.maskable(x, valid).sum(-1)).float()
 
 
@@ -490,7 +467,7 @@ class Plan(NamedTuple):
     """
 
     step: Tensor
-    left: Tensor | None = None
+    left: OptTensor = None
 
 
 class PlannedSampler(Sampler):
@@ -608,7 +585,7 @@ class OuterSampler(Sampler):
         return self.has_weights and self.sampler.supports_weights(self.size_for(length))
 
 
-def draws_of_part(draws: Draws, what: str, number: int, rows: Tensor | None = None) -> Draws:
+def draws_of_part(draws: Draws, what: str, number: int, rows: OptTensor = None) -> Draws:
     """The random numbers of part `number` of a sequence, those of the sequence for the first part,
     for some `rows` of the batch."""
     seed = draws.seed if number == 0 else hash64(draws.seed, what, number)

@@ -86,10 +86,10 @@ class Blockwise(OuterSampler):
             if not len(active):
                 break
             part = slice(start, min(start + size, x.shape[1]))
-            calls.score_given(state, active, part)
+            calls.score_given(x, state, active, part)
             if masked[active, part].any():
                 noise = draws_of_part(draws, "block", number, active)
-                inner = calls.for_block(active, part, state)
+                inner = calls.for_block(x, active, part, state)
                 x[active, part] = self.sampler.fill(
                     x[active, part], masked[active, part], inner, process, noise
                 )

@@ -1,4 +1,4 @@
-"""Reverse steps of any process (`dnadiff.diffusion.process.base.Process.reverse`) on a grid of
+"""Reverse steps of any process (`dnadiff.diffusion.process.Process.reverse`) on a grid of
 times."""
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.data.records import padded_batches, pieces
-from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser
+from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser, Query
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import time_of
@@ -189,7 +189,8 @@ def code(
                 here[unmask] = emitted[torch.from_numpy(symbols).to(device)]
             if part.stop < length:
                 assert isinstance(denoiser, BlockDenoiser)
-                state = denoiser.advance(here, state, None, known if padded else None)
+                given = Query(here, valid=known if padded else None)
+                state = denoiser.advance(given, state)
         for row, i in enumerate(number):
             result[i].copy_(x[row, : len(sequences[i])])
         if progress is not None:

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
 from dnadiff.diffusion.draws import Draws, hash64
-from dnadiff.diffusion.likelihood.strands import site_log_probs
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.genomics.information import by_length

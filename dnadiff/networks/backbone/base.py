@@ -32,7 +32,7 @@ class State:
     tensors: list[Tensor]
     length: int = 0
 
-    def select(self, keep: Tensor) -> State:
+    def select(self, keep: Tensor | slice) -> State:
         """The state of some of the sequences; `keep` is an index or a mask over B."""
         return State([x[keep] for x in self.tensors], self.length)
 

@@ -9,8 +9,8 @@ from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.ar import AR
 from dnadiff.diffusion.objective.base import check_fit
+from dnadiff.diffusion.objective.masking import Positions
 from dnadiff.diffusion.objective.mdlm import MDLM
-from dnadiff.diffusion.positions import Positions
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT

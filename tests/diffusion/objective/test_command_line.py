@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from dnadiff.diffusion.denoiser import CausalDenoiser
-from dnadiff.diffusion.parameterization import SUBS, Score, Softmax
+from dnadiff.diffusion.process import SUBS, Score, Softmax
 from dnadiff.options.command import compose
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import resolved

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.denoiser import MaskedDenoiser, Query
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.objective.d3pm import D3PM
-from dnadiff.diffusion.objective.masking import Bernoulli, DiscreteTime, MaskedBatch
-from dnadiff.diffusion.positions import Positions
+from dnadiff.diffusion.objective.masking import Bernoulli, DiscreteTime, MaskedBatch, Positions
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
@@ -40,7 +40,10 @@ def term(objective, probs, t):
     reveal = (alpha_s - alpha_t) / (1 - alpha_t)
     xt, x0 = torch.tensor([[4]]), torch.tensor([[0]])
     nll = objective.token_nll(
-        Fixed(probs), x0, MaskedBatch(xt, t, reveal), Positions(xt == 4), None, None
+        Fixed(probs),
+        TrainingBatch(x0, None, None),
+        MaskedBatch(xt, t, reveal),
+        Positions(xt == 4),
     )
     return float(reveal * nll)
 
@@ -108,9 +111,9 @@ def test_the_reconstruction_term_is_counted_once_whatever_the_number_of_steps():
             o(o.denoiser(backbone), x0, weight, Draws.for_batch(0, 4)).nll for o in both
         )
         parts.append(float(without - with_carry_over))
-    logits = torch.log_softmax(both[0].denoiser(backbone).logits(x0), -1).gather(-1, x0[..., None])[
-        ..., 0
-    ]
+    logits = torch.log_softmax(both[0].denoiser(backbone).logits(Query(x0)), -1).gather(
+        -1, x0[..., None]
+    )[..., 0]
     assert parts == pytest.approx([-float(logits[weight > 0].detach().mean())] * 2, rel=1e-4)
 
 

@@ -17,8 +17,7 @@ from dnadiff.diffusion.objective.d3pm import D3PM
 from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.objective.sedd import SEDD
-from dnadiff.diffusion.parameterization import SUBS
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import SUBS, AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.base import CausalBackbone
 from dnadiff.options.command import compose

@@ -12,12 +12,16 @@ from dnadiff.diffusion.objective import masking as masking_module
 from dnadiff.diffusion.objective.base import check_fit
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
 from dnadiff.diffusion.objective.d3pm import D3PM
-from dnadiff.diffusion.objective.masking import Bernoulli, DiscreteTime, ExactCount, Importance
+from dnadiff.diffusion.objective.masking import (
+    Bernoulli,
+    DiscreteTime,
+    ExactCount,
+    Importance,
+    Positions,
+)
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.objective.sedd import SEDD
-from dnadiff.diffusion.parameterization import SUBS
-from dnadiff.diffusion.positions import Positions
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import SUBS, AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.dit import DiT

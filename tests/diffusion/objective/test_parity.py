@@ -5,11 +5,11 @@ import torch
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.objective.d3pm import D3PM
-from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch
+from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch, Positions
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.objective.sedd import SEDD
-from dnadiff.diffusion.positions import Positions
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 
@@ -55,7 +55,10 @@ def per_token(objective, file, xt, t, weight):
     denoiser = Fixed(file["raw_logits"], objective.parameterization())
     result = torch.zeros(xt.shape)
     result[positions] = objective.token_nll(
-        denoiser, file["x0"], MaskedBatch(xt, t, weight), Positions(positions), None, None
+        denoiser,
+        TrainingBatch(file["x0"], None, None),
+        MaskedBatch(xt, t, weight),
+        Positions(positions),
     )
     return result * weight[:, None]
 

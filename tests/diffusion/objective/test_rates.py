@@ -9,12 +9,12 @@ from scipy import special, stats
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
 from dnadiff.diffusion.objective.d3pm import D3PM
-from dnadiff.diffusion.objective.masking import BetaRates, ExactCount, strata
+from dnadiff.diffusion.objective.masking import BetaRates, ExactCount, Positions, strata
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.objective.sedd import SEDD
-from dnadiff.diffusion.positions import Positions
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.caduceus import Caduceus
 
@@ -75,7 +75,8 @@ def test_the_weights_are_those_of_every_objective(name):
         Caduceus(DNA, d_model=8, n_layers=1, d_state=4), time_conditioning=False
     )
     x0, weight, draws = torch.randint(7, 11, (6, 5)), torch.ones(6, 5), Draws.for_batch(0, 6)
-    batch, positions = objective.masked_positions(x0, weight, draws)
+    batch = TrainingBatch(x0, weight, draws)
+    masked, positions = objective.masked_positions(batch)
     blocks = draws.for_blocks(3) if name == "block_mdlm" else draws
     rate = masking.rates(strata(blocks, True, torch.device("cpu")))
     factor = (
@@ -84,7 +85,7 @@ def test_the_weights_are_those_of_every_objective(name):
         .view(6, -1)
         .repeat_interleave(2 if name == "block_mdlm" else 5, 1)[:, :5]
     )
-    nll = objective.token_nll(denoiser, x0, batch, Positions(positions), None, None)
+    nll = objective.token_nll(denoiser, batch, masked, Positions(positions))
     found = objective(denoiser, x0, weight, draws)
     torch.testing.assert_close(found.nll, (nll * factor[positions]).sum() / 30)
     found.loss.backward()

@@ -6,11 +6,10 @@ import torch
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.objective.masking import MaskedBatch
+from dnadiff.diffusion.objective.base import TrainingBatch
+from dnadiff.diffusion.objective.masking import MaskedBatch, Positions
 from dnadiff.diffusion.objective.sedd import SEDD
-from dnadiff.diffusion.parameterization import SUBS
-from dnadiff.diffusion.positions import Positions
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import SUBS, AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 
@@ -31,11 +30,9 @@ def test_the_ratios_that_subs_implies_cost_what_subs_costs(eps):
 
     nll = objective.token_nll(
         Uniform(DNA),
-        torch.tensor([[7]]),
+        TrainingBatch(torch.tensor([[7]]), None, None),
         MaskedBatch(xt, t, noise.weight(t)),
         Positions(xt == 3),
-        None,
-        None,
     )
     assert float(noise.weight(t) * nll) == pytest.approx(2.772589, abs=1e-6)
     # Written out as in the paper: sigma' [sum of ratios - q log s + q (log q - 1)].
@@ -82,11 +79,9 @@ def test_the_loss_is_finite_where_alpha_vanishes():
     t, xt = torch.ones(1, dtype=torch.float64), torch.tensor([[3, 3]])
     nll = objective.token_nll(
         denoiser,
-        torch.tensor([[7, 8]]),
+        TrainingBatch(torch.tensor([[7, 8]]), None, None),
         MaskedBatch(xt, t, objective.process.noise.weight(t)),
         Positions(xt == 3),
-        None,
-        None,
     )
     nll.sum().backward()
     assert nll.tolist() == pytest.approx([math.log(4)] * 2, rel=1e-4)

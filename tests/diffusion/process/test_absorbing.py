@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dnadiff.diffusion import process as processes
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.likelihood import estimators
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.parameterization import SUBS
-from dnadiff.diffusion.process import AbsorbingProcess, absorbing
+from dnadiff.diffusion.process import SUBS, AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 
 TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
@@ -123,7 +123,7 @@ class NoFloat64(TorchFunctionMode):
 
 
 def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
-    for module in (absorbing, estimators):
+    for module in (processes, estimators):
         monkeypatch.setattr(module, "float64_device", lambda device: torch.device("cpu"))
     monkeypatch.setattr(torch.Tensor, "to", to_the_cpu(torch.Tensor.to))
     process, draws = AbsorbingProcess(Vocab(4, 3, 3, (3,)), LogLinear()), Draws.for_batch(0, 2)

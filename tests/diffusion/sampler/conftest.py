@@ -54,11 +54,13 @@ class Table(MaskedDenoiser):
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
         return self.table[xt @ self.powers][positions]
 
-    def around(self, xt, columns, cond=None, valid=None):
+    def around(self, query, columns):
+        xt = query.xt
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
         return State([xt.clone()], columns.start)
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+    def step_block(self, query, state=None):
+        xt, positions = query.xt, query.positions
         assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
         seen, part = (
@@ -93,7 +95,8 @@ class BlockTable(Table):
 
     reads, block_size = BlockBackbone, 2
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+    def step_block(self, query, state=None):
+        xt, positions = query.xt, query.positions
         assert positions.any(-1).all() and (xt[positions] == self.vocab.mask_id).all()
         self.calls, self.rows = self.calls + 1, self.rows + len(xt)
         before = xt[:, :0] if state is None else state.tensors[0]
@@ -102,7 +105,8 @@ class BlockTable(Table):
         seen[:, : part.start], seen[:, part] = before, xt
         return self.table[seen @ self.powers][:, part][positions]
 
-    def advance(self, x0, state=None, cond=None, valid=None):
+    def advance(self, query, state=None):
+        x0 = query.xt
         self.calls, self.rows = self.calls + 1, self.rows + len(x0)
         return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
 

@@ -9,8 +9,7 @@ import torch
 from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.parameterization import Score, log_expm1
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, Score, log_expm1
 from dnadiff.diffusion.sampler.analytic import Analytic
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
@@ -89,9 +88,7 @@ def test_an_unchanged_sequence_is_not_evaluated_again():
     conditioned.time_conditioning = (
         True  # asks at every step; this network does not read the time all the same
     )
-    conditioned.logits = lambda xt, t, cond, positions, valid: kept.logits(
-        xt, None, cond, positions, valid
-    )
+    conditioned.read_features = lambda query: kept.read_features(query)
     few, many = run(Analytic(40), kept), run(Analytic(40), conditioned)
     assert torch.equal(few.tokens, many.tokens) and few.rows < 0.4 * many.rows
     assert torch.isin(few.tokens, torch.tensor(DNA.emitted)).all()

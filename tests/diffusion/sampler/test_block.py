@@ -11,7 +11,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.request import FREE, Pattern, Target
-from dnadiff.diffusion.denoiser import BlockDenoiser, Denoiser, InBlock
+from dnadiff.diffusion.denoiser import BlockDenoiser, Denoiser, InBlock, Query
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.likelihood import (
     Conjoined,
@@ -62,12 +62,14 @@ class Uncached(BlockDenoiser):
     """The same predictions by reading everything again: `log_probs` of the whole sequence. The
     state is what has been read."""
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+    def step_block(self, query, state=None):
+        xt = query.xt
         before = xt[:, :0] if state is None else state.tensors[0]
-        found = self.log_probs(torch.cat([before, xt], 1), None, cond)[:, before.shape[1] :]
-        return found if positions is None else found[positions]
+        found = self.log_probs(torch.cat([before, xt], 1), None, query.cond)[:, before.shape[1] :]
+        return found if query.positions is None else found[query.positions]
 
-    def advance(self, x0, state=None, cond=None, valid=None):
+    def advance(self, query, state=None):
+        x0 = query.xt
         from dnadiff.networks.backbone.base import State
 
         return State([x0.clone() if state is None else torch.cat([state.tensors[0], x0], 1)])
@@ -160,13 +162,15 @@ def test_labels_and_guidance():
     )
     # By hand: the distribution in the second block.
     x0 = found.tokens[:, :8]
-    state = guided.advance(x0[:, :4], None, cond)
+    state = guided.advance(Query(x0[:, :4], None, cond))
     labeled, unlabeled = (
         model.log_probs(torch.cat([x0[:, :4], x_init[:, :4]], 1), None, c)[:, 4:]
         for c in (cond, torch.zeros_like(cond))
     )
     expected = (2.5 * labeled - 1.5 * unlabeled)[..., 7:11].log_softmax(-1)
-    torch.testing.assert_close(guided.step_block(x_init[:, :4], state, cond)[..., 7:11], expected)
+    torch.testing.assert_close(
+        guided.step_block(Query(x_init[:, :4], None, cond), state)[..., 7:11], expected
+    )
 
 
 def test_padding_is_not_filled_and_changes_nothing():
@@ -188,10 +192,10 @@ def test_blocks_are_as_exact_as_the_sampler_inside():
 
 def test_memory_and_time_do_not_grow_with_what_was_read():
     model = denoiser(8)
-    state = model.advance(torch.full((2, 8), 7))
+    state = model.advance(Query(torch.full((2, 8), 7)))
     size = sum(x.numel() for x in state.tensors)
     for _ in range(5):
-        state = model.advance(torch.full((2, 8), 9), state)
+        state = model.advance(Query(torch.full((2, 8), 9)), state)
     assert sum(x.numel() for x in state.tensors) == size and state.length == 48
 
 
@@ -285,7 +289,7 @@ def test_dropout_is_applied_in_blocks():
 
 def test_a_block_is_a_masked_diffusion_model():
     model = denoiser(4)
-    view = InBlock(model, model.advance(torch.full((3, 4), 9)))
+    view = InBlock(model, model.advance(Query(torch.full((3, 4), 9))))
     xt = torch.full((3, 4), 3)
     assert (
         view.block_size is None

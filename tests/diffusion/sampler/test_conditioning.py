@@ -6,7 +6,7 @@ import torch
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.parameterization import log_expm1
+from dnadiff.diffusion.process import log_expm1
 from dnadiff.diffusion.sampler.base import CountedDenoiser
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.diffusion.sampler.remasking import Loop
@@ -76,11 +76,13 @@ class Recorder(MaskedDenoiser):
         assert (read[:, 2:] == given)[given != 2].all()
         return self.distribution.expand(len(token), -1), seen
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
+    def step_block(self, query, state=None):
+        xt, _, cond, positions, valid = query
         self._check_block(xt, state, cond, valid)
         return self.distribution.expand(int(positions.sum()), -1)
 
-    def advance(self, x0, state=None, cond=None, valid=None):
+    def advance(self, query, state=None):
+        x0, _, cond, _, valid = query
         row, read = self._check_block(x0, state, cond, valid)
         assert (x0 != 2)[~FROZEN[row][:, read.shape[1] - x0.shape[1] : read.shape[1]]].all()
         return State([row[:, None], read])
@@ -141,15 +143,15 @@ class Letters(MaskedDenoiser):
         )
         return distribution.log_softmax(-1)[positions]
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
-        return self.log_probs(xt, torch.zeros(len(xt)), cond, positions, valid)
+    def step_block(self, query, state=None):
+        return self.log_probs(*query._replace(t=torch.zeros(len(query.xt))))
 
-    def advance(self, x0, state=None, cond=None, valid=None):
-        self.read.append(len(x0))
-        return State([x0])
+    def advance(self, query, state=None):
+        self.read.append(len(query.xt))
+        return State([query.xt])
 
-    def around(self, xt, columns, cond=None, valid=None):
-        return self.advance(xt)
+    def around(self, query, columns):
+        return self.advance(query)
 
     def require_cache(self):
         pass

@@ -252,11 +252,11 @@ class Twice(MaskedDenoiser):
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         return self.table.log_probs(xt, t, None, positions, valid)
 
-    def step_block(self, xt, state=None, cond=None, positions=None, valid=None):
-        return self.table.step_block(xt, state, None, positions, valid)
+    def step_block(self, query, state=None):
+        return self.table.step_block(query, state)
 
-    def advance(self, x0, state=None, cond=None, valid=None):
-        return self.table.advance(x0, state, None, valid)
+    def advance(self, query, state=None):
+        return self.table.advance(query, state)
 
 
 @EVERY

@@ -7,8 +7,7 @@ from dnadiff.design.conditioning import Constrained
 from dnadiff.diffusion.denoiser import BlockDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.parameterization import Score
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, Score
 from dnadiff.diffusion.sampler.analytic import Analytic
 from dnadiff.diffusion.sampler.ancestral import Ancestral
 from dnadiff.diffusion.sampler.block import Blockwise

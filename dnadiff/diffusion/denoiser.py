@@ -1,0 +1,940 @@
+"""Denoisers: what objectives, samplers and likelihoods call.
+
+A denoiser combines a network with a reading of its logits as log-probabilities of x0. There is one
+for each way to read a sequence (`dnadiff.networks.backbone.base`): `Denoiser` for masked diffusion
+on both sides of a mask, `CausalDenoiser` for autoregressive models, and `BlockDenoiser` for block
+diffusion. All derive from `BaseDenoiser`, and those that unmask from `MaskedDenoiser`. The head
+runs on the requested positions alone, which saves most of the memory with a large vocabulary.
+Denoisers that stand in front of another one derive from `DenoiserWrapper`.
+
+On a GPU the process waits for the number of positions that a mask selects, because it determines
+the shapes of what follows. So positions are listed before the network runs: after it, the GPU would
+be idle while the process queues the loss and the backward pass.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.process import (
+    SUBS,
+    AbsorbingProcess,
+    Parameterization,
+    Process,
+    emitted_log_probs,
+    require,
+)
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import PositiveInt, checked
+from dnadiff.networks.backbone.base import (
+    AttentionCacheBackbone,
+    Backbone,
+    BidirectionalBackbone,
+    BlockBackbone,
+    CausalBackbone,
+    State,
+)
+from dnadiff.networks.backbone.context import Peers
+from dnadiff.networks.kernels.log_sum import linear_log_sum
+
+OptTensor: TypeAlias = Tensor | None
+Kind: TypeAlias = Literal["log_probs", "x0_log_probs", "log_score"]
+# From this size of the vocabulary on, losses do not hold the logits; smaller arrays are not worth
+# computing twice.
+FUSED_TOKENS = 1024
+
+
+class Query(NamedTuple):
+    """What a denoiser is asked for.
+
+    Attributes:
+        xt: (B, L) token ids.
+        t: (B,) time; used only with time conditioning.
+        cond: (B, C) labels.
+        positions: (B, L) bool, where predictions are requested; None is everywhere.
+        valid: (B, L) bool, False on padding that must not be read.
+    """
+
+    xt: Tensor
+    t: OptTensor = None
+    cond: OptTensor = None
+    positions: OptTensor = None
+    valid: OptTensor = None
+
+    def rows(self, rows: Tensor | slice) -> Query:
+        """The same for some sequences, an index or a mask over B."""
+        return Query._make(None if x is None else x[rows] for x in self)
+
+    @property
+    def requested(self) -> Tensor:
+        """`positions`, also if they are everywhere."""
+        everywhere = torch.ones_like(self.xt, dtype=torch.bool)
+        return everywhere if self.positions is None else self.positions
+
+    def places(self) -> Any:
+        """Row and column of each requested position, (M,) each; the whole array for None."""
+        return (...,) if self.positions is None else self.positions.nonzero(as_tuple=True)
+
+
+class BaseDenoiser(nn.Module):
+    """A model of tokens, whatever it can be asked. A subclass implements `cost` and `features`.
+
+    Attributes:
+        backbone: the network, for denoisers that have one.
+        reads: how the network reads a sequence: one of the three subclasses of `Backbone`.
+        process_type: the process that it was trained to revert.
+        block_size: b, for a `BlockBackbone`; None for the others.
+        time_conditioning: whether its predictions depend on t.
+        rows_per_sequence: sequences that the network evaluates for each one requested (2 with
+            classifier-free guidance).
+        same_for_all_rows: whether equal sequences get equal predictions; False if it stores
+            something for each row of a batch.
+        max_length: longest sequence that the network accepts; None for any.
+        num_labels: C, the labels that it can be conditioned on.
+        given: (B, L) bool, fixed tokens whose probability is recorded while a sampler goes from
+            left to right; None for most denoisers.
+        fused_head: whether losses should call `log_sum_and_logits`, which avoids (M, V) logits.
+    """
+
+    backbone: Backbone
+    reads: type[Backbone] = BidirectionalBackbone
+    process_type: type[Process] = AbsorbingProcess
+    block_size: int | None = None
+    time_conditioning: bool = False
+    rows_per_sequence: int = 1
+    same_for_all_rows: bool = True
+    max_length: int | None = None
+    num_labels: int = 0
+    given: OptTensor = None
+    fused_head: bool = False
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__()
+        self.vocab = vocab
+
+    @property
+    def unwrapped(self) -> BaseDenoiser:
+        """The denoiser without guidance and constraints."""
+        return self
+
+    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> BaseDenoiser:
+        """The denoiser for some sequences of the batch (an index or a mask over B) and some
+        positions; itself if it stores nothing for them."""
+        return self
+
+    def without_recording(self) -> BaseDenoiser:
+        """The denoiser without side effects of its calls (see `Constrained`); itself if it has
+        none."""
+        return self
+
+    def check_window(self, length: int | None) -> None:
+        """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have
+        no fixed length)."""
+
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        """Raise ValueError or RuntimeError if windows of `length` tokens cannot be spread over so
+        many processes (context parallelism)."""
+        if self.reads is BlockBackbone:
+            raise ValueError(
+                f"context_parallel {num_pieces} does not fit objective block_mdlm, expected 1: its "
+                "two streams restart at every block; set "
+                "context_parallel=1, or another objective"
+            )
+        self.backbone.check_pieces(num_pieces, length)
+
+    def require_any_order(self, what: str) -> MaskedDenoiser:
+        """Itself; raises a ValueError that begins with `what` if it goes from left to right."""
+        if self.left_to_right or not isinstance(self, MaskedDenoiser):
+            raise ValueError(
+                f"{what} needs a model that unmasks in any order, and this one goes from left to "
+                "right"
+            )
+        return self
+
+    @property
+    def autoregressive(self) -> bool:
+        """Whether each token is predicted from those before it: likelihoods are exact, and one
+        network call gives all of them."""
+        return self.reads is CausalBackbone
+
+    @property
+    def left_to_right(self) -> bool:
+        """Whether predictions never depend on what is to the right: of a token, or of its block."""
+        return self.reads is not BidirectionalBackbone
+
+    def nll(
+        self,
+        x0: Tensor,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """-log p(x0) at some positions, where xt is masked, given what the model sees: (M,) in
+        row-major order.
+
+        An autoregressive model sees x0 to the left of each position, whatever xt is; block
+        diffusion sees x0 in the blocks to the left and xt in the block itself; any other sees xt
+        alone.
+
+        Args:
+            x0: (B, L) tokens.
+            xt: (B, L) the same, some of them masked.
+            t, cond, positions, valid: as in `Query`.
+        """
+        return self.cost(x0, Query(xt, t, cond, positions, valid))
+
+    def cost(self, x0: Tensor, query: Query) -> Tensor:
+        """See `nll`."""
+        raise NotImplementedError
+
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        """The network's features (B, L, D) of sequences that it reads without masks, as embeddings:
+        no noise level and no labels.
+
+        Those of position l have seen what the network reads: all tokens, tokens 0..l, or, of a
+        block model, its block and those before it.
+
+        Args:
+            ids: (B, L) token ids.
+            valid: as in `Query`.
+        """
+        raise NotImplementedError
+
+
+class MaskedDenoiser(BaseDenoiser):
+    """A denoiser that unmasks. A subclass implements `log_probs`, or `predict` for all kinds of
+    predictions.
+
+    Attributes:
+        normalized: whether the ratios of `log_score`, if it has them, sum at a masked position to
+            what probabilities would; those of SEDD need not.
+        banned: ids that have probability 0 in `x0_log_probs`.
+    """
+
+    normalized: bool = True
+
+    def __init__(self, vocab: Vocab) -> None:
+        super().__init__(vocab)
+        self.banned: tuple[int, ...] = vocab.never_emitted
+
+    def log_probs(
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """Log-probabilities of x0 given xt, for the arguments of `Query`: (M, V) in row-major order
+        of the M requested positions, or (B, L, V) for None."""
+        return self.predict("log_probs", Query(xt, t, cond, positions, valid))
+
+    def x0_log_probs(
+        self,
+        xt: Tensor,
+        t: OptTensor = None,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """The distribution of x0 that D3PM and the masked language model train, shaped as
+        `log_probs`; under SUBS, `log_probs`."""
+        return self.predict("x0_log_probs", Query(xt, t, cond, positions, valid))
+
+    def log_score(
+        self,
+        xt: Tensor,
+        t: OptTensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """Log-ratios of probabilities at time t, shaped as `log_probs`; see
+        `Parameterization.log_score`."""
+        return self.predict("log_score", Query(xt, t, cond, positions, valid))
+
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        """The predictions of the method with the name `kind`."""
+        if kind == "log_score":
+            raise NotImplementedError(f"{type(self).__name__} has no ratios of probabilities")
+        return self.log_probs(*query)
+
+    def log_sum_and_logits(
+        self, ids: Tensor, banned: Sequence[int], query: Query
+    ) -> tuple[Tensor, Tensor]:
+        """log sum_v exp(logit_v) over the ids not in `banned`, (M,), and the logits of
+        `ids (M, K)`, at the M requested positions, for a `fused_head`.
+
+        -log p(x0) is the difference of the two. The (M, V) logits are not materialized
+        (`dnadiff.networks.kernels.log_sum.linear_log_sum`).
+        """
+        raise NotImplementedError
+
+    @override
+    def cost(self, x0: Tensor, query: Query) -> Tensor:
+        if self.left_to_right:
+            raise ValueError(
+                f"{type(self).__name__} does not provide the nll of a model that goes from left to "
+                "right; use `unwrapped`"
+            )
+        if self.fused_head:
+            query = query._replace(positions=query.requested)
+            ids = x0[query.positions].long()[:, None]
+            log_sum, found = self.log_sum_and_logits(ids, self.vocab.never_emitted, query)
+            return log_sum - found[:, 0]
+        log_probs = self.log_probs(*query)
+        return -log_probs.gather(-1, x0[query.places()].long()[..., None]).flatten()
+
+    def x0_nll(self, x0: Tensor, query: Query) -> tuple[Tensor, Tensor]:
+        """-log p(x0) and log p(mask) under `x0_log_probs`, each `(M,)`.
+
+        `positions` includes visible ones only where that distribution does not carry them over.
+        """
+        target, mask_id = x0[query.positions][:, None], self.vocab.mask_id
+        if not self.fused_head:
+            log_probs = self.x0_log_probs(*query)  # (M, V)
+            return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
+        has_mask = mask_id not in self.banned
+        ids = torch.cat([target, torch.full_like(target, mask_id)], 1) if has_mask else target
+        log_sum, found = self.log_sum_and_logits(ids, self.banned, query)
+        on_mask = found[:, 1] - log_sum if has_mask else torch.full_like(log_sum, -torch.inf)
+        return log_sum - found[:, 0], on_mask
+
+
+class NetworkDenoiser(BaseDenoiser):
+    """A denoiser computed by one network. Raises ValueError if the network does not read as `reads`
+    requires."""
+
+    fused_from: int = FUSED_TOKENS
+
+    def __init__(self, backbone: Backbone) -> None:
+        super().__init__(backbone.vocab)
+        if not isinstance(backbone, self.reads):
+            raise ValueError(
+                f"{type(self).__name__} does not fit {type(backbone).__name__}: it needs "
+                f"{self.reads.described}"
+            )
+        self.backbone, self.max_length = backbone, backbone.max_length
+        self.num_labels = backbone.num_labels
+
+    @property
+    def fused_head(self) -> bool:  # type: ignore[override]
+        """Whether losses avoid (M, V) logits."""
+        return self.vocab.size >= self.fused_from and self.backbone.head_matrix() is not None
+
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.backbone.features(ids.long(), valid=valid)
+
+    def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
+        """The features (B, L, D) from which tokens are predicted; x0 is what the model sees to the
+        left, xt by default."""
+        return self.backbone.features(query.xt.long(), None, query.cond, query.valid)
+
+    def logits(self, query: Query) -> Tensor:
+        """Raw logits at the requested positions, cut to `vocab.size` columns."""
+        index = query.places()
+        return self._head(self.read_features(query)[index])
+
+    def _head(self, features: Tensor) -> Tensor:
+        return self.backbone.head(features)[..., : self.vocab.size]
+
+    def _log_sum(
+        self, features: Tensor, ids: Tensor, banned: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        matrix = self.backbone.head_matrix()
+        assert matrix is not None  # `fused_head`
+        size, (weight, bias) = self.vocab.size, matrix
+        bias = None if bias is None else bias[:size]
+        return linear_log_sum(features, weight[:size], bias, ids, banned)
+
+    @override
+    def cost(self, x0: Tensor, query: Query) -> Tensor:
+        index = query.places()
+        return self._nll_of(
+            self.read_features(query, x0)[index].flatten(0, -2), x0[index].flatten()
+        )
+
+    def _nll_of(self, features: Tensor, ids: Tensor) -> Tensor:
+        """-log p of the tokens `ids (M,)` from features (M, D), among the tokens that samples may
+        contain: (M,)."""
+        ids = ids.long()[:, None]
+        if self.fused_head:
+            log_sum, at_ids = self._log_sum(features, ids, self.vocab.never_emitted)
+            return log_sum - at_ids[:, 0]
+        return -emitted_log_probs(self._head(features), self.vocab).gather(-1, ids)[:, 0]
+
+
+class Denoiser(MaskedDenoiser, NetworkDenoiser):
+    """A backbone with a parameterization: the distribution p(x0 | xt) of a masked diffusion model.
+
+    Args:
+        backbone: the network.
+        parameterization: defaults to SUBS.
+        noise: the schedule that turns t into sigma; needed for time conditioning and `log_score`.
+        time_conditioning: condition the network on the noise level. Off by default: SUBS does not
+            need it, and without it the prediction for a sequence that did not change stays valid.
+            The backbone must have a time input.
+
+    Examples:
+        >>> import torch
+        >>> from dnadiff.networks.backbone.caduceus import Caduceus
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> vocab = DNATokenizer().vocab
+        >>> denoiser = Denoiser(Caduceus(vocab, d_model=16, n_layers=1))
+        >>> xt = torch.tensor([[7, 3, 10, 3]])  # A, mask, T, mask
+        >>> log_probs = denoiser.log_probs(xt, positions=xt == vocab.mask_id)
+        >>> log_probs.shape  # two masked positions, 12 token ids
+        torch.Size([2, 12])
+        >>> # only A, C, G and T have probability
+        >>> bool(torch.allclose(log_probs[:, 7:11].exp().sum(-1), torch.ones(2)))
+        True
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        parameterization: Parameterization | None = None,
+        noise: NoiseSchedule | None = None,
+        time_conditioning: bool = False,
+    ) -> None:
+        NetworkDenoiser.__init__(self, backbone)
+        if time_conditioning and noise is None:
+            raise ValueError("time_conditioning=True needs the noise schedule: pass noise=")
+        if time_conditioning and not backbone.takes_sigma:
+            why = f"time_conditioning=true, but this {type(backbone).__name__} has no time input"
+            raise ValueError(f"{why}; set time_conditioning=false, or build the backbone with one")
+        self.parameterization = parameterization or SUBS(backbone.vocab)
+        self.normalized = self.parameterization.normalized
+        self.banned = self.parameterization.banned
+        self.noise, self.time_conditioning = noise, time_conditioning
+
+    @override
+    def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
+        sigma = self._sigma(query.t) if self.time_conditioning else None
+        return self.backbone.features(query.xt.long(), sigma, query.cond, query.valid)
+
+    def _sigma(self, t: OptTensor) -> Tensor:
+        if self.noise is None:
+            raise ValueError("log_score needs the noise schedule: build the denoiser with noise=")
+        if t is None:
+            raise ValueError("this denoiser is conditioned on time: pass t (B,)")
+        return self.noise.sigma(t)
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        index = query.places()
+        sigma = []
+        if kind == "log_score":
+            sigma = [self._sigma(query.t)[:, None].expand(query.xt.shape)[index]]
+        logits = self._head(self.read_features(query)[index])
+        return getattr(self.parameterization, kind)(logits, query.xt[index], *sigma)
+
+    @override
+    def log_sum_and_logits(
+        self, ids: Tensor, banned: Sequence[int], query: Query
+    ) -> tuple[Tensor, Tensor]:
+        index = query.places()
+        return self._log_sum(self.read_features(query)[index], ids, banned)
+
+    def step_block(self, query: Query, state: State | None = None) -> Tensor:
+        """`log_probs` at the positions that a state of `around` leaves out."""
+        xt = query.xt.long()
+        features = self.cached_backbone.step_block(xt, state, query.cond, query.valid)
+        index = query.places()
+        return self.parameterization.log_probs(self._head(features[index]), xt[index])
+
+    def around(self, query: Query, columns: slice) -> State:
+        """Read sequences, and keep what `step_block` needs of the tokens outside `columns` to
+        predict inside (approximate)."""
+        return self.cached_backbone.around(query.xt.long(), columns, query.cond, query.valid)
+
+    @property
+    def cached_backbone(self) -> AttentionCacheBackbone:
+        """The network, for predictions with stored keys and values (`around`).
+
+        Raises:
+            ValueError: if it has no such cache.
+        """
+        if not isinstance(self.backbone, AttentionCacheBackbone):
+            name = type(self.backbone).__name__
+            raise ValueError(
+                f"this sampler needs {AttentionCacheBackbone.described}; {name} has none: set "
+                "sampler=grouped or another one"
+            )
+        if self.time_conditioning:
+            raise ValueError(
+                "a key-value cache does not fit a network that is conditioned on time; set "
+                "sampler=grouped or another sampler"
+            )
+        return self.backbone
+
+
+@checked
+class BlockDenoiser(Denoiser):
+    """A network that reads blocks under SUBS: the distribution of x0 in each block given xt in it
+    and x0 in all blocks before it (block diffusion, BD3-LM, arXiv 2503.09573).
+
+    Args:
+        backbone: the network.
+        block_size: b, tokens of a block; the last block of a sequence may have fewer.
+
+    Examples:
+        >>> import torch
+        >>> from dnadiff.networks.backbone.caduceus import Caduceus
+        >>> from dnadiff.data.tokenizer import DNATokenizer
+        >>> vocab = DNATokenizer().vocab
+        >>> denoiser = BlockDenoiser(Caduceus(vocab, d_model=16, n_layers=1), block_size=2)
+        >>> x0 = torch.tensor([[7, 8, 10, 9]])  # A, C, T, G
+        >>> xt = torch.tensor([[7, 3, 3, 3]])  # A, mask, mask, mask
+        >>> # -log p of C given A, of T and of G given A, C
+        >>> denoiser.nll(x0, xt, positions=xt == vocab.mask_id).shape
+        torch.Size([3])
+        >>> state = denoiser.advance(Query(x0[:, :2]))
+        >>> # both masked positions of the second block, 12 token ids
+        >>> denoiser.step_block(Query(xt[:, 2:]), state).shape
+        torch.Size([1, 2, 12])
+    """
+
+    reads = BlockBackbone
+    backbone: Any  # a `BlockBackbone`
+
+    def __init__(self, backbone: Backbone, block_size: PositiveInt) -> None:
+        super().__init__(backbone)
+        self.block_size: int = block_size
+
+    @override
+    def check_window(self, length: int | None) -> None:
+        if length is not None and self.block_size > length:
+            raise ValueError(
+                f"objective.block_size {self.block_size} is more than the {length} tokens of a "
+                "window; lower it, or raise data.length"
+            )
+
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.read_features(Query(ids, valid=valid))
+
+    @override
+    def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
+        return self._both(query.xt if x0 is None else x0, query)[0]
+
+    def _both(self, x0: Tensor, query: Query, clean: bool = False) -> tuple[Tensor, OptTensor]:
+        xt, cond, valid = query.xt.long(), query.cond, query.valid
+        size = min(self.block_size, xt.shape[1])
+        if size == xt.shape[1] and not clean:  # no block reads the clean stream
+            return self.backbone.features(xt, None, cond, valid), None
+        return self.backbone.block_features(xt, x0.long(), size, cond, valid, clean)
+
+    cost = NetworkDenoiser.cost
+
+    def nll_with_next(
+        self, x0: Tensor, query: Query, next_positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """`nll`, and -log p of the tokens at `next_positions (B, L)` bool given those before each,
+        from the clean stream: (M,) and (N,).
+
+        Both come from one pass. The first token has no token before it, and is not predicted here.
+
+        It is for networks with `BlockBackbone.clean_is_causal`: another clean stream would copy the
+        next token.
+
+        Raises:
+            ValueError: if position 0 is requested.
+        """
+        if next_positions[:, 0].any():
+            raise ValueError("next_positions includes position 0, which has no token before it")
+        index, following = query.places(), next_positions.nonzero(as_tuple=True)
+        before = next_positions.roll(-1, 1).nonzero(as_tuple=True)  # row l - 1 predicts token l
+        noised, clean = self._both(x0, query, clean=True)
+        assert clean is not None
+        return self._nll_of(noised[index], x0[index]), self._nll_of(clean[before], x0[following])
+
+    @property
+    def cached_backbone(self) -> Any:
+        """The network: `step_block` predicts one block, after the blocks in a state of `advance`
+        (None for the first block), without reading them again."""
+        return self.backbone
+
+    def advance(self, query: Query, state: State | None = None) -> State:
+        """Read one more finished block, `xt` (B, n): the state after it, from the state before it
+        (not modified)."""
+        return self.backbone.advance(query.xt.long(), state, query.cond, query.valid)
+
+
+class CausalDenoiser(NetworkDenoiser):
+    """A causal backbone as an autoregressive model: the distribution of each token given those
+    before it.
+
+    The network reads a start token (the mask, which these models do not use otherwise) and all
+    tokens but the last. So the first token is predicted and counted too, and likelihoods compare
+    with a NELBO token by token.
+    """
+
+    reads = CausalBackbone
+    backbone: Any  # a `CausalBackbone`
+
+    @override
+    def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
+        context, valid = self.backbone.context, query.valid
+        before = context.shifted(query.xt if x0 is None else x0, self.vocab.mask_id)
+        valid = None if valid is None else context.shifted(valid, True)
+        return self.backbone.features(before.long(), None, query.cond, valid)
+
+    def next_log_probs(
+        self,
+        x: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are
+        shaped as in `MaskedDenoiser.log_probs`."""
+        return emitted_log_probs(self.logits(Query(x, None, cond, positions, valid)), self.vocab)
+
+    def step(
+        self, token: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
+        """Read one more token and return the distribution of the next one, without reading earlier
+        tokens again.
+
+        Args:
+            token: (B,) the token just placed; the mask, which is the start token, in the first
+                call.
+            state: the network's state from the previous call; None in the first call. Do not use it
+                again afterwards.
+            cond: (B, C) labels, the same in every call.
+
+        Returns:
+            Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
+        """
+        features, state = self.backbone.step(token.long(), state, cond)
+        return emitted_log_probs(self._head(features), self.vocab), state
+
+    def read(
+        self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
+        """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last
+        state."""
+        features, state = self.backbone.read(tokens.long(), state, cond)
+        return emitted_log_probs(self._head(features), self.vocab), state
+
+
+class DenoiserWrapper(MaskedDenoiser):
+    """A denoiser that changes the predictions of another one. Its properties are those of the
+    wrapped denoiser.
+
+    It implements what the kinds of denoisers that it is for can be asked.
+    """
+
+    denoiser: Any  # of the kind that `reads` says
+
+    def __init__(self, denoiser: BaseDenoiser) -> None:
+        super().__init__(denoiser.vocab)
+        self.denoiser = denoiser
+        for name in (
+            "reads",
+            "block_size",
+            "process_type",
+            "time_conditioning",
+            "rows_per_sequence",
+            "max_length",
+            "num_labels",
+        ):
+            setattr(self, name, getattr(denoiser, name))
+        self.normalized = getattr(denoiser, "normalized", True)
+
+    # The wrapped denoiser's submodule; assigning it here would register it twice.
+    @property
+    def backbone(self) -> Backbone:  # type: ignore[override]
+        """The network of the wrapped denoiser."""
+        return self.denoiser.backbone
+
+    @property
+    @override
+    def unwrapped(self) -> BaseDenoiser:
+        return self.denoiser.unwrapped
+
+    @override
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        return self.denoiser.features(ids, valid)
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        return getattr(self.denoiser, kind)(*query)
+
+
+class InBlock(DenoiserWrapper):
+    """A block diffusion model in one block, given the blocks before it: a masked diffusion model of
+    the block, for any sampler.
+
+    Args:
+        denoiser: reads blocks (`BlockDenoiser.step_block`).
+        state: after the blocks before; None for the first block.
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, state: State | None) -> None:
+        super().__init__(denoiser)
+        self.reads, self.block_size, self.state = BidirectionalBackbone, None, state
+        self.normalized = True  # `step_block` returns probabilities; there is no `log_score`
+        self.same_for_all_rows = state is None and denoiser.same_for_all_rows
+
+    @override
+    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
+        return InBlock(self.denoiser.for_rows(rows, columns), self._state_of(rows))
+
+    def _state_of(self, rows: OptTensor) -> State | None:
+        state = self.state
+        if state is None or rows is None or _is_all(rows, len(state.tensors[0])):
+            return state  # `select` copies a cache of keys and values
+        return state.select(rows)
+
+    @override
+    def without_recording(self) -> InBlock:
+        return InBlock(self.denoiser.without_recording(), self.state)
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        return self.denoiser.step_block(query, self.state)
+
+
+class InContext(InBlock):
+    """A bidirectional model at some positions, given the other tokens: those in a cache, and those
+    that it reads in each call.
+
+    Args:
+        denoiser: has `Denoiser.step_block`.
+        state: the tokens that are not read (`Denoiser.around`); None if all are.
+        context: the tokens `xt` (B, n) that are read in each call, and `valid`.
+        columns: the positions in `xt` that are predicted. Callers pass the tokens at these
+            positions alone.
+        equal: whether all sequences have the same context, so that `log_probs` may be called with
+            the first sequence alone.
+    """
+
+    def __init__(
+        self,
+        denoiser: BaseDenoiser,
+        state: State | None,
+        context: Query,
+        columns: slice,
+        equal: bool,
+    ) -> None:
+        super().__init__(denoiser, state)
+        self.context, self.columns, self.same_for_all_rows = context, columns, equal
+
+    @override
+    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InContext:
+        if columns is not None:
+            raise ValueError("InContext serves its positions as a whole; columns must be None")
+        if rows is None:
+            return self
+        denoiser, context = self.denoiser.for_rows(rows), self.context.rows(rows)
+        equal = self.same_for_all_rows
+        return InContext(denoiser, self._state_of(rows), context, self.columns, equal)
+
+    @override
+    def without_recording(self) -> InContext:
+        denoiser, equal = self.denoiser.without_recording(), self.same_for_all_rows
+        return InContext(denoiser, self.state, self.context, self.columns, equal)
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        first = slice(len(query.xt))  # one for all
+        context = self.context.rows(first)
+        whole, requested = context.xt.clone(), torch.zeros_like(context.xt, dtype=torch.bool)
+        whole[:, self.columns], requested[:, self.columns] = query.xt, query.requested
+        state = None if self.state is None else self.state.select(first)
+        asked = query._replace(xt=whole, positions=requested, valid=context.valid)
+        found = self.denoiser.step_block(asked, state)
+        return found if query.positions is not None else found.view(*query.xt.shape, -1)
+
+
+def _is_all(rows: Tensor, count: int) -> bool:
+    """Whether `rows`, an index or a mask, selects each of `count` sequences in its place."""
+    if rows.dtype == torch.bool:
+        return bool(rows.all())
+    return len(rows) == count and torch.equal(rows, torch.arange(count, device=rows.device))
+
+
+class OtherStrand(DenoiserWrapper):
+    """A denoiser that reads RC x instead of x: the NELBO of x under it is the NELBO of RC x, with
+    mirrored masks.
+
+    Using the same noise for both strands makes their difference precise, and exactly 0 for an
+    equivariant network. Raises ValueError if the vocabulary has no complement, or for a model that
+    goes from left to right, whose other strand has other masks (see `ReverseComplemented`).
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
+        super().__init__(denoiser)
+        denoiser.require_any_order("reading the other strand with the same masks")
+        if vocab.complement is None:
+            raise ValueError(
+                "this vocabulary has no complement: only alphabets with two strands, such as DNA, "
+                "have another strand"
+            )
+        self.complement = vocab.complement
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        positions = query.requested
+        flipped = positions.flip(-1)
+        row = torch.zeros(positions.shape, dtype=torch.int64, device=positions.device)
+        row[flipped] = torch.arange(int(flipped.sum()), device=row.device)
+        mirrored = query._replace(
+            xt=self.vocab.reverse_complement(query.xt),
+            positions=flipped,
+            valid=None if query.valid is None else query.valid.flip(-1),
+        )
+        found = getattr(self.denoiser, kind)(*mirrored)[row.flip(-1)[positions]]
+        found = found[..., torch.tensor(self.complement, device=row.device)]
+        return found if query.positions is not None else found.view(*query.xt.shape, -1)
+
+
+class Conjoined(DenoiserWrapper):
+    """A denoiser that averages the probabilities of both strands at every call, so that p(x) = p(RC
+    x), with twice the network calls.
+
+    Its NELBO is a valid bound and at most the mean of both strands' NELBOs, because log is concave.
+    The published Caduceus-Ph uses the same post-hoc conjoining for classification (arXiv
+    2403.03234, section 4.2).
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
+        super().__init__(denoiser)
+        self.other = OtherStrand(denoiser, vocab)
+        self.rows_per_sequence = 2 * denoiser.rows_per_sequence
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        both = (getattr(each, kind)(*query) for each in (self.denoiser, self.other))
+        return torch.logaddexp(*both) - math.log(2)
+
+
+@torch.no_grad()
+def site_log_probs(
+    denoiser: BaseDenoiser,
+    process: AbsorbingProcess,
+    ids: Tensor,
+    sites: Tensor,
+    stranded: bool = False,
+    valid: Tensor | None = None,
+) -> Tensor:
+    """Log-probabilities of the token at each site, with all sites of a window masked in the same
+    network call.
+
+    With a single site per window this is the conditional distribution given everything else; with
+    several, each is conditioned on the tokens outside all of them. The time of a network that is
+    conditioned on time is that of the masked share of the window.
+
+    Args:
+        denoiser: a model that unmasks in any order.
+        ids: (B, L) tokens.
+        sites: (B, L) bool, where predictions are requested; what `ids` has there is not read.
+        stranded: read the given strand alone. Otherwise the reverse complement is read too, in a
+            second call. A network that is equivariant under the reverse complement (Caduceus-PS)
+            predicts the same for both, so the second call can be saved.
+        valid: (B, L) bool, False on padding that must not be read.
+
+    Returns:
+        (K, M, V): for each of the K strands read, the given one first, the M sites in row-major
+        order. Both are distributions of the token on the given strand.
+
+    Raises:
+        ValueError: for a model that goes from left to right, and for a vocabulary without
+            complement unless `stranded`.
+    """
+    denoiser = denoiser.require_any_order("the distribution at a site given both sides")
+    require("the distribution at a masked site", denoiser, AbsorbingProcess)
+    xt = torch.where(sites, process.vocab.mask_id, ids)
+    t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(xt).sum(-1)).float()
+    strands = [denoiser] if stranded else [denoiser, OtherStrand(denoiser, process.vocab)]
+    query = Query(xt, t, None, sites, valid)
+    return torch.stack([strand.log_probs(*query) for strand in strands])
+
+
+class PiecewiseDenoiser(DenoiserWrapper):
+    """Takes whole sequences, as an objective gives them, and returns predictions for all requested
+    positions in every process.
+
+    Each process computes the positions of its own piece and receives the other predictions without
+    their gradients. So the objective is the same in all processes, and the gradient of each
+    parameter is the sum over the processes.
+
+    Args:
+        denoiser: its network reads pieces (`Backbone.spread`).
+        peers: the processes that hold the pieces.
+    """
+
+    def __init__(self, denoiser: BaseDenoiser, peers: Peers) -> None:
+        super().__init__(denoiser)
+        self.peers, self.fused_head = peers, denoiser.fused_head
+        self.banned = getattr(denoiser, "banned", self.banned)
+
+    @override
+    def cost(self, x0: Tensor, query: Query) -> Tensor:
+        places, own = self._own(query)
+        return self._joined(self.denoiser.nll(self._piece(x0), *own), places)
+
+    @override
+    def predict(self, kind: Kind, query: Query) -> Tensor:
+        places, own = self._own(query)
+        joined = self._joined(getattr(self.denoiser, kind)(*own), places)
+        return joined if query.positions is not None else joined.view(*query.xt.shape, -1)
+
+    @override
+    def log_sum_and_logits(
+        self, ids: Tensor, banned: Sequence[int], query: Query
+    ) -> tuple[Tensor, Tensor]:
+        places, own = self._own(query)
+        ids = ids[places[self.peers.rank]]
+        log_sum, logits = self.denoiser.log_sum_and_logits(ids, banned, own)
+        return self._joined(log_sum, places), self._joined(logits, places)
+
+    def _piece(self, x: Tensor) -> Tensor:
+        """The columns of this process."""
+        return x.chunk(self.peers.size, 1)[self.peers.rank]
+
+    def _own(self, query: Query) -> tuple[list[Tensor], Query]:
+        """For each process, the places of its positions in the row-major order of all requested
+        ones (call it before the network); and the part of this process."""
+        positions = query.requested
+        numbers = (positions.flatten().cumsum(0) - 1).view(positions.shape)
+        chunks = (x.chunk(self.peers.size, 1) for x in (numbers, positions))
+        places = [number[own] for number, own in zip(*chunks, strict=True)]
+        valid = None if query.valid is None else self._piece(query.valid)
+        own = query._replace(
+            xt=self._piece(query.xt), positions=self._piece(positions), valid=valid
+        )
+        return places, own
+
+    def _joined(self, found: Tensor, places: list[Tensor]) -> Tensor:
+        """What all processes found (m, ...) at their positions, in row-major order of all
+        positions: (M, ...)."""
+        return _Join.apply(found, places, self.peers)
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, found: Tensor, places: list[Tensor], peers: Peers) -> Tensor:
+        ctx.save_for_backward(places[peers.rank])
+        sent = found.new_zeros(max(len(place) for place in places), *found.shape[1:])
+        sent[: len(found)] = found
+        joined = found.new_empty(sum(len(place) for place in places), *found.shape[1:])
+        for place, received in zip(places, peers.gather(sent), strict=True):
+            joined[place] = received[: len(place)]
+        return joined
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[OptTensor, ...]:
+        return gradient[ctx.saved_tensors[0]], None, None

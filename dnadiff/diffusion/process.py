@@ -1,0 +1,502 @@
+"""Processes: how x0 becomes xt, independently for each token, and what the reverse steps and the
+bound of a model are.
+
+`AbsorbingProcess` masks tokens. `MixtureProcess` mixes a token with a distribution of noise:
+uniform noise, masks, or both. Nothing here depends on a network: `log_probs` are its predictions of
+x0, given as an argument. A `Parameterization` says what the logits of a network mean:
+log-probabilities of x0 (MDLM, D3PM, BERT) or log-ratios of probabilities (SEDD).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from typing_extensions import override
+
+from dnadiff.diffusion.categorical import draw
+from dnadiff.diffusion.draws import Draws, float64_device
+from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.vocab import Vocab
+
+# Below this size of the vocabulary, two copies of log-probabilities on a GPU cost less than waiting
+# for it to say which are needed.
+COPIED_TOKENS = 1024
+
+
+class Parameterization(ABC):
+    """Turns raw logits at some positions into predictions of x0.
+
+    Every method takes `logits (..., V)` and the tokens `xt (...)` at the same positions, and
+    returns `(..., V)` in float32 or better, with -inf for probability 0 and finite gradients.
+
+    Attributes:
+        normalized: whether ratios at a masked position always sum to what probabilities would.
+        banned: ids that have probability 0 in `x0_log_probs`.
+    """
+
+    normalized: bool = True
+
+    def __init__(self, vocab: Vocab) -> None:
+        self.vocab = vocab
+        self.banned: tuple[int, ...] = vocab.never_emitted
+
+    @abstractmethod
+    def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """Log-probabilities of x0 for samplers and likelihoods; ids that are never emitted have
+        probability 0."""
+
+    def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        """The distribution of x0 that the objective trains; `log_probs` by default."""
+        return self.log_probs(logits, xt)
+
+    def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
+        """log p_t(xt with y here) / p_t(xt) for each token y, with `sigma (...)` the total noise at
+        each position.
+
+        At a masked position these are the probabilities of x0 times alpha/(1 - alpha) = 1/(e^sigma
+        - 1). At a visible one the ratio of the mask is e^sigma - 1 and that of other tokens 0. The
+          token itself has ratio 1.
+        """
+        log_odds = log_expm1(sigma)[..., None]
+        log_score = self.log_probs(logits, xt)
+        visible = (xt != self.vocab.mask_id)[..., None]
+        to_mask = visible & (
+            torch.arange(logits.shape[-1], device=logits.device) == self.vocab.mask_id
+        )
+        log_score = torch.where(to_mask, log_odds.to(log_score), log_score - log_odds.to(log_score))
+        return torch.where(_is_token(xt, logits), 0.0, log_score)
+
+
+def _float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _is_token(xt: Tensor, logits: Tensor) -> Tensor:
+    """(..., V) bool, True at each position's own token."""
+    return torch.arange(logits.shape[-1], device=logits.device) == xt[..., None]
+
+
+def log_expm1(sigma: Tensor) -> Tensor:
+    """log(e^sigma - 1), the log-odds of being masked, without overflow or loss of digits near 0."""
+    return sigma + torch.log(-torch.expm1(-sigma))
+
+
+def emitted_log_probs(logits: Tensor, vocab: Vocab) -> Tensor:
+    """Log-softmax of `logits (..., V)` over the ids that are emitted, -inf for the others; float32,
+    or float64 if they are."""
+    return torch.log_softmax(
+        _float(logits).masked_fill(~vocab.is_emitted(logits.device), -torch.inf), dim=-1
+    )
+
+
+class Emitted(Parameterization):
+    """A softmax over the tokens that a sample may contain, at every position: a visible token may
+    be noise."""
+
+    @override
+    def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        return emitted_log_probs(logits, self.vocab)
+
+
+class SUBS(Parameterization):
+    """MDLM's substitution parameterization (arXiv 2406.07524v2, section 3.2.3).
+
+    Zero masking: ids in `vocab.never_emitted` have probability 0. Carry-over: a visible token is
+    known.
+    """
+
+    @override
+    def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        return _carry_over(emitted_log_probs(logits, self.vocab), xt, self.vocab)
+
+
+def _carry_over(log_probs: Tensor, xt: Tensor, vocab: Vocab) -> Tensor:
+    hidden = xt == vocab.mask_id
+    copies_are_cheap = log_probs.is_cuda and log_probs.shape[-1] < COPIED_TOKENS
+    # losses and samplers often request masked positions alone
+    if not copies_are_cheap and hidden.all():
+        return log_probs
+    known = torch.where(_is_token(xt, log_probs), 0.0, -torch.inf).to(log_probs)
+    return torch.where(hidden[..., None], log_probs, known)
+
+
+class Softmax(SUBS):
+    """A plain softmax over all ids as the distribution that is trained (D3PM, BERT), with SUBS's
+    two properties as switches.
+
+    `log_probs`, for samplers and likelihoods, is that of SUBS whatever is switched off: a sample
+    contains no mask, and a visible token stays. For D3PM's posterior the latter changes nothing;
+    the former redistributes the mass on the mask.
+    """
+
+    def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:
+        super().__init__(vocab)
+        self.zero_masking, self.carry_over = zero_masking, carry_over
+        self.banned = vocab.never_emitted if zero_masking else ()
+
+    @override
+    def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
+        log_probs = (
+            emitted_log_probs(logits, self.vocab)
+            if self.zero_masking
+            else torch.log_softmax(_float(logits), dim=-1)
+        )
+        return _carry_over(log_probs, xt, self.vocab) if self.carry_over else log_probs
+
+
+class Score(SUBS):
+    """SEDD's parameterization for the absorbing process (arXiv 2310.16834; scaled as in MDLM's
+    code).
+
+    The network gives log-ratios up to the known factor 1/(e^sigma - 1), less log of the number of
+    letters, so that logits of 0 are the ratios of a uniform guess. Nothing normalizes them: score
+    entropy does. Normalized, they are the `log_probs` of SUBS.
+    """
+
+    normalized = False
+
+    @override
+    def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
+        # At visible positions, whose ratios no loss and no sampler uses, these are the network's
+        # raw outputs.
+        log_ratio = _float(logits) - math.log(len(self.vocab.emitted))
+        log_score = log_ratio.masked_fill(
+            ~self.vocab.is_emitted(logits.device), -torch.inf
+        ) - log_expm1(sigma)[..., None].to(log_ratio)
+        return torch.where(_is_token(xt, logits), 0.0, log_score)
+
+
+class Process(ABC):
+    """Adds noise to each token, from none at t = 0 to the prior at t = 1.
+
+    Args:
+        vocab: the vocabulary.
+        noise: alpha(t), how much of a token is left at time t.
+
+    Attributes:
+        described: what it does, for messages.
+        state: what a network reads: token ids (B, L), or vectors (B, L, D).
+    """
+
+    buildable: ClassVar[bool] = (
+        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    )
+    described: ClassVar[str] = "a process"
+    state: ClassVar[Literal["ids", "vectors"]] = "ids"
+
+    def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
+        self.vocab, self.noise = vocab, noise
+
+    def maskable(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """The positions of `x (B, L)` that the process can change: masks and tokens that a sample
+        may contain, (B, L) bool.
+
+        An N of a genome, the special tokens of DNA and positions outside `valid` stay visible at
+        all times.
+        """
+        found = self.vocab.is_emitted(x.device)[x] | (x == self.vocab.mask_id)
+        return found if valid is None else found & valid
+
+    @abstractmethod
+    def parameterization(self) -> Parameterization:
+        """What the logits of a network mean, unless the objective says otherwise."""
+
+    @abstractmethod
+    def prior(
+        self,
+        batch_size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+        draws: Draws | None = None,
+    ) -> Tensor:
+        """x at t = 1, without any x0: `(batch_size, length)`; None are the draws of seed 0."""
+
+    @abstractmethod
+    def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        """xt given x0: `x0 (B, L)`, `t (B,)`, `maskable (B, L)` bool (others stay visible) ->
+        `(B, L)`."""
+
+    def changes(self, xt: Tensor) -> Tensor:
+        """Where a reverse step may change xt: bool, of its shape."""
+        return torch.ones_like(xt, dtype=torch.bool)
+
+    @abstractmethod
+    def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        """What each position adds to the bound on -log p(x0), nats per unit of time: (M,).
+
+        Its integral over t from 0 to 1, with xt drawn by `corrupt`, and `ends` are the bound. It is
+        0 where xt cannot change (`changes`).
+
+        Args:
+            log_probs: (M, V) predictions of x0 from xt at time t.
+            x0, xt, t: (M,) each.
+        """
+
+    @abstractmethod
+    def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """Log-probabilities of the tokens at time s < t, given xt: (M, V); arguments as in
+        `integrand`."""
+
+    def ends(self, x0: Tensor) -> Tensor:
+        """KL(q_1(. | x0) || prior) of each position, nats: 0 if nothing of x0 is left at t = 1."""
+        return torch.zeros(x0.shape, device=x0.device)
+
+    def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        """-log p(x0 | xt) of each position where nothing is left to revert, at t = 0: nats, (M,);
+        arguments as in `integrand`."""
+        return -log_probs.gather(-1, x0[:, None])[:, 0]
+
+
+class Noised(Protocol):
+    """A model that was trained to revert a process, such as a denoiser."""
+
+    process_type: type[Process]
+
+
+def require(user: str, given: Process | Noised, needed: type[Process]) -> None:
+    """Raise a ValueError for a process, or a model of a process, whose formulas `user` does not
+    have: its results would be numbers of another model."""
+    kind = type(given) if isinstance(given, Process) else given.process_type
+    if not issubclass(kind, needed):
+        raise ValueError(
+            f"{user} needs {needed.described}, and this model has {kind.described} "
+            f"({kind.__name__}), for which its formulas do not hold; use a model of "
+            "process=absorbing"
+        )
+
+
+def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float = 0.0) -> Tensor:
+    """Probability that a masked token is unmasked between t and s, if visible ones are remasked
+    with probability `remask`.
+
+    (alpha_s - (1 - r) alpha_t)/(1 - alpha_t), which keeps the marginal alpha_s (arXiv 2503.00307,
+    eq. 5); shapes broadcast.
+    """
+    return (alpha_s - (1 - remask) * alpha_t) / (1 - alpha_t)
+
+
+class AbsorbingProcess(Process):
+    """Each token turns into `vocab.mask_id` independently, with probability 1 - alpha(t) of the
+    `noise` schedule, and stays there."""
+
+    described = "an absorbing process (masks)"
+
+    @override
+    def parameterization(self) -> Parameterization:
+        return SUBS(self.vocab)
+
+    def time_at(self, count: Tensor, total: Tensor) -> Tensor:
+        """The time (B,) at which `count` of `total` maskable positions, (B,) both, are masked,
+        relative to what is masked at t = 1.
+
+        Samplers and likelihoods give this time to a network with time conditioning, with the
+        maskable positions of the whole window as `total`. In training the time determines which
+        fraction of a whole window is masked, so the tokens that a template gives count as visible
+        ones: with 8 masks among 64 tokens it is the time at which an eighth is masked, not that at
+        which everything is. Float64 where the device has it.
+        """
+        fraction = (count / total.clamp(min=1)).clamp(max=1)
+        local = fraction.to(float64_device(fraction.device))
+        t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
+        return t if local is fraction else t.float().to(fraction.device)
+
+    @override
+    def prior(
+        self,
+        batch_size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+        draws: Draws | None = None,
+    ) -> Tensor:
+        return torch.full(
+            (batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device
+        )
+
+    @override
+    def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
+
+    @override
+    def changes(self, xt: Tensor) -> Tensor:
+        return xt == self.vocab.mask_id
+
+    @override
+    def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        nll = -log_probs.gather(-1, x0[:, None])[:, 0]
+        return torch.where(xt == self.vocab.mask_id, self.noise.weight(t).to(nll) * nll, 0.0)
+
+    @override
+    def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        unmask = unmask_probability(self.noise.alpha(t), self.noise.alpha(s)).to(log_probs)[:, None]
+        is_mask = torch.arange(self.vocab.size, device=xt.device) == self.vocab.mask_id
+        step = torch.where(is_mask, torch.log1p(-unmask), unmask.log() + log_probs)
+        stays = F.one_hot(xt, self.vocab.size).log().to(log_probs)
+        return torch.where((xt == self.vocab.mask_id)[:, None], step, stays)
+
+    def corrupt_rate(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        """As `corrupt`, with the probability `rate (B,)` of a mask instead of a time."""
+        exact = float64_device(x0.device)
+        hit = draws.uniform("mask", x0.shape[1]).to(exact) < rate.to(exact)[:, None]
+        return torch.where(hit.to(x0.device) & maskable, self.vocab.mask_id, x0)
+
+    def corrupt_count(self, x0: Tensor, count: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        """xt with exactly `count (B,)` masks in each row, uniformly distributed over its maskable
+        positions."""
+        exact = float64_device(x0.device)
+        order = draws.uniform("mask", x0.shape[1]).to(exact).masked_fill(~maskable.to(exact), 2.0)
+        rank = (
+            order.argsort(-1).argsort(-1).to(x0.device)
+        )  # maskable positions have the ranks 0..L_i - 1
+        return torch.where((rank < count[:, None]) & maskable, self.vocab.mask_id, x0)
+
+
+class _Marginal(NamedTuple):
+    """alpha (..., 1) and b (..., V) at some times."""
+
+    alpha: Tensor
+    b: Tensor
+
+    def of(self, probs: Tensor) -> Tensor:
+        """alpha p + b for distributions of x0 (..., V): that of xt."""
+        return self.alpha * probs + self.b
+
+
+class MixtureProcess(Process):
+    """A token stays with probability alpha(t), and is noise from pi_t otherwise.
+
+    The predictions mu of a network are the distribution of a token given the noisy tokens at the
+    other positions: then q^_t(v)/q^_t(z) are the ratios of probabilities that revert the process.
+    A subclass implements `pi`, and `dpi` if it is known. `integrand` is GIDD's theorem 1, which is
+    MDLM's loss for masks and UDLM's for uniform noise.
+    """
+
+    described = "noise that replaces tokens"
+
+    @abstractmethod
+    def pi(self, t: Tensor) -> Tensor:
+        """The distribution of noise at times `t (...)`: (..., V), differentiable in t."""
+
+    def dpi(self, t: Tensor) -> Tensor:
+        """d pi / dt, (..., V)."""
+        t = t.contiguous()
+        return torch.func.jvp(self.pi, (t,), (torch.ones_like(t),))[1]
+
+    @override
+    def parameterization(self) -> Parameterization:
+        return Emitted(self.vocab)
+
+    @override
+    def prior(
+        self,
+        batch_size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+        draws: Draws | None = None,
+    ) -> Tensor:
+        draws = draws or Draws.for_batch(0, batch_size, device=device)
+        uniform = draws.uniform("prior", length)
+        last = torch.ones(batch_size * length, dtype=torch.float64, device=uniform.device)
+        return draw(self.pi(last).log(), uniform.flatten()).view(uniform.shape).to(device)
+
+    @override
+    def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        uniform, local = draws.uniform("noise", x0.shape[1]), float64_device(x0.device)
+        times = t.to(local).double()[:, None].expand(x0.shape).flatten()
+        probs = self._at(times).of(self._one_hot(x0.to(local).flatten()))
+        noised = draw(probs.log(), uniform.flatten()).view(x0.shape).to(x0.device)
+        return torch.where(maskable, noised, x0)
+
+    @override
+    def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        at = self._at(t, log_probs.dtype)
+        q, guess = at.of(self._one_hot(x0, log_probs.dtype)), at.of(log_probs.exp())
+        smallest = torch.finfo(log_probs.dtype).tiny  # the gradient of log 0 would be NaN
+        log_ratio = q.clamp(min=smallest).log() - guess.clamp(min=smallest).log()
+        now = xt[:, None]
+        rho = q.gather(-1, now) / guess.gather(-1, now).clamp(min=smallest)
+        log_rho = log_ratio.gather(-1, now)
+        divergence = (q * log_ratio).sum(-1, keepdim=True)
+        rate = self._rate(t, log_probs.dtype).gather(-1, now) / q.gather(-1, now)
+        return (rate * (divergence + rho - log_rho - 1))[:, 0]
+
+    @override
+    def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        return self._posterior(
+            log_probs, xt, self._at(t, log_probs.dtype), self._at(s, log_probs.dtype)
+        )
+
+    @override
+    def ends(self, x0: Tensor) -> Tensor:
+        last = torch.ones(x0.shape, dtype=torch.float64, device=float64_device(x0.device))
+        q, prior = self._at(last).of(self._one_hot(x0.to(last.device))), self.pi(last)
+        return (torch.special.xlogy(q, q) - torch.special.xlogy(q, prior)).sum(-1).to(x0.device)
+
+    @override
+    def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        first = self._at(t, log_probs.dtype)
+        clean = _Marginal(torch.ones_like(first.alpha), torch.zeros_like(first.b))
+        return -self._posterior(log_probs, xt, first, clean).gather(-1, x0[:, None])[:, 0]
+
+    def _posterior(self, log_probs: Tensor, xt: Tensor, at: _Marginal, to: _Marginal) -> Tensor:
+        """q(xt | xs) q^_s(xs) / q^_t(xt) for each xs, in logarithms: (M, V)."""
+        kept = at.alpha / to.alpha
+        arrived = (at.b - kept * to.b).gather(-1, xt[:, None]).clamp(min=0)  # from any other token
+        stayed = kept * self._one_hot(xt, log_probs.dtype)
+        return (arrived + stayed).log() + (
+            to.of(log_probs.exp()).log() - at.of(log_probs.exp()).gather(-1, xt[:, None]).log()
+        )
+
+    def _at(self, t: Tensor, dtype: torch.dtype = torch.float64) -> _Marginal:
+        t = t.to(dtype)
+        alpha = self.noise.alpha(t)[..., None]
+        return _Marginal(alpha, (1 - alpha) * self.pi(t))
+
+    def _rate(self, t: Tensor, dtype: torch.dtype) -> Tensor:
+        """r_t of each token, (M, V)."""
+        t = t.to(dtype)
+        alpha, dalpha = self.noise.alpha(t)[..., None], self.noise.dalpha(t)[..., None]
+        return (1 - alpha) * self.dpi(t) - dalpha / alpha * self.pi(t)
+
+    def _one_hot(self, ids: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+        return F.one_hot(ids, self.vocab.size).to(dtype)
+
+
+class UniformProcess(MixtureProcess):
+    """Noise that is uniform over the tokens that a sample may contain (UDLM, arXiv 2412.10193)."""
+
+    described = "uniform noise"
+
+    @override
+    def pi(self, t: Tensor) -> Tensor:
+        emitted = self.vocab.is_emitted(t.device).to(t)
+        return (emitted / emitted.sum()).expand(*t.shape, -1)
+
+    @override
+    def dpi(self, t: Tensor) -> Tensor:
+        return torch.zeros_like(self.pi(t))
+
+
+def block_rows(x: Tensor, block_size: int, fill: float = 0) -> Tensor:
+    """(B, L) -> (B * blocks, b), the blocks of a sequence one after another: block i has its tokens
+    i b to (i + 1) b - 1. A shorter last block is filled up with `fill`."""
+    missing = -x.shape[1] % block_size
+    return (F.pad(x, (0, missing), value=fill) if missing else x).reshape(-1, block_size)
+
+
+def sequence_rows(rows: Tensor, length: int) -> Tensor:
+    """The inverse of `block_rows`: (B * blocks, b) -> (B, L)."""
+    blocks = -(-length // rows.shape[1])
+    return rows.reshape(-1, blocks * rows.shape[1])[:, :length]
+
+
+def after_first(chosen: Tensor, block_size: int) -> Tensor:
+    """The positions in blocks after the first block with a chosen one: (B, L) bool -> (B, L) bool,
+    nothing where none is chosen."""
+    block = torch.arange(chosen.shape[1], device=chosen.device) // block_size
+    first = torch.where(chosen, block, chosen.shape[1]).amin(-1, keepdim=True)
+    return block > first
