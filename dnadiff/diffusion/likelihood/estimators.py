@@ -19,16 +19,15 @@ sequences short enough the mean over all masks (`exact_nelbo`)."""
 from __future__ import annotations
 
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
-from dnadiff.diffusion.denoiser import BaseDenoiser, MaskedDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser, OptTensor, Query
 from dnadiff.diffusion.draws import Draws, float64_device, hash64
 from dnadiff.diffusion.likelihood.estimates import (
     BLOCKS,
@@ -58,9 +57,16 @@ class WindowBatch(NamedTuple):
 
     ids: Tensor
     groups: Mapping[str, Tensor]
-    valid: Tensor | None = None
-    cond: Tensor | None = None
-    rows: Tensor | None = None
+    valid: OptTensor = None
+    cond: OptTensor = None
+    rows: OptTensor = None
+
+    def to(self, device: torch.device) -> WindowBatch:
+        """The same on a device, with ids of 64 bits."""
+        ids, groups, *others = self
+        moved = (None if x is None else x.to(device) for x in others)
+        on_device = {name: mask.to(device) for name, mask in groups.items()}
+        return WindowBatch(ids.to(device).long(), on_device, *moved)
 
 
 Batches: TypeAlias = Iterable[WindowBatch | tuple[Tensor, Mapping[str, Tensor]]]
@@ -68,12 +74,12 @@ ProgressCallback: TypeAlias = Callable[[int], None]
 
 
 class Draw(NamedTuple):
-    """One draw of a batch: masked tokens (B,) and each group's estimate (B,); of block diffusion
-    also the estimates (B, blocks)."""
+    """One draw of a batch: masked tokens (B,), each group's estimate (B,), and those of all tokens
+    of each block (B, blocks)."""
 
     counts: Tensor
     nats: dict[str, Tensor]
-    of_blocks: Tensor | None = None
+    of_blocks: Any = None
 
 
 def check_num_draws(num_draws: int) -> int:
@@ -164,25 +170,18 @@ def estimate(
         for j in range(num_draws):
             noise = draws.at(first_draw + j)
             counts.append(stratified_counts(available, j, num_draws, noise))
-            results.append(_at_count(denoiser, process, batch, available, counts[-1], noise))
+            results.append(_at_count(denoiser, process, batch, counts[-1], noise))
         if curve and size is not None:
             if len(starts) == len(measured):
-                starts.append(_at_count(denoiser, process, batch, available, available, draws))
-            nats = [
-                each.of_blocks
-                for each in (starts[len(measured)], *results)
-                if each.of_blocks is not None
-            ]
-            k, a, x, x0 = (
-                each.cpu().numpy()
-                for each in (torch.stack(counts), available, torch.stack(nats[1:]), nats[0])
-            )
+                starts.append(_at_count(denoiser, process, batch, available, draws))
+            x0, nats = starts[len(measured)].of_blocks, [each.of_blocks for each in results]
+            arrays = (torch.stack(counts), available, torch.stack(nats), x0)
+            k, a, x, x0 = (each.cpu().numpy() for each in arrays)
             measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
         return results
 
-    result = collect(
-        denoiser, batches, one_batch, seed, block_size, COUNT if size is None else BLOCKS, progress
-    )
+    protocol = COUNT if size is None else BLOCKS
+    result = collect(denoiser, batches, one_batch, seed, block_size, protocol, progress)
     return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
 
 
@@ -223,9 +222,13 @@ def estimate_to(
     if target_se is not None and iter(batches) is batches:
         raise ValueError("batches can be iterated only once; target_se needs a list of batches")
     starts = list[Draw]()
-    result = estimate(
-        denoiser, process, batches, num_draws, seed, block_size, progress, 0, curve, starts
-    )
+
+    def draws_from(first: int, number: int) -> Likelihood:
+        return estimate(
+            denoiser, process, batches, number, seed, block_size, progress, first, curve, starts
+        )
+
+    result = draws_from(0, num_draws)
 
     def wanted() -> bool:
         return not is_exact(denoiser) and (
@@ -236,11 +239,7 @@ def estimate_to(
         done = result.num_draws
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
-        result = result.with_draws(
-            estimate(
-                denoiser, process, batches, done, seed, block_size, progress, done, curve, starts
-            )
-        )
+        result = result.with_draws(draws_from(done, done))
     return result
 
 
@@ -255,9 +254,7 @@ def chain_rule(
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         counted = batch.groups["all"]
-        xt = torch.where(
-            counted, denoiser.vocab.mask_id, batch.ids
-        )  # read by blocks of one token only
+        xt = batch.ids.masked_fill(counted, denoiser.vocab.mask_id)  # read by blocks of one token
         nll = cross_entropy(denoiser, batch, xt, None, counted)
         return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
 
@@ -269,8 +266,7 @@ def all_masked(denoiser: BaseDenoiser, process: AbsorbingProcess, batches: Batch
     Deterministic."""
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        available = _available(denoiser, batch)
-        return [_at_count(denoiser, process, batch, available, available, draws)]
+        return [_at_count(denoiser, process, batch, _available(denoiser, batch), draws)]
 
     return collect(denoiser, batches, one_batch, 0, 1, EXACT, None)
 
@@ -297,98 +293,75 @@ def collect(
         AbsorbingProcess,
     )
     device = next(denoiser.parameters()).device
-    nats: dict[str, list[Tensor]] = {}
-    tokens: dict[str, list[Tensor]] = {}
-    counts, available, done = [], [], 0
+    parts: list[tuple[WindowBatch, list[Draw]]] = []
+    done = 0
     for each in batches:
-        ids, groups, valid, cond, rows = WindowBatch(*each)
-        ids = ids.to(device).long()
-        groups = {name: mask.to(device) for name, mask in groups.items()}
-        rows = torch.arange(done, done + len(ids)) if rows is None else rows
-        draws = Draws(hash64(seed, "likelihood"), rows.to(device))
-        batch = WindowBatch(
-            ids,
-            groups,
-            None if valid is None else valid.to(device),
-            None if cond is None else cond.to(device),
-        )
-        results = one_batch(batch, draws)
-        counts.append(torch.stack([draw.counts for draw in results], 1).cpu())
-        available.append(groups["all"].sum(-1).cpu())
-        for name, mask in groups.items():
-            nats.setdefault(name, []).append(
-                torch.stack([draw.nats[name] for draw in results], 1).cpu()
-            )
-            tokens.setdefault(name, []).append(mask.sum(-1).cpu())
-        done += len(ids)
+        batch = WindowBatch(*each).to(device)
+        rows = torch.arange(done, done + len(batch.ids)) if batch.rows is None else batch.rows
+        draws = one_batch(batch, Draws(hash64(seed, "likelihood"), rows.to(device)))
+        parts.append((batch, draws))
+        done += len(batch.ids)
         if progress is not None:
-            progress(len(ids))
-    if not counts:
+            progress(len(batch.ids))
+    if not parts:
         raise ValueError("there is no sequence to evaluate")
-    if not sum(int(n.sum()) for n in tokens["all"]):
+
+    def joined(tensors: Iterable[Tensor]) -> np.ndarray:
+        return torch.cat([x.cpu() for x in tensors]).numpy()
+
+    groups = parts[0][0].groups
+    tokens = {name: joined(batch.groups[name].sum(-1) for batch, _ in parts) for name in groups}
+    if not tokens["all"].sum():
         raise ValueError("there is no token to count: all are unknown (N) or padding")
     return Likelihood(
-        {name: torch.cat(parts).numpy() for name, parts in nats.items()},
-        {name: torch.cat(parts).numpy() for name, parts in tokens.items()},
-        torch.cat(counts).numpy(),
-        torch.cat(available).numpy(),
+        {
+            name: joined(torch.stack([x.nats[name] for x in draws], 1) for _, draws in parts)
+            for name in groups
+        },
+        tokens,
+        joined(torch.stack([x.counts for x in draws], 1) for _, draws in parts),
+        tokens["all"],
         block_size,
         protocol,
     )
 
 
 def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
-    """The number of tokens to mask, (B,); in each block, (B, blocks), for a block diffusion
-    model."""
+    """The number of tokens to mask in each block of block diffusion, (B, blocks); for other models,
+    a sequence is one block."""
     counted = batch.groups["all"]
-    if denoiser.block_size is None:
-        return counted.sum(-1)
-    return block_rows(counted, denoiser.block_size, 0).sum(-1).view(len(counted), -1)
+    size = denoiser.block_size or counted.shape[1]
+    return block_rows(counted, size).sum(-1).view(len(counted), -1)
 
 
 def _at_count(
     denoiser: BaseDenoiser,
     process: AbsorbingProcess,
     batch: WindowBatch,
-    available: Tensor,
     count: Tensor,
     draws: Draws,
 ) -> Draw:
-    """One mask of `count` of the `available` tokens, both (B,) or (B, blocks), and each group's
-    estimate `(B,)` float64."""
+    """One mask of `count (B, blocks)` tokens, and each group's estimate `(B,)` float64."""
     ids, counted = batch.ids, batch.groups["all"]
-    factor = available / count.clamp(min=1)
-    if denoiser.block_size is None:
-        xt = process.corrupt_count(ids, count, counted, draws)
-        t = process.time_at(
-            count, process.maskable(ids, batch.valid).sum(-1)
-        )  # of the window, as in sampling: see `time_at`
-        nll = cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
-        return Draw(count, per_group(factor.to(nll)[:, None] * nll, batch.groups))
-    size, length = denoiser.block_size, ids.shape[1]
-    rows, allowed = block_rows(ids, size, process.vocab.pad_id), block_rows(counted, size, 0)
-    xt = sequence_rows(
-        process.corrupt_count(rows, count.flatten(), allowed, draws.for_blocks(count.shape[1])),
-        length,
-    )
-    nll = cross_entropy(denoiser, batch, xt, None, (xt == process.vocab.mask_id) & counted)
-    nll = nll * sequence_rows(factor.to(nll).view(-1, 1).expand(rows.shape), length)
-    return Draw(
-        count.sum(-1),
-        per_group(nll, batch.groups),
-        block_rows(nll, size, 0).sum(-1).view(count.shape),
-    )
+    size, length, t = denoiser.block_size or ids.shape[1], ids.shape[1], None
+    if denoiser.block_size is None:  # of the window, as in sampling: see `time_at`
+        t = process.time_at(count[:, 0], process.maskable(ids, batch.valid).sum(-1))
+    rows, allowed = block_rows(ids, size, process.vocab.pad_id), block_rows(counted, size)
+    noise = draws.for_blocks(count.shape[1])
+    xt = sequence_rows(process.corrupt_count(rows, count.flatten(), allowed, noise), length)
+    nll = cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
+    factor = (allowed.sum(-1) / count.flatten().clamp(min=1)).to(nll)[:, None]
+    nll = nll * sequence_rows(factor.expand(rows.shape), length)
+    of_blocks = block_rows(nll, size).sum(-1).view(count.shape)
+    return Draw(count.sum(-1), per_group(nll, batch.groups), of_blocks)
 
 
 def cross_entropy(
-    denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: Tensor | None, positions: Tensor
+    denoiser: BaseDenoiser, batch: WindowBatch, xt: Tensor, t: OptTensor, positions: Tensor
 ) -> Tensor:
     """-log p(x0) at the chosen positions, 0 elsewhere: (B, L) float64."""
     t = None if t is None else t.float().to(xt.device)
-    return _scattered(denoiser.nll(batch.ids, xt, t, batch.cond, positions, batch.valid), positions)
-
-
-def _scattered(values: Tensor, positions: Tensor) -> Tensor:
+    values = denoiser.nll(batch.ids, xt, t, batch.cond, positions, batch.valid)
     where = positions.to(float64_device(positions.device))
     nll = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
     nll[where] = values.to(nll)
@@ -436,16 +409,13 @@ def one_draw(
         stratum = (torch.arange(len(ids), device=exact) + first) % len(ids)
         u = (draws.uniform("time").to(exact) + stratum) / len(ids)
         t = T_MIN + (1 - T_MIN) * u
-        batch = (
-            batch._replace(valid=None) if mask_everything else batch
-        )  # MDLM's network reads padding too
-        xt = process.corrupt(
-            ids, t, torch.ones_like(counted) if mask_everything else counted, draws
-        )
+        maskable = counted
+        if mask_everything:  # MDLM's network reads padding too
+            batch, maskable = batch._replace(valid=None), torch.ones_like(counted)
+        xt = process.corrupt(ids, t, maskable, draws)
         positions = (xt == process.vocab.mask_id) & counted
-        nll = process.noise.weight(t).to(torch.float64)[:, None] * cross_entropy(
-            denoiser, batch, xt, t, positions
-        )
+        nll = cross_entropy(denoiser, batch, xt, t, positions)
+        nll = process.noise.weight(t).to(torch.float64)[:, None] * nll
         return [Draw(positions.sum(-1), per_group(nll, batch.groups))]
 
     return collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
@@ -472,72 +442,26 @@ def check_one_draw(denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
 
 
 _STRIDE = 16  # positions of the strided order whose distance is at first the largest
-_EQUAL = (
-    1e-6  # scores closer than this count as equal: the first position wins, whatever the rounding
-)
+# scores closer than this count as equal: the first position wins, whatever the rounding
+_EQUAL = 1e-6
 
 
-class Order(ABC):
-    """Which position is unmasked next, given the visible tokens."""
-
-    needs_predictions: bool = False
-
-    @abstractmethod
-    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
-        """The position with the smallest value is next: (B, L) float, from `masked (B, L)` bool
-        and, if it needs them, predictions.
-
-        Args:
-            largest: (B, L) log-probability of the most probable token at each masked position.
-        """
+def strided(length: int) -> Tensor:
+    """The place of each position (L,): every 16th position first, then those in the middle between
+    two, and so on: 0, 16, 32, ..., 8, 24, ..., 4, 12, ..."""
+    at = torch.arange(length)
+    level = torch.full_like(at, 1 + _STRIDE.bit_length())
+    for step, stride in enumerate(_STRIDE >> i for i in range(_STRIDE.bit_length())):
+        level = torch.where((at % stride == 0) & (level > step), step, level)
+    return (level * length + at).argsort().argsort()
 
 
-class LeftToRight(Order):
-    """From the first position to the last."""
-
-    @override
-    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
-        return torch.arange(masked.shape[1], device=masked.device, dtype=torch.float32).expand(
-            masked.shape
-        )
-
-
-class Strided(Order):
-    """Every 16th position first, then those in the middle between two, and so on: 0, 16, 32, ...,
-    8, 24, ..., 4, 12, ..."""
-
-    @override
-    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
-        at = torch.arange(masked.shape[1], device=masked.device)
-        level = torch.full_like(at, 1 + _STRIDE.bit_length())
-        for step, stride in enumerate(_STRIDE >> i for i in range(_STRIDE.bit_length())):
-            level = torch.where((at % stride == 0) & (level > step), step, level)
-        rank = (
-            (level * masked.shape[1] + at).argsort().argsort()
-        )  # integers: float32 cannot tell neighbors of long windows apart
-        return rank.float().expand(masked.shape)
-
-
-class MostConfident(Order):
-    """The position whose most probable token is most probable; the first one of equals.
-
-    It is the likelihood of `sampler=confidence sampler.order=max`, one position per call, except
-    that the sampler chooses among equal positions at random.
-    """
-
-    needs_predictions = True
-
-    @override
-    def priorities(self, masked: Tensor, largest: Tensor | None) -> Tensor:
-        assert largest is not None
-        return -(largest.to(float64_device(largest.device)).double() / _EQUAL).round()
-
-
-ORDERS: dict[str, Order] = {
-    "left_to_right": LeftToRight(),
-    "strided": Strided(),
-    "confidence": MostConfident(),
-}
+# The place of each position, (L,), from the length; or None: the position whose most probable token
+# is most probable is next, the first one of equals. The latter is the likelihood of
+# `sampler=confidence sampler.order=max`, one position per call, except that the sampler chooses
+# among equal positions at random.
+Order: TypeAlias = Callable[[int], Tensor] | None
+ORDERS: dict[str, Order] = {"left_to_right": torch.arange, "strided": strided, "confidence": None}
 
 
 def ordered(
@@ -565,24 +489,20 @@ def ordered(
         ids, masked = batch.ids, batch.groups["all"].clone()
         nll = torch.zeros(masked.shape, dtype=torch.float64, device=float64_device(masked.device))
         total = process.maskable(ids, batch.valid).sum(-1)
+        place = None if order is None else order(ids.shape[1]).to(ids.device, torch.float32)
         while masked.any():
             active = masked.any(-1).nonzero()[:, 0]
             hidden = masked[active]
             xt = torch.where(hidden, process.vocab.mask_id, ids[active])
             t = process.time_at(hidden.sum(-1), total[active]).float()
-            cond, valid = (
-                None if given is None else given[active] for given in (batch.cond, batch.valid)
-            )
-            requested = (
-                hidden
-                if order.needs_predictions
-                else _first(order.priorities(hidden, None), hidden)
-            )
-            found = model.log_probs(xt, t, cond, requested, valid)
-            if order.needs_predictions:
+            requested = hidden if place is None else _first(place.expand(hidden.shape), hidden)
+            query = Query(ids, None, batch.cond, None, batch.valid).rows(active)
+            found = model.log_probs(*query._replace(xt=xt, t=t, positions=requested))
+            if place is None:
                 largest = torch.zeros(hidden.shape, dtype=found.dtype, device=found.device)
                 largest[hidden] = found.amax(-1)
-                requested = _first(order.priorities(hidden, largest), hidden)
+                exact = largest.to(float64_device(largest.device)).double()
+                requested = _first(-(exact / _EQUAL).round(), hidden)
                 found = found[requested[hidden]]
             chosen = torch.zeros_like(masked)
             chosen[active] = requested
@@ -618,7 +538,7 @@ def exact_curve(
     denoiser: BaseDenoiser,
     process: AbsorbingProcess,
     x0: Tensor,
-    maskable: Tensor | None = None,
+    maskable: OptTensor = None,
     batch_size: int = 1024,
 ) -> Tensor:
     """h(n) of each sequence: the cross-entropy of a masked token, averaged over all masks that
@@ -651,31 +571,28 @@ def exact_curve(
             f"{len(maskable_at)} tokens have 2^{len(maskable_at)} masks; enumerate at most "
             f"{MAX_MASKS.bit_length() - 1}, or use likelihood.estimate"
         )
-    chosen = torch.tensor(
-        list(itertools.product([False, True], repeat=len(maskable_at)))[1:]
-    )  # (M, tokens), all but the empty mask
+    chosen = list(itertools.product([False, True], repeat=len(maskable_at)))[1:]  # some are masked
     masks = torch.zeros(len(chosen), x0.shape[1], dtype=torch.bool)
-    masks[:, maskable_at] = chosen
+    masks[:, maskable_at] = torch.tensor(chosen)
     masks = masks.to(x0.device)
     count = masks.sum(-1)
-    h = torch.zeros(
-        len(x0), len(maskable_at), dtype=torch.float64, device=float64_device(x0.device)
-    )
+    exact = float64_device(x0.device)
+    h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=exact)
     for row, x in enumerate(x0.long()):
         t = process.time_at(count, process.maskable(x[None]).sum(-1)).float()
-        per_mask = torch.cat(
-            [
-                _mean_cross_entropy(denoiser, process.vocab.mask_id, x, m, s)
-                for m, s in zip(masks.split(batch_size), t.split(batch_size))
-            ]
-        )
+        per_mask = []
+        for m, time in zip(masks.split(batch_size), t.split(batch_size)):
+            batch = WindowBatch(x.expand_as(m), {})
+            xt = torch.where(m, process.vocab.mask_id, x)
+            nll = cross_entropy(denoiser, batch, xt, time, m)
+            per_mask.append(nll.sum(-1) / m.to(nll.device).sum(-1))
         for n in range(len(maskable_at)):
-            h[row, n] = per_mask[count.to(per_mask.device) == len(maskable_at) - n].mean()
+            h[row, n] = torch.cat(per_mask)[count.to(exact) == len(maskable_at) - n].mean()
     return h
 
 
 def exact_nelbo(
-    denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: Tensor | None = None
+    denoiser: BaseDenoiser, process: AbsorbingProcess, x0: Tensor, maskable: OptTensor = None
 ) -> Tensor:
     """The NELBO of each sequence in nats, `(B,)` float64, by enumeration of all masks; see
     `exact_curve`.
@@ -684,18 +601,6 @@ def exact_nelbo(
     rule.
     """
     return exact_curve(denoiser, process, x0, maskable).sum(-1)
-
-
-def _mean_cross_entropy(
-    denoiser: MaskedDenoiser, mask_id: int, x: Tensor, masks: Tensor, t: Tensor
-) -> Tensor:
-    """(M,) cross-entropy per masked token of one sequence `x (L,)` under each of `masks (M, L)`."""
-    log_probs = denoiser.log_probs(torch.where(masks, mask_id, x), t, positions=masks)
-    found = -log_probs.gather(-1, x.expand_as(masks)[masks][:, None])[:, 0]
-    masks = masks.to(float64_device(masks.device))
-    nll = torch.zeros(masks.shape, dtype=torch.float64, device=masks.device)
-    nll[masks] = found.to(nll)
-    return nll.sum(-1) / masks.sum(-1)
 
 
 class ReverseComplemented:
@@ -708,10 +613,10 @@ class ReverseComplemented:
     def __iter__(self) -> Iterator[WindowBatch]:
         for each in self.batches:
             batch = WindowBatch(*each)
-            groups = {name: mask.flip(-1) for name, mask in batch.groups.items()}
-            valid = None if batch.valid is None else batch.valid.flip(-1)
             yield batch._replace(
-                ids=self.vocab.reverse_complement(batch.ids), groups=groups, valid=valid
+                ids=self.vocab.reverse_complement(batch.ids),
+                groups={name: mask.flip(-1) for name, mask in batch.groups.items()},
+                valid=None if batch.valid is None else batch.valid.flip(-1),
             )
 
 
