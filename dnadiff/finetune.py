@@ -171,7 +171,8 @@ def finetune(options: FinetuneOptions) -> Result:
     each of several tasks."""
     from dnadiff.report.suite import write_suite
     from dnadiff.store import disk
-    from dnadiff.supervised import finetuning, overlap, protocol, regions, results
+    from dnadiff.supervised import finetuning, overlap, protocol, results
+    from dnadiff.supervised.tasks import find_tasks
     from dnadiff.weights import checkpoint
 
     run_dir = options.run_dir
@@ -181,7 +182,7 @@ def finetune(options: FinetuneOptions) -> Result:
     tokenizer = finetuning.dna_tokenizer(loaded)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several = options.task.get("tasks")
-    tasks = {"": options.task} if several is None else regions.find_tasks(several)
+    tasks = {"": options.task} if several is None else find_tasks(several)
     data = options.pretraining_overlap
     kmers = (
         overlap.pretraining_kmers(loaded.config, tokenizer, options.trust, data) if data else None

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -70,43 +70,33 @@ class Items:
                 "cut them (task.max_length), or leave out the longest"
             )
         ids = torch.full((len(sequences), longest), pad_id, dtype=torch.uint8)
-        ids[torch.arange(ids.shape[1]) < lengths[:, None]] = torch.from_numpy(
-            np.concatenate([*sequences, np.empty(0, np.uint8)])
-        )
+        every = torch.from_numpy(np.concatenate([*sequences, np.empty(0, np.uint8)]))
+        ids[torch.arange(longest) < lengths[:, None]] = every
+        dtype = torch.float32 if np.ndim(labels) > 1 else torch.int64
         group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
-        numbers = np.asarray(labels)
-        dtype = torch.float32 if numbers.ndim > 1 else torch.int64
-        return cls(ids, lengths, torch.as_tensor(numbers, dtype=dtype), group_ids)
+        return cls(ids, lengths, torch.as_tensor(np.asarray(labels), dtype=dtype), group_ids)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def select(self, index: Tensor) -> Items:
         """The items at `index` (item numbers or a boolean mask)."""
-        return Items(
-            self.ids[index],
-            self.lengths[index],
-            self.labels[index],
-            None if self.groups is None else self.groups[index],
-        )
+        of_groups = None if self.groups is None else self.groups[index]
+        return Items(self.ids[index], self.lengths[index], self.labels[index], of_groups)
 
     def concatenate(self, other: Items, pad_id: int) -> Items:
         """These items followed by those of `other`."""
-        width = max(self.ids.shape[1], other.ids.shape[1])
+        width, both = max(self.ids.shape[1], other.ids.shape[1]), (self, other)
         ids = [
             torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id)
-            for items in (self, other)
+            for items in both
         ]
-        groups = (
-            None
-            if self.groups is None or other.groups is None
-            else torch.cat([self.groups, other.groups])
+        lengths, labels = (
+            torch.cat([getattr(items, name) for items in both]) for name in ("lengths", "labels")
         )
+        groups = [items.groups for items in both if items.groups is not None]
         return Items(
-            torch.cat(ids),
-            torch.cat([self.lengths, other.lengths]),
-            torch.cat([self.labels, other.labels]),
-            groups,
+            torch.cat(ids), lengths, labels, torch.cat(groups) if len(groups) == 2 else None
         )
 
 
@@ -168,19 +158,13 @@ class ItemBatch(NamedTuple):
 
     def first(self, number: int) -> ItemBatch:
         """The first `number` items."""
-        return ItemBatch(
-            self.ids[:number],
-            None if self.valid is None else self.valid[:number],
-            self.labels[:number],
-        )
+        valid = None if self.valid is None else self.valid[:number]
+        return ItemBatch(self.ids[:number], valid, self.labels[:number])
 
     def to(self, device: torch.device) -> ItemBatch:
         """The batch on a device."""
-        return ItemBatch(
-            self.ids.to(device),
-            None if self.valid is None else self.valid.to(device),
-            self.labels.to(device),
-        )
+        valid = None if self.valid is None else self.valid.to(device)
+        return ItemBatch(self.ids.to(device), valid, self.labels.to(device))
 
 
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
@@ -188,9 +172,8 @@ def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tenso
     the padding stays on the right."""
     position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
-    return torch.where(
-        position >= 0, complement[ids.long().gather(1, position.clamp(min=0))], vocab.pad_id
-    )
+    other = complement[ids.long().gather(1, position.clamp(min=0))]
+    return torch.where(position >= 0, other, vocab.pad_id)
 
 
 def make_batch(
@@ -215,9 +198,8 @@ def strand_batches(
     for index in items.lengths.argsort(stable=True).split(batch_size):
         batches = [make_batch(items, index, vocab)]
         if both_strands:
-            batches.append(
-                make_batch(items, index, vocab, torch.ones(len(index), dtype=torch.bool))
-            )
+            reverse = torch.ones(len(index), dtype=torch.bool)
+            batches.append(make_batch(items, index, vocab, reverse))
         yield index, batches
 
 
@@ -255,24 +237,22 @@ class ShuffledBatches:
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
         reverse = (torch.rand(len(self.items), generator=generator) < 0.5) ^ self.other_strand
-        for index in self._batches(order, generator):
-            batch = make_batch(
-                self.items, index, self.vocab, reverse[index] if self.both_strands else None
-            )
+        lengths = self.items.lengths
+        batches = list(order.split(self.batch_size))
+        if len(lengths) and not bool((lengths == lengths[0]).all()):
+            buckets = [
+                bucket[lengths[bucket].argsort(stable=True)]
+                for bucket in order.split(self.batch_size * self.bucket_batches)
+            ]
+            batches = [index for bucket in buckets for index in bucket.split(self.batch_size)]
+            shuffled = torch.randperm(len(batches), generator=generator)
+            batches = [batches[i] for i in shuffled.tolist()]
+        for index in batches:
+            flipped = reverse[index] if self.both_strands else None
+            batch = make_batch(self.items, index, self.vocab, flipped)
             self.seconds += time.perf_counter() - start
             yield batch
             start = time.perf_counter()
-
-    def _batches(self, order: Tensor, generator: torch.Generator) -> list[Tensor]:
-        lengths = self.items.lengths
-        if len(lengths) == 0 or bool((lengths == lengths[0]).all()):
-            return list(order.split(self.batch_size))
-        buckets = [
-            bucket[lengths[bucket].argsort(stable=True)]
-            for bucket in order.split(self.batch_size * self.bucket_batches)
-        ]
-        batches = [index for bucket in buckets for index in bucket.split(self.batch_size)]
-        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
 def log_task(data: TaskData) -> None:
@@ -304,10 +284,18 @@ def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
     """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered
     in order of appearance."""
     number: dict[bytes, int] = {}
-    return np.array(
-        [number.setdefault(canonical_key(bases), len(number)) for bases in sequences],
-        dtype=np.int64,
-    )
+    keys = map(canonical_key, sequences)
+    return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+
+
+def _components(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
+    """The connected component of each of `size` nodes, of a graph with edges from `first (E,)` to
+    `second (E,)`."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    edges = coo_matrix((np.ones(len(first), bool), (first, second)), shape=(size, size))
+    return connected_components(edges, directed=False)[1].astype(np.int64)
 
 
 def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarray:
@@ -317,42 +305,25 @@ def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarr
     Copies share a cluster whatever their length. Memory: about 32 bytes per base. ValueError if k
     is outside 1..31.
     """
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
     copies = cluster_copies(sequences)
     _, first = np.unique(copies, return_index=True)
-    found = [
-        (kmers[known], np.full(int(known.sum()), copies[i]))
-        for i in first
-        for kmers, known in [canonical(sequences[i], k)]
-    ]
-    kmers = np.concatenate([k for k, _ in found] or [np.empty(0, np.uint64)])
-    owners = np.concatenate([o for _, o in found] or [np.empty(0, np.int64)])
-    order = np.argsort(kmers, kind="stable")
-    kmers, owners = kmers[order], owners[order]
-    same = np.flatnonzero(kmers[1:] == kmers[:-1])
-    size = len(first)
-    edges = coo_matrix(
-        (np.ones(len(same), bool), (owners[same], owners[same + 1])), shape=(size, size)
-    )
-    return connected_components(edges, directed=False)[1].astype(np.int64)[copies]
+    kmers, owners = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    for i in first:
+        found, known = canonical(sequences[i], k)
+        kmers.append(found[known])
+        owners.append(np.full(int(known.sum()), copies[i]))
+    every, owner = np.concatenate(kmers), np.concatenate(owners)
+    order = np.argsort(every, kind="stable")
+    same = np.flatnonzero(np.diff(every[order]) == 0)
+    return _components(owner[order][same], owner[order][same + 1], len(first))[copies]
 
 
 def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """The cluster of each item, (S,) int64: items that share a cluster number in either `(S,)` are
     together, and so on."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
     size = int(first.max()) + 1
-    edges = coo_matrix(
-        (np.ones(len(first), bool), (first, size + second)),
-        shape=(size + int(second.max()) + 1,) * 2,
-    )
-    return np.unique(connected_components(edges, directed=False)[1][first], return_inverse=True)[
-        1
-    ].astype(np.int64)
+    found = _components(first, size + second, size + int(second.max()) + 1)[first]
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
 def sample_clusters(
@@ -412,11 +383,9 @@ def assign_folds(
 EVALUATION = 4  # batches for scoring are so many times larger than those for training
 
 
-class Report(Protocol):
-    """A callback for progress, such as `dnadiff.progress.Progress.update`."""
-
-    def __call__(self, steps: int = 1, tokens: int = 0, **notes: str) -> None:
-        """Add steps and tokens to the counts; `notes` (name=text) are displayed until replaced."""
+# A callback for progress, such as `dnadiff.progress.Progress.update`, with steps and tokens to add to
+# the counts, and notes (name=text) that are displayed until replaced.
+Report: TypeAlias = Callable[..., None]
 
 
 def no_report(steps: int = 1, tokens: int = 0, **notes: str) -> None:

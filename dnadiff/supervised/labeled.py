@@ -73,15 +73,14 @@ def build_target(
     if kind not in KINDS:
         raise ValueError(f"task.kind {kind!r} is not known; set it to {', '.join(KINDS)}")
     target = KINDS[kind]
-    given = {
-        key: value for key, value in (("loss", loss), ("transform", transform)) if value is not None
-    }
-    if given and target is not RegressionTarget:
-        key, value = next(iter(given.items()))
-        raise ValueError(
-            f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; leave "
-            "it out"
-        )
+    own = {"loss": loss, "transform": transform}
+    given = {key: value for key, value in own.items() if value is not None}
+    if target is not RegressionTarget:
+        for key, value in given.items():
+            raise ValueError(
+                f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; "
+                "leave it out"
+            )
     if len(columns) > 1 and not target.takes_several:
         raise ValueError(
             f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name "
@@ -94,14 +93,8 @@ def build_target(
     return target(columns, **given)
 
 
-PART_NAMES = {
-    "train": "train",
-    "valid": "valid",
-    "test": "test",
-    "dev": "valid",
-    "val": "valid",
-    "validation": "valid",
-}
+PART_NAMES = {part: part for part in PARTS}
+PART_NAMES |= dict.fromkeys(("dev", "val", "validation"), "valid")
 FORMAT = 4  # of encoded sequences in the cache folder
 # seconds: a file changed more recently might change again within the resolution of its time stamp
 _MIN_AGE = 2.0
@@ -147,14 +140,6 @@ class LabeledSequences:
         self.labels.append(label)
         self.parts.append(part)
 
-    def truncate(self, max_length: int | None) -> int:
-        """Shorten the sequences that exceed `max_length`; the number of those."""
-        if max_length is None:
-            return 0
-        longer = sum(len(ids) > max_length for ids in self.sequences)
-        self.sequences = [ids[:max_length] for ids in self.sequences]
-        return longer
-
 
 def compute_key(
     settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
@@ -193,19 +178,19 @@ def load_encoded(key: str) -> LabeledSequences | None:
 def save_encoded(key: str, found: LabeledSequences) -> None:
     """Store sequences atomically: token ids as one array, with lengths, labels and parts; if the
     disk is full, nothing is stored and no error is raised."""
-    of_each = ("sequences", "labels", "parts")
-    arrays: dict[str, Json] = {}
-    for kind in of_each[1:]:
-        arrays[f"{kind}_names"], arrays[kind] = np.unique(vars(found)[kind], return_inverse=True)
-    arrays["lengths"] = np.array([len(ids) for ids in found.sequences], np.int64)
-    about = {name: value for name, value in vars(found).items() if name not in of_each}
+    about = dict(vars(found))
+    sequences, labels, parts = (about.pop(kind) for kind in ("sequences", "labels", "parts"))
+    arrays: dict[str, Json] = {"ids": np.concatenate(sequences), "about": json.dumps(about)}
+    for kind, names in (("labels", labels), ("parts", parts)):
+        arrays[f"{kind}_names"], arrays[kind] = np.unique(names, return_inverse=True)
+    arrays["lengths"] = np.array([len(ids) for ids in sequences], np.int64)
     with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
-        np.savez(file, ids=np.concatenate(found.sequences), about=json.dumps(about), **arrays)
+        np.savez(file, **arrays)
 
 
 class Division:
     """The part of each sequence of a task; `bases` are the sequences as bases. ValueError if the
-    labels do not fit the target.
+    labels do not fit the target of the task.
 
     Attributes:
         target: with the names that were read.
@@ -214,25 +199,18 @@ class Division:
         divided: whether the split of the source is used.
     """
 
-    def __init__(
-        self,
-        found: LabeledSequences,
-        bases: list[np.ndarray],
-        cluster_kmer: int | None,
-        redivide: bool,
-        target: TaskTarget,
-    ) -> None:
+    def __init__(self, found: LabeledSequences, bases: list[np.ndarray], task: LabeledTask) -> None:
         self.found, self.bases = found, bases
-        self.target, self.labels = target.read(found.labels, found.source, found.label_source)
+        self.target, self.labels = task.target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
         self.clusters = (
             cluster_copies(bases)
-            if cluster_kmer is None
-            else cluster_by_shared_kmers(bases, cluster_kmer)
+            if task.cluster_kmer is None
+            else cluster_by_shared_kmers(bases, task.cluster_kmer)
         )
         if found.groups:
             self.clusters = connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
-        self.divided = found.divided and not redivide
+        self.divided = found.divided and not task.redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
     def rows(self, *parts: str) -> np.ndarray:
@@ -251,18 +229,15 @@ class Division:
         # That of its first sequence: the members may differ.
         label_of_cluster = self.strata[rows][first]
         labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
-        for number, class_name in enumerate(self.strata_names):
-            of_class = rows[labels == number]
-            if not len(of_class):
-                continue
+        for number in np.unique(labels):
+            class_name, of_class = self.strata_names[number], rows[labels == number]
+            random = np.random.default_rng(hash64(seed, part, class_name))
             try:
-                random = np.random.default_rng(hash64(seed, part, class_name))
                 chosen = sample_clusters(self.clusters[of_class], fraction, random)
             except ValueError:
                 raise ValueError(
                     f"{self.found.source}: class {class_name!r} has too few different sequences to "
-                    f"set some aside for {part}; "
-                    f"add rows, or specify which are for {part}"
+                    f"set some aside for {part}; add rows, or specify which are for {part}"
                 ) from None
             self.parts[of_class[chosen]] = part
 
@@ -289,18 +264,17 @@ class Division:
 
     def copies_in_training(self) -> int:
         """Test sequences that are also in the training or validation part, on either strand."""
-        known = {canonical_key(self.bases[row]) for row in self.rows("train", "valid")}
-        return sum(canonical_key(self.bases[row]) in known for row in self.rows("test"))
+        known, tested = (
+            [canonical_key(self.bases[row]) for row in self.rows(*parts)]
+            for parts in (("train", "valid"), ("test",))
+        )
+        return sum(map(set(known).__contains__, tested))
 
     def items(self, part: str, pad_id: int) -> Items:
         """The items of a part."""
         rows = self.rows(part)
-        return Items.from_sequences(
-            [self.found.sequences[row] for row in rows],
-            self.labels[rows],
-            pad_id,
-            self.clusters[rows],
-        )
+        sequences = [self.found.sequences[row] for row in rows]
+        return Items.from_sequences(sequences, self.labels[rows], pad_id, self.clusters[rows])
 
 
 PathName = str | os.PathLike[str]
@@ -402,14 +376,9 @@ class LabeledTask(ABC):
                 with a class that the training part lacks.
         """
         found = self.read_cached(tokenizer)
-        truncated = found.truncate(self.max_length)
-        division = Division(
-            found,
-            [tokenizer.bases(ids) for ids in found.sequences],
-            self.cluster_kmer,
-            self.redivide,
-            self.target,
-        )
+        truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
+        found.sequences = [ids[: self.max_length] for ids in found.sequences]
+        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)
         if not division.divided:
             division.split_off("test", self.test_fraction, self.seed)
         if missing := division.missing_classes("test"):
@@ -425,66 +394,43 @@ class LabeledTask(ABC):
                 "choose the epoch and the settings"
             )
         # Under cross-validation, copies are in the same fold.
-        copies = (
-            0
-            if self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
-            else division.copies_in_training()
-        )
-        notes = {
-            "path": found.source,
-            "split": found.split_source
-            if division.divided
-            else (
-                f"random, {100 * self.test_fraction:g} "
-                f"%{' of each class' if len(division.strata_names) > 1 else ''} for test"
-            ),
-            "kept_together": self._kept_together(found),
-            "test_sequences_also_in_training": copies,
-            **({"cut_to_max_length": truncated} if self.max_length else {}),
-            **found.notes,
-            **self._compare_counts(division),
-        }
-        train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
-        division.target.fit(
-            train.labels, found.source
-        )  # refuse labels that cannot be learned from now, not after the baselines
-        return TaskData(
-            self.name,
-            list(division.target.names),
-            train,
-            valid,
-            test,
-            self.stranded,
-            notes,
-            division.target,
-        )
-
-    def _kept_together(self, found: LabeledSequences) -> str:
-        by_sequence = (
+        in_folds = self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
+        of_class = " of each class" if len(division.strata_names) > 1 else ""
+        together = (
             "copies, either strand"
             if self.cluster_kmer is None
             else f"a common {self.cluster_kmer}-mer, either strand"
         )
-        return (
-            f"{by_sequence}; {len(set(found.groups))} groups of the source"
-            if found.groups
-            else by_sequence
-        )
-
-    def _compare_counts(self, division: Division) -> dict[str, Json]:
-        """Differences from the known numbers of sequences, before validation is split off the
-        official training part."""
+        if found.groups:
+            together += f"; {len(set(found.groups))} groups of the source"
+        notes = {
+            "path": found.source,
+            "split": found.split_source
+            if division.divided
+            else f"random, {100 * self.test_fraction:g} %{of_class} for test",
+            "kept_together": together,
+            "test_sequences_also_in_training": 0 if in_folds else division.copies_in_training(),
+            **({"cut_to_max_length": truncated} if self.max_length else {}),
+            **found.notes,
+        }
+        # Differences from the known numbers of sequences, before validation is split off the
+        # official training part.
         counts = Counter(division.parts.tolist())
         if "valid" not in self.expected:
             counts["train"] += counts["valid"]
-        differs = {
-            part: {"found": counts[part], "known": known}
-            for part, known in self.expected.items()
-            if counts[part] != known
-        }
-        for part, count in differs.items():
-            log.warning(
-                f"{self.name}: {count['found']:,} {part} sequences, the complete task has "
-                f"{count['known']:,}"
-            )
-        return {"differs_from_the_known_counts": differs} if differs else {}
+        differs = {}
+        for part, known in self.expected.items():
+            if counts[part] != known:
+                differs[part] = {"found": counts[part], "known": known}
+                log.warning(
+                    f"{self.name}: {counts[part]:,} {part} sequences, the complete task has "
+                    f"{known:,}"
+                )
+        if differs:
+            notes["differs_from_the_known_counts"] = differs
+        train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
+        target = division.target
+        # Refuse labels that cannot be learned from now, not after the baselines.
+        target.fit(train.labels, found.source)
+        names = list(target.names)
+        return TaskData(self.name, names, train, valid, test, self.stranded, notes, target)

@@ -517,7 +517,7 @@ def _class_folders(folder: Path) -> None:
 
 
 def _folder_task(folder: Path) -> object:
-    from dnadiff.supervised.regions import FolderTask
+    from dnadiff.supervised.tasks import FolderTask
 
     return FolderTask(str(folder / "t"))
 
@@ -555,7 +555,7 @@ def _intervals(folder: Path) -> None:
 
 
 def _interval_task(folder: Path) -> object:
-    from dnadiff.supervised.regions import IntervalTask
+    from dnadiff.supervised.tasks import IntervalTask
 
     return IntervalTask(str(folder / "t"), str(folder / "g.fa"))
 

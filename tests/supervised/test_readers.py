@@ -18,8 +18,14 @@ from dnadiff.formats.table import read_rows
 from dnadiff.options.compose import hydra_config
 from dnadiff.store.objects import build, config_dir
 from dnadiff.supervised.ensemble import Columns, table_rows
-from dnadiff.supervised.regions import FolderTask, GenomicBenchmark, IntervalTask
-from dnadiff.supervised.tasks import CsvTask, FastaTask, find_tables
+from dnadiff.supervised.tasks import (
+    CsvTask,
+    FastaTask,
+    FolderTask,
+    GenomicBenchmark,
+    IntervalTask,
+    find_tables,
+)
 
 DNA = DNATokenizer()
 

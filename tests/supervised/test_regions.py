@@ -11,8 +11,13 @@ from dnadiff.formats.regions import Region
 from dnadiff.genomics.kmers import KmerSet
 from dnadiff.store.objects import check
 from dnadiff.supervised.protocol import build_protocol
-from dnadiff.supervised.regions import RegionWindows, covered_bases, kmer_centers, window_starts
-from dnadiff.supervised.tasks import CsvTask
+from dnadiff.supervised.tasks import (
+    CsvTask,
+    RegionWindows,
+    covered_bases,
+    kmer_centers,
+    window_starts,
+)
 
 DNA = DNATokenizer()
 

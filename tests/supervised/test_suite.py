@@ -6,7 +6,7 @@ import pytest
 
 from dnadiff.finetune import finetune
 from dnadiff.options.command import compose
-from dnadiff.supervised.regions import find_sources, find_tasks
+from dnadiff.supervised.tasks import find_sources, find_tasks
 
 
 def table(path: Path, parts: str = "", rows: int = 2) -> Path:
