@@ -171,7 +171,7 @@ def finetune(options: FinetuneOptions) -> Result:
     each of several tasks."""
     from dnadiff.report.suite import write_suite
     from dnadiff.store import disk
-    from dnadiff.supervised import finetuning, overlap, protocol, results
+    from dnadiff.supervised import finetuning, overlap, protocol, saved
     from dnadiff.supervised.tasks import find_tasks
     from dnadiff.weights import checkpoint
 
@@ -189,7 +189,7 @@ def finetune(options: FinetuneOptions) -> Result:
     )
     found: dict[str, dict[str, Json]] = {}
     folder = Path(options.results or run_dir / "results")
-    results.check_results(folder)  # damage would end every task after its training
+    saved.check_results(folder)  # damage would end every task after its training
     is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}
     for name, task in tasks.items():
         try:
@@ -212,7 +212,7 @@ def finetune(options: FinetuneOptions) -> Result:
                 runs.remove_all(run_dir / runs.FOLDER)
                 is_training = True
             # Of a single task, whose name is empty here: the folder itself.
-            networks = run_dir / runs.FOLDER / results.slug(name)
+            networks = run_dir / runs.FOLDER / saved.slug(name)
             found[name] = study.run(folder, networks, kmers)
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             log.debug(f"{name} failed", exc_info=True)  # before or during its training

@@ -82,8 +82,7 @@ def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
     from dnadiff.supervised import saved
-    from dnadiff.supervised.ensemble import Columns, SequenceFile
-    from dnadiff.supervised.prediction_table import PredictionTable, PredictJob
+    from dnadiff.supervised.ensemble import Columns, PredictionTable, PredictJob, SequenceFile
     from dnadiff.supervised.tasks import as_names
 
     output = expand_user(options.output or options.run_dir / "predictions.tsv")

@@ -20,11 +20,10 @@ from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.options.command import compose
-from dnadiff.supervised import ensemble, prediction_table
-from dnadiff.supervised.ensemble import Query, chunks, window_bounds
+from dnadiff.supervised import ensemble
+from dnadiff.supervised.ensemble import Query, chunks, mean_coverage, window_bounds
 from dnadiff.supervised.finetuning import print_tables
 from dnadiff.supervised.networks import NetworkModel
-from dnadiff.supervised.prediction_table import mean_coverage
 from dnadiff.weights.loaded import build_denoiser
 
 DIT = (
@@ -238,7 +237,7 @@ def test_the_mean_of_overlapping_intervals():
     ]
 
 
-def test_a_mean_of_small_probabilities_has_no_rounding_errors_of_large_ones(monkeypatch):
+def test_a_mean_of_small_probabilities_has_no_rounding_errors_of_large_ones():
     start = np.array([0, 100, 200, 300, 700])
     value = np.array([0.3, 0.1, 1e-20, 1e-18, 1e-30])
     expected = [
@@ -249,13 +248,9 @@ def test_a_mean_of_small_probabilities_has_no_rounding_errors_of_large_ones(monk
         (400, 500, 1e-18),
         (700, 900, 1e-30),
     ]
-    for largest in (1, 3, 1000):  # windows that are added together
-        monkeypatch.setattr(prediction_table, "_MAX_SPANS", largest)
-        found = list(mean_coverage(start, start + 200, value))
-        assert [one[:2] for one in found] == [one[:2] for one in expected]
-        assert np.allclose(
-            [one[2] for one in found], [one[2] for one in expected], rtol=1e-12, atol=0
-        )
+    found = list(mean_coverage(start, start + 200, value))
+    assert [one[:2] for one in found] == [one[:2] for one in expected]
+    assert np.allclose([one[2] for one in found], [one[2] for one in expected], rtol=1e-12, atol=0)
 
 
 def test_chunks_bound_the_padded_size_and_can_be_resumed_at_each_of_them():
@@ -707,8 +702,7 @@ def test_merged_shards_are_the_bytes_of_one_run(predict, cli, monkeypatch, tmp_p
     (tmp_path / "x.fa").write_text(
         "".join(f">r{i}\n{''.join(random.choice(list('ACGT'), n))}\n" for i, n in enumerate(sizes))
     )
-    for module in (prediction_table, ensemble):
-        monkeypatch.setattr(module, "chunks", functools.partial(chunks, size=300))
+    monkeypatch.setattr(ensemble, "chunks", functools.partial(chunks, size=300))
     args = ("input=x.fa", "window=24", "stride=8", "track_class=rich")
     outputs = {
         folder: (f"output={folder}/p.tsv.gz", f"track={folder}/p.bedgraph")

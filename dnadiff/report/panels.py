@@ -30,7 +30,7 @@ from dnadiff.report.results import (
     short_count,
     smoothed,
 )
-from dnadiff.supervised.tables import PublishedResult, num_training_sequences
+from dnadiff.supervised.study import PublishedResult, num_training_sequences
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,13 @@ from dnadiff.fields import is_number
 from dnadiff.report.page import write_page
 from dnadiff.report.panels import in_order
 from dnadiff.report.results import ACCURACY, Results, metric_of
-from dnadiff.supervised.study import remarks
-from dnadiff.supervised.tables import (
+from dnadiff.supervised.study import (
     PublishedResult,
     num_training_sequences,
+    on_subsets,
     published_accuracies,
-    published_model_for,
-    suite_header,
+    published_counterpart,
+    remarks,
     suite_rows,
 )
 
@@ -41,7 +41,7 @@ def write_suite(
     names = [result["task"]["name"] for result in studies]
     are_classes = all(metric_of(result) is ACCURACY for result in studies)
     kind = "Classification" if are_classes else "Downstream tasks"
-    rows, header = suite_rows(studies), suite_header(studies)
+    header, *rows = suite_rows(studies)
     return write_page(
         path,
         "studies",
@@ -67,9 +67,9 @@ def write_suite(
 
 def published_for(result: Results) -> list[PublishedResult]:
     """The published accuracies of the models of a study."""
-    models = in_order(result)
-    counterparts = {published_model_for(model, result.get("counterpart")) for model in models}
-    return [r for r in published_accuracies(result["task"]["name"]) if r.model in counterparts]
+    name, pretrained = result["task"]["name"], result.get("counterpart")
+    known = [published_counterpart(name, model, pretrained) for model in result["models"]]
+    return [each for each in published_accuracies(name) if each in known]
 
 
 def models_with(result: Results, key: str) -> list[str]:
@@ -113,12 +113,11 @@ def chosen(result: Results) -> Results:
 
 def subsets(result: Results) -> Results:
     """The metric of subsets of the items for each model."""
-    metric = metric_of(result).name
     return {
         name: {
-            part: f"{one[metric]:.3f} ({one['items']:,})"
-            for part, one in model["subsets"].items()
-            if one["items"]
+            part: text
+            for part, text in on_subsets(result, name).items()
+            if model["subsets"][part]["items"]
         }
         for name, model in result["models"].items()
         if model.get("subsets")

@@ -1,5 +1,5 @@
 """A task of `python -m dnadiff.finetune`: the models that are compared on it, the comparison, the
-networks that are saved, and the tables."""
+networks that are saved, and the study."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, table
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.objects import PACKAGE, build
-from dnadiff.supervised import overlap, results, saved, study, tables
+from dnadiff.supervised import overlap, saved, study
 from dnadiff.supervised.baselines import (
     LOGISTIC,
     Estimators,
@@ -189,7 +189,7 @@ class TaskStudy:
         if backbone.reads_both_strands:
             about["strands"] = "merged unless stranded"
         about_untrained = {"untrained": self.loaded.config["backbone"], **about}
-        weights = results.weights_digest(backbone)
+        weights = saved.weights_digest(backbone)
         about_trained = {"weights": weights, "step": self.loaded.step, **about}
         models: dict[str, TaskModel] = {self.kmer_row: KmerLogistic(self.tokenizer, self.kmer)}
         for name, baseline in (self.baselines or {}).items():
@@ -370,9 +370,9 @@ class TaskStudy:
                 "each fold; fixed and paper save one for each seed"
             )
         network = loaded.denoiser.backbone
-        version = results.code_version(type(network), self.config | self.settings)
+        version = saved.code_version(type(network), self.config | self.settings)
         provenance = {**origin, "command": " ".join(shown_addresses(self.overrides))}
-        stored = results.ResultsFolder(folder, provenance, version, kept)
+        stored = saved.ResultsFolder(folder, provenance, version, kept)
         steps = sum(
             sum(m.num_steps(r.data) for r in rounds) * len(study.distinct_seeds(m, seeds, protocol))
             for m in self.models.values()
@@ -385,12 +385,11 @@ class TaskStudy:
             compared = study.run_study(data, self.models, *compare)
         finally:
             progress.close()
-        inputs = self.settings["inputs"]
         result = {
-            "warning": tables.pretraining_warning(compared["models"], FINE_TUNED, SCRATCH),
+            "warning": study.pretraining_warning(compared["models"], FINE_TUNED, SCRATCH),
             **origin,
             "seeds": seeds,
-            "inputs": inputs,
+            "inputs": self.settings["inputs"],
             "counterpart": published_counterpart(loaded, self.layer),
             "class_weights": self.class_weights,
             **compared,
@@ -400,22 +399,20 @@ class TaskStudy:
             "layer": self.layer,
             "network": resolved(loaded.config, (PACKAGE, *self.trust))["backbone"],
             "tokenizer": self.tokenizer.config(),
-            "pretrained": {**origin, "weights": results.weights_digest(network)},
+            "pretrained": {**origin, "weights": saved.weights_digest(network)},
         }
-        settings = {name: model.describe() for name, model in self.models.items()}
         for name, subfolder in SAVED.items():
             weights = {seed: file for (of, seed), file in stored.networks.items() if of == name}
             if weights:
                 saved.save_networks(
                     networks / subfolder,
-                    {"name": name, "inputs": inputs},
-                    shown_addresses(self.task),
+                    name,
+                    result,
                     about,
+                    self.models[name].describe(),
+                    shown_addresses(self.task),
                     data,
                     protocol,
-                    seeds,
-                    result["models"][name],
-                    settings[name],
                     weights,
                 )
         return result
@@ -426,7 +423,7 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
     or if only some layers are used."""
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
     network = type(loaded.denoiser.backbone).__name__
-    return tables.published_model_of(network, objective) if layer is None else None
+    return study.published_model_of(network, objective) if layer is None else None
 
 
 def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
@@ -443,17 +440,19 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
             f"{metric} on {task['tested']:,} test sequences of {task['name']}, "
             f"chance {task['chance']:.3f}; {duration(result['seconds'])} in total"
         )
-        print(table(models, study.header(result)))
+        print(table(models[1:], models[0]))
         for line in study.remarks(result):
             print(line)
         if differences:
             print("\n" + table(differences, ("difference", metric, "95 % interval", "first is")))
         if subsets := list(next(iter(result["models"].values()))["subsets"]):
-            print("\n" + table(study.subset_rows(result), (f"{metric} (items)", *subsets)))
+            rows = [(name, *study.on_subsets(result, name).values()) for name in result["models"]]
+            print("\n" + table(rows, (f"{metric} (items)", *subsets)))
     if is_suite:
         print(
             "\nall tasks; a published number used the training sequences in parentheses, and is "
             "not comparable with one that used fewer; "
             "chance: always the larger class"
         )
-        print(table(tables.suite_rows(studies), tables.suite_header(studies)))
+        columns, *rows = study.suite_rows(studies)
+        print(table(rows, columns))

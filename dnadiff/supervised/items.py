@@ -437,29 +437,14 @@ class TaskModel(ABC):
         `TaskTarget`. The same seed gives the same."""
 
 
-class Computed(NamedTuple):
-    """Predictions (S, C) of the tested items (of classes, log-probabilities), `TaskModel.fit_info`
-    of each round, and the last round's network.
-
-    `valid_predictions` are those of the validation items of all rounds, in their order; None for a
-    model that does not have them.
-    """
-
-    predictions: Tensor
-    fit_info: list[dict[str, Json]]
-    classifier: SequenceClassifier | None = None
-    valid_predictions: Tensor | None = None
-
-
-Compute = Callable[[], Computed]
-
-
 class Prediction(NamedTuple):
     """Predictions (S, C) of the tested items (of classes, log-probabilities), the seconds of fit
     and prediction, `TaskModel.fit_info` of each round.
 
     `weights` is the SHA-256 of the file of the network's weights, if kept; `folds` (S,) are those
-    of a cross-validation, with a model each.
+    of a cross-validation, with a model each. `valid_predictions` are those of the validation items
+    of all rounds, in their order; None for a model that does not have them. `classifier` is the
+    network of the last round, until it is written.
     """
 
     predictions: Tensor
@@ -468,6 +453,7 @@ class Prediction(NamedTuple):
     weights: str | None = None
     valid_predictions: Tensor | None = None
     folds: np.ndarray | None = None
+    classifier: SequenceClassifier | None = None
 
 
 class Job(NamedTuple):

@@ -1,23 +1,37 @@
-"""Metrics of classes, labels and values as functions of item weights: weights of 1 give the value,
-bootstrap weights the replicates.
+"""Metrics of classes, labels and values as functions of item weights, and their 95 % bootstrap
+intervals over test items, or over groups of them, and over seeds.
 
-Shapes: `S` items, `C` classes, `K` outputs, `W` weightings. A metric takes weights (W, S) and
-    returns (W,). The values agree with those of scikit-learn and scipy, which compute one weighting
-    per call and sort the items again each time: 500 times slower for the bootstrap of a study.
+Weights of 1 give the value of a metric, bootstrap weights its replicates. Each replicate draws the
+test items with replacement, the same for all models, and the seeds of each model with replacement.
+
+Shapes: `S` items, `C` classes, `K` outputs, `W` weightings, `R` runs. A metric takes weights (W, S)
+    and returns (W,). The values agree with those of scikit-learn and scipy, which compute one
+    weighting per call and sort the items again each time: 500 times slower for the bootstrap of a
+    study.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
+from typing_extensions import override
+
+from dnadiff.diffusion.bootstrap import ConfidenceInterval, student_t
+from dnadiff.fields import Json
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
-Metric = Callable[[Any, np.ndarray], np.ndarray]  # of a `Scored` and weights (W, S): (W,)
+NUM_RESAMPLES, NUM_SUMMARIES = 2000, 500  # replicates of a comparison, and of a summary
+MIN_DEFINED = 0.9  # of the replicates: an interval from fewer would be that of other data
+_NORMAL = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+_BATCH = 50  # replicates at once: limits the memory
+log = logging.getLogger("dnadiff")
 
 
 class Ranks:
@@ -46,7 +60,7 @@ class Column:
         rows: (N,) numbers of these items.
         predicted: (N,) values, or for a class or label its log-odds.
         truth: (N,) measured values, or whether an item is of the class.
-        folds: (N,) the fold of each item; None if all predictions are of one model.
+        folds: (S,) the fold of each item of the task; None if all predictions are of one model.
     """
 
     rows: np.ndarray
@@ -57,8 +71,10 @@ class Column:
     @cached_property
     def parts(self) -> list[Column]:
         """The items of each fold."""
-        numbers = np.unique(self.folds)  # type: ignore[arg-type]
-        chosen = [self.folds == number for number in numbers]
+        if self.folds is None:
+            return [self]
+        folds = self.folds[self.rows]
+        chosen = [folds == number for number in np.unique(folds)]
         return [Column(self.rows[i], self.predicted[i], self.truth[i]) for i in chosen]
 
     @cached_property
@@ -71,12 +87,13 @@ class Column:
         """The ranks of the labels."""
         return Ranks(self.truth)
 
-    def ranked_weights(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def ranked_weights(self, weights: np.ndarray) -> list[np.ndarray]:
         """The weight of positives and of negatives at each distinct prediction, ascending: two
         arrays (W, T)."""
-        of_truth = (np.where(chosen, weights, 0.0) for chosen in (self.truth > 0, self.truth <= 0))
-        positive, negative = map(self.predicted_ranks.weights, of_truth)
-        return positive, negative
+        return [
+            self.predicted_ranks.weights(np.where(chosen, weights, 0.0))
+            for chosen in (self.truth > 0, self.truth <= 0)
+        ]
 
 
 class ScoredValues:
@@ -97,14 +114,11 @@ class ScoredValues:
     @cached_property
     def columns(self) -> list[Column]:
         """The outputs, each with the items that have a label."""
-        known = [np.flatnonzero(np.isfinite(column)) for column in self.labels.T]
         return [
-            self._column(rows, self.predictions[rows, k], self.labels[rows, k].astype(np.float64))
-            for k, rows in enumerate(known)
+            Column(rows, predicted[rows], labels[rows].astype(np.float64), self.folds)
+            for predicted, labels in zip(self.predictions.T, self.labels.T)
+            for rows in [np.flatnonzero(np.isfinite(labels))]
         ]
-
-    def _column(self, rows: np.ndarray, predicted: np.ndarray, truth: np.ndarray) -> Column:
-        return Column(rows, predicted, truth, None if self.folds is None else self.folds[rows])
 
 
 class ScoredPredictions(ScoredValues):
@@ -142,7 +156,7 @@ class ScoredPredictions(ScoredValues):
             # classes are not rounded to 0. Equal predictions stay ties in spite of rounding.
             others = np.logaddexp.reduce(np.delete(self.predictions, number, axis=1), axis=1)
             log_odds = (self.predictions[:, number] - others).round(9)
-            found.append(self._column(rows, log_odds, self.labels == number))
+            found.append(Column(rows, log_odds, self.labels == number, self.folds))
         return found
 
 
@@ -152,7 +166,24 @@ def _ratio(top: np.ndarray, bottom: np.ndarray, otherwise: float = math.nan) -> 
 
 
 @dataclass(frozen=True)
-class ColumnMetric:
+class Metric:
+    """A metric of all outputs together, with its least and largest possible value.
+
+    Attributes:
+        function: of scored predictions and weights (W, S), (W,).
+    """
+
+    function: Callable[[Any, np.ndarray], np.ndarray]
+    low: float = 0.0
+    high: float = 1.0
+
+    def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+        """(W,) under weights (W, S)."""
+        return self.function(scored, weights)
+
+
+@dataclass(frozen=True)
+class ColumnMetric(Metric):
     """A metric of single outputs as a metric of them all.
 
     Under cross-validation each fold has another model. The mean of its predictions follows that of
@@ -166,12 +197,11 @@ class ColumnMetric:
         number: of the output that it is of; None is the mean over those that it is defined for.
     """
 
-    function: Callable[[Column, np.ndarray], np.ndarray]
     ranks: bool = True
     number: int | None = None
 
+    @override
     def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
-        """(W,) under weights (W, S)."""
         if self.number is not None:
             return self._of_column(scored.columns[self.number], weights)
         each = np.stack([self._of_column(column, weights) for column in scored.columns], 1)
@@ -183,19 +213,21 @@ class ColumnMetric:
     def _of_column(self, column: Column, weights: np.ndarray) -> np.ndarray:
         if not len(column.rows):
             return np.full(len(weights), np.nan)
+        parts = [
+            (part, weights[:, part.rows]) for part in (column.parts if self.ranks else [column])
+        ]
         with np.errstate(invalid="ignore", divide="ignore"):  # a replicate without a labeled item
-            if column.folds is None or not self.ranks:
-                return self.function(column, weights[:, column.rows])
-            parts = [(part, weights[:, part.rows]) for part in column.parts]
-            values = np.stack([self.function(part, of_part) for part, of_part in parts])  # (F, W)
-            sizes = np.stack([of_part.sum(1) for _, of_part in parts])
+            values = np.stack([self.function(*part) for part in parts])  # (F, W)
+        if len(parts) == 1:
+            return values[0]
+        sizes = np.stack([of_part.sum(1) for _, of_part in parts])
         counted = np.where(np.isfinite(values), sizes, 0.0)
         return _ratio((np.where(counted > 0, values, 0.0) * counted).sum(0), counted.sum(0))
 
 
 def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     """Fraction of items whose most probable class is correct."""
-    return weights @ scored.correct / weights.sum(1)
+    return _mean(scored.correct, weights)
 
 
 def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
@@ -239,6 +271,10 @@ def average_precision(column: Column, weights: np.ndarray) -> np.ndarray:
     return _ratio((positive * precision).sum(1), positive.sum(1))
 
 
+def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return weights @ values / weights.sum(1)
+
+
 def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Weighted correlation (W,) of x and y, (N,) or (W, N): 0 if x is constant, NaN if y is."""
     total = weights.sum(1, keepdims=True)
@@ -272,10 +308,6 @@ def mse(column: Column, weights: np.ndarray) -> np.ndarray:
     return _mean((column.predicted - column.truth) ** 2, weights)
 
 
-def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return weights @ values / weights.sum(1)
-
-
 def r2(column: Column, weights: np.ndarray) -> np.ndarray:
     """Coefficient of determination; NaN for constant labels."""
     x, y = column.predicted - column.truth.mean(), _centered(column.truth)
@@ -284,31 +316,21 @@ def r2(column: Column, weights: np.ndarray) -> np.ndarray:
     return np.where(variance > 1e-12 * (y * y).mean(), found, np.nan)
 
 
-LABEL_METRICS: dict[str, ColumnMetric] = {
-    "auroc": ColumnMetric(roc_area),
-    "auprc": ColumnMetric(average_precision),
-}
+LABEL_METRICS = {"auroc": ColumnMetric(roc_area), "auprc": ColumnMetric(average_precision)}
 # Areas are macro-averaged one-vs-rest over the classes that have items; NaN if the data have
 # others.
 METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "mcc": mcc,
-    "f1": f1,
+    "accuracy": Metric(accuracy),
+    "mcc": Metric(mcc, -1.0),
+    "f1": Metric(f1),
     **LABEL_METRICS,
-    "calibration_error": calibration_error,
+    "calibration_error": Metric(calibration_error),
 }
-REGRESSION_METRICS: dict[str, ColumnMetric] = {
-    "spearman": ColumnMetric(spearman),
-    "pearson": ColumnMetric(pearson),
-    "r2": ColumnMetric(r2, ranks=False),
-    "mse": ColumnMetric(mse, ranks=False),
-}
-# The least and the largest possible value of each metric.
-RANGES = {
-    **dict.fromkeys(("accuracy", "f1", "auroc", "auprc", "calibration_error"), (0.0, 1.0)),
-    **dict.fromkeys(("mcc", "spearman", "pearson"), (-1.0, 1.0)),
-    "r2": (-math.inf, 1.0),
-    "mse": (0.0, math.inf),
+REGRESSION_METRICS = {
+    "spearman": ColumnMetric(spearman, -1.0),
+    "pearson": ColumnMetric(pearson, -1.0),
+    "r2": ColumnMetric(r2, -math.inf, ranks=False),
+    "mse": ColumnMetric(mse, high=math.inf, ranks=False),
 }
 TITLES = {
     "mcc": "MCC",
@@ -353,20 +375,208 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
     """
     curves, ones = [], np.ones((1, len(scored.labels)))
     for column in scored.columns:
-        true, false = (
-            np.concatenate([[0.0], np.cumsum(weight[0][::-1])])
-            for weight in column.ranked_weights(ones)
-        )
-        steps = np.searchsorted(true + false, np.linspace(0, len(scored.labels), max_points))
-        kept = np.arange(len(true)) if len(true) <= max_points else np.unique(steps)
-        rates = [
-            (x[kept] / x[-1] if x[-1] else np.zeros(len(kept))).round(5).tolist()
-            for x in (false, true)
-        ]
-        curves.append({"false": rates[0], "true": rates[1]})
+        counts = np.cumsum([of_item[0, ::-1] for of_item in column.ranked_weights(ones)], 1)
+        counts = np.pad(counts, ((0, 0), (1, 0)))  # (2, T + 1): positives and negatives
+        if counts.shape[1] > max_points:
+            steps = np.linspace(0, len(scored.labels), max_points)
+            counts = counts[:, np.unique(np.searchsorted(counts.sum(0), steps))]
+        true, false = (counts / np.maximum(counts[:, -1:], 1)).round(5).tolist()
+        curves.append({"false": false, "true": true})
     return curves
 
 
 def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
     """Number of items by true class (row) and predicted class (column), averaged over runs."""
     return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
+
+
+def bootstrap_weights(
+    size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None
+) -> Iterator[np.ndarray]:
+    """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the
+    same replicates for every model.
+
+    The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their
+    numbers. None: single items.
+    """
+    random = np.random.default_rng(seed)
+    index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
+    num_groups = int(index.max()) + 1
+    for first in range(0, num_resamples, _BATCH):
+        # As `random.multinomial`, in a quarter of the time for many items.
+        drawn = [
+            np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups)
+            for _ in range(min(_BATCH, num_resamples - first))
+        ]
+        yield np.stack(drawn)[:, index].astype(np.float64)
+
+
+class Estimate(NamedTuple):
+    """A metric averaged over the runs of a model, or the difference of two models.
+
+    Attributes:
+        per_seed: the value of each run of the first model.
+        replicates: (W,) bootstrap replicates.
+    """
+
+    value: float
+    per_seed: list[float]
+    replicates: np.ndarray
+
+    @property
+    def _known(self) -> np.ndarray:
+        """The replicates that are defined; none if they are fewer than 90 % of all, as where many
+        have no item with a label, or none of a class."""
+        known = self.replicates[np.isfinite(self.replicates)]
+        enough = np.isfinite(self.value) and len(known) >= MIN_DEFINED * len(self.replicates)
+        return known if enough else known[:0]
+
+    def interval(
+        self,
+        low: float = -math.inf,
+        high: float = math.inf,
+        name: str = "a metric of a model or a difference",
+    ) -> ConfidenceInterval:
+        """The 95 % interval inside these limits: scaled deviations may put an end where the metric
+        cannot be. NaN, with a line in the log about `name`, if too few replicates are defined."""
+        if len(known := self._known):
+            ends = np.quantile(known, [0.025, 0.975]).clip(low, high).tolist()
+            return ConfidenceInterval(self.value, float(known.std(ddof=1)), *ends)
+        if np.isfinite(self.value):
+            share = np.isfinite(self.replicates).mean()
+            log.warning(
+                f"{name} is defined in {100 * share:.0f} % of the bootstrap replicates, too few "
+                "for an interval"
+            )
+        return ConfidenceInterval(self.value, np.nan, np.nan, np.nan)
+
+    def p_value(self) -> float:
+        """Two-sided p-value that a difference is 0: twice the fraction of replicates on the side
+        where fewer are; NaN if too few are defined."""
+        if not len(known := self._known):
+            return float("nan")
+        tail = min((known <= 0).sum(), (known >= 0).sum())
+        return float(min(1.0, 2 * (tail + 1) / (len(known) + 1)))
+
+
+def estimates(
+    metrics: Mapping[str, Metric],
+    runs: Sequence[ScoredValues],
+    baseline: Sequence[ScoredValues] = (),
+    groups: np.ndarray | None = None,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+    draws_seeds: bool = True,
+) -> dict[str, Estimate]:
+    """Each metric of a model, or of the difference of two, with bootstrap replicates.
+
+    Args:
+        baseline: runs of another model on the same items, whose metric is subtracted.
+        groups: (S,) group numbers; the items of a group are drawn together. None: single items.
+        draws_seeds: whether replicates also draw runs, or average all of them.
+    """
+    size, models = len(runs[0].labels), [each for each in (runs, baseline) if each]
+    drawn: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in models] for name in metrics}
+    replicates = bootstrap_weights(size, num_resamples, seed, groups)
+    for weights in chain([np.ones((1, size))], replicates):
+        for name, metric in metrics.items():
+            for of_model, each in zip(drawn[name], models):
+                of_model.append(np.stack([metric(run, weights) for run in each], 1))
+    found = {}
+    for name, of_models in drawn.items():
+        random = np.random.default_rng([seed, 1])
+        values = [np.concatenate(each) for each in of_models]  # (1 + W, R) of each model
+        value, *others = [float(each[0].mean()) for each in values]
+        mine, *theirs = [
+            _mean_over_seeds(each[1:], random) if draws_seeds else each[1:].mean(1)
+            for each in values
+        ]
+        value, mine = value - sum(others), mine - sum(theirs)
+        found[name] = Estimate(value, values[0][0].tolist(), widened(mine, value, groups))
+    return found
+
+
+def widened(replicates: np.ndarray, value: float, groups: np.ndarray | None) -> np.ndarray:
+    """Bootstrap replicates (W,) around `value`, with larger deviations if few groups of items were
+    drawn.
+
+    A bootstrap of n groups underestimates a standard deviation by sqrt((n - 1) / n), and the
+    quantiles of few are those of Student's t distribution with n - 1 degrees of freedom, not those
+    of a normal one (as in `dnadiff.diffusion.bootstrap.ratio`): the factor is 1.58 for 5 groups,
+    1.10 for 20 and 1.01 for 200.
+    """
+    if groups is None:
+        return replicates
+    count = len(np.unique(groups))
+    factor = math.sqrt(count / max(count - 1, 1)) * student_t(max(count - 1, 1)) / _NORMAL
+    return value + factor * (replicates - value)
+
+
+def _mean_over_seeds(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """The mean (W,) of values (W, R) over seeds that are drawn with replacement.
+
+    A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: their deviation
+    from equal weights is scaled.
+    """
+    num_resamples, count = values.shape
+    drawn = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count
+    scaled = 1 / count + (drawn - 1 / count) * (count / max(count - 1, 1)) ** 0.5
+    return (values * scaled).sum(1)
+
+
+def summarize_metrics(
+    runs: Sequence[ScoredValues],
+    metrics: Mapping[str, Metric],
+    groups: np.ndarray | None = None,
+    num_resamples: int = NUM_SUMMARIES,
+) -> dict[str, dict[str, Json]]:
+    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap
+    intervals over test items.
+
+    By metric: `value`, `per_seed`, and, unless `num_resamples` is 0, `low`, `high` and `spread`
+    (max - min over runs).
+    """
+    result = {}
+    found = estimates(metrics, runs, (), groups, num_resamples, draws_seeds=False)
+    for name, one in found.items():
+        limits = metrics[name].low, metrics[name].high
+        ends = one.interval(*limits, title(name))[2:] if num_resamples else ()
+        result[name] = {
+            "value": one.value,
+            **dict(zip(("low", "high"), ends)),
+            "per_seed": one.per_seed,
+            **({"spread": max(one.per_seed) - min(one.per_seed)} if ends else {}),
+        }
+    return result
+
+
+def sign_flip_test(
+    first: np.ndarray,
+    second: np.ndarray,
+    num_flips: int = 5000,
+    seed: int = 0,
+    groups: np.ndarray | None = None,
+) -> float:
+    """Two-sided p-value of the paired permutation test that two models have the same accuracy on
+    the same items.
+
+    Under the null hypothesis the results of the two models can be swapped item by item. With one
+    run each, this is McNemar's test by permutation.
+
+    Args:
+        first: (R, S) whether each item was classified correctly with each seed.
+        second: (R', S) of the other model.
+        groups: (S,) the items of a group get the same sign. None: each item has its own.
+    """
+    difference = first.mean(0) - second.mean(0)
+    if groups is not None:
+        difference = np.bincount(np.unique(groups, return_inverse=True)[1], difference)
+    difference = difference[difference != 0]
+    if not len(difference):
+        return 1.0
+    random, observed, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
+    for begin in range(0, num_flips, 500):
+        shape = (min(500, num_flips - begin), len(difference))
+        signs = random.integers(0, 2, size=shape, dtype=np.int8) * 2 - 1
+        extreme += int((np.abs(signs @ difference) >= observed).sum())
+    return (extreme + 1) / (num_flips + 1)

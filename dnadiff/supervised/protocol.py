@@ -59,7 +59,13 @@ class FixedSplit:
         """The divisions of a seed; ValueError if the task cannot be divided this way, or a part is
         of no use to its target."""
         data.target.check_valid(data.valid.labels, data.name)
-        _check_valid_classes(data)
+        if only := _only_class(data):
+            # Any network that predicts it has the best accuracy.
+            raise ValueError(
+                f"{data.name}: all {len(data.valid):,} validation items are of class "
+                f"{only}, and the choice of the epoch expects two "
+                "or more classes; divide at random: task.redivide=true"
+            )
         data.target.check_test(data.test.labels, data.name)
         return [Round(data, torch.arange(len(data.test)))]
 
@@ -99,16 +105,14 @@ class FewItems(FixedSplit):
                 f"items{labeled}; give at most that, or null"
             )
         num_valid = max(_FEWEST_VALID, round(len(valid) * self.train_items / len(train)))
-
-        def draw(items: Items, number: int, name: str) -> Items:
+        parts: dict[str, Json] = {}
+        for name, items, number in (
+            ("train", train, self.train_items),
+            ("valid", valid, num_valid),
+        ):
             strata = data.target.strata(items.labels.numpy())[0]
-            return items.select(draw_items(strata, number, hash64(seed, name, "items")))
-
-        divided = replace(
-            data,
-            train=draw(train, self.train_items, "train"),
-            valid=draw(valid, num_valid, "valid"),
-        )
+            parts[name] = items.select(draw_items(strata, number, hash64(seed, name, "items")))
+        divided = replace(data, **parts)
         try:
             _check_parts(divided, seed, data.train)
         except ValueError as error:
@@ -195,45 +199,31 @@ class KFold(FixedSplit):
         fold = assign_folds(
             groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds"))
         )
-        return [
-            self._round(data, items, groups, torch.from_numpy(fold == number), seed, number)
-            for number in range(self.num_folds)
-        ]
-
-    def _round(
-        self,
-        data: TaskData,
-        items: Items,
-        groups: np.ndarray,
-        tested: Tensor,
-        seed: int,
-        number: int,
-    ) -> Round:
-        rest = torch.where(~tested)[0]
-        random = np.random.default_rng(hash64(seed, "validation", number))
-        is_valid = torch.from_numpy(
-            sample_clusters(groups[rest.numpy()], self.valid_fraction, random)
-        )
-        divided = replace(
-            data,
-            train=items.select(rest[~is_valid]),
-            valid=items.select(rest[is_valid]),
-            test=items.select(tested),
-        )
-        _check_parts(divided, seed, items)
-        return Round(divided, torch.where(tested)[0])
+        rounds = []
+        for number in range(self.num_folds):
+            tested = torch.from_numpy(fold == number)
+            rest = torch.where(~tested)[0]
+            random = np.random.default_rng(hash64(seed, "validation", number))
+            is_valid = torch.from_numpy(
+                sample_clusters(groups[rest.numpy()], self.valid_fraction, random)
+            )
+            divided = replace(
+                data,
+                train=items.select(rest[~is_valid]),
+                valid=items.select(rest[is_valid]),
+                test=items.select(tested),
+            )
+            _check_parts(divided, seed, items)
+            rounds.append(Round(divided, torch.where(tested)[0]))
+        return rounds
 
 
-def _check_valid_classes(data: TaskData) -> None:
-    """ValueError if all validation items are of one of several classes: any network that predicts
-    it has the best accuracy."""
+def _only_class(data: TaskData) -> str | None:
+    """The class that all validation items are of, in quotes; None if they are of several, or the
+    task has only one."""
     strata, names = data.target.strata(data.valid.labels.numpy())
-    if len(names) > 1 and len(present := np.unique(strata)) == 1:
-        raise ValueError(
-            f"{data.name}: all {len(strata):,} validation items are of class "
-            f"{names[present[0]]!r}, and the choice of the epoch expects two "
-            "or more classes; divide at random: task.redivide=true"
-        )
+    present = np.unique(strata)
+    return repr(names[present[0]]) if len(names) > 1 and len(present) == 1 else None
 
 
 def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
@@ -251,11 +241,10 @@ def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
                 f"{(every[0] == number).sum():,} in {len(drawn_from):,}; add sequences of it, or "
                 "leave task.protocol at fixed"
             )
-    valid_strata, _ = divided.target.strata(divided.valid.labels.numpy())
-    if len(names) > 1 and len(only := np.unique(valid_strata)) == 1:
+    if only := _only_class(divided):
         log.warning(
-            f"{divided.name}: all {len(valid_strata):,} validation items of seed {seed} are of "
-            f"class {names[only[0]]!r}, so their accuracy does "
+            f"{divided.name}: all {len(divided.valid):,} validation items of seed {seed} are of "
+            f"class {only}, so their accuracy does "
             "not tell epochs and settings apart"
         )
     divided.target.fit(divided.train.labels, f"{divided.name}, seed {seed},")
@@ -270,7 +259,7 @@ PROTOCOLS: dict[str, type[FixedSplit]] = {
 def build_protocol(name: str, pad_id: int, train_items: int | None = None) -> FixedSplit:
     """The protocol of `task.protocol=NAME`, with `train_items` that of fewer labels; ValueError if
     there is none of that name."""
-    if not isinstance(name, str) or name not in PROTOCOLS:
+    if name not in [*PROTOCOLS]:
         raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
     if train_items is None:
         return PROTOCOLS[name](pad_id)

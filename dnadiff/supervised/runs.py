@@ -10,23 +10,14 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dnadiff.fields import Json
 from dnadiff.store.address import expand_user
 
-if TYPE_CHECKING:
-    pass
-
-
 FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
-
-
 _MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
 
-
 _CLASSIFYING = ("predict", "variants")  # commands that take classifiers
-
 
 _SEED = re.compile(r"seed_(\d+)")
 

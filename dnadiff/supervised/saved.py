@@ -1,30 +1,47 @@
-"""The classifiers that `python -m dnadiff.finetune` saves in its run folder:
-`models/seed_1/model.safetensors` with `model.json`.
+"""What a study saves: predictions and tables in its folder of results, and the classifiers that
+`python -m dnadiff.finetune` keeps in its run folder, `models/seed_1/model.safetensors` with
+`model.json`.
 
 Each seed has a folder of its own that says everything needed to use it. The description is written
-after the weights and names their SHA-256, so that a killed process leaves no folder that looks
-complete. Loading builds only classes of this package (`dnadiff.store.objects.build`).
+after the weights and names their SHA-256, because safetensors has no checksums of its own: a killed
+process leaves no folder that looks complete. Loading builds only classes of this package
+(`dnadiff.store.objects.build`).
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import datetime
 import hashlib
+import importlib.metadata
+import importlib.resources
+import inspect
+import io
 import json
+import logging
 import os
+import platform
+import re
+import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import Json
+from dnadiff.formats.table import read_csv
 from dnadiff.networks.backbone.base import Backbone
-from dnadiff.renamed import current_name
+from dnadiff.renamed import VERSION, current_name
 from dnadiff.store.address import expand_user
-from dnadiff.store.disk import atomic_write, read_json, write_json
+from dnadiff.store.cache import hash_file, locked
+from dnadiff.store.disk import append, atomic_write, json_object, read_json, read_npz, write_json
 from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised.classifier import (
     LENGTH_WIDTH,
@@ -35,14 +52,34 @@ from dnadiff.supervised.classifier import (
     keep_first_layers,
 )
 from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
-from dnadiff.supervised.items import EVALUATION, TaskData
+from dnadiff.supervised.items import EVALUATION, Job, Prediction, TaskData
+from dnadiff.supervised.metrics import METRICS, metric_values
 from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
 from dnadiff.weights import tensors
 
-FORMAT = 1
+# Given items, division and weights, which have digests of their own, predictions depend on nothing
+# else in the package.
+SOURCES = (
+    "networks/backbone",
+    "supervised",
+    "networks/kernels",
+    "training/optim.py",
+    "data/tokenizer.py",
+    "formats/nucleotides.py",
+    "diffusion/draws.py",
+    "genomics/kmers.py",
+    "diffusion/vocab.py",
+)
+# Columns of the table of results before and after the metrics.
+FIRST, LAST = (
+    ("task", "model", "seed", "protocol", "train", "train_items", "test"),
+    ("seconds", "digest", "finished", "host"),
+)
+COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
+FORMAT = 1  # of the description of a classifier
 _SHARED = (
     "name",
     "classes",
@@ -58,219 +95,298 @@ _SHARED = (
 _OF_SEED = ("items", "mean", "std")  # of the task and of the target
 _KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
 _REMEDY = "use another copy of it, or fine-tune again"
+log = logging.getLogger("dnadiff")
 
 
-def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json]) -> None:
-    """Save the classifier of a seed in `folder/seed_N`, replacing an earlier one; a copy that is
-    the same already is not written again."""
-    target = folder / f"seed_{seed}"
-    description = target / DESCRIPTION
-    content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
-    content = json.loads(
-        json.dumps(content, default=str), parse_constant=lambda _: None
-    )  # NaN is not JSON
-    content["check"] = _check_of(content)
-    if description.is_file() and not _describes(description, weights.sha256):
-        description.unlink()  # of other weights: until the new ones are complete, there is no model
-    weights.copy_to(target / WEIGHTS)
-    write_json(description, content)
+def code_version(
+    network: type | None = None, config: Json = None, package: Traversable | None = None
+) -> dict[str, str]:
+    """What the code that computes predictions is identified by: a digest of its sources, and the
+    versions of the libraries.
+
+    The digest covers `SOURCES` of the package, also in a zip file, and your own modules of
+    `network` and of each `_target_` in `config`, such as a head. Other modules that yours import
+    are not covered.
+    """
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        for path, content in _files((package or importlib.resources.files("dnadiff")) / name, name):
+            digest.update(f"{path}:{len(content)}:".encode() + content)
+    own = {network.__module__} if network is not None else set()
+    for module in sorted(own | set(_modules(config))):
+        if not module.startswith("dnadiff."):
+            with contextlib.suppress(OSError, TypeError):  # of a compiled module
+                digest.update(inspect.getsource(sys.modules[module]).encode())
+    libraries = ("lightning", "scikit-learn", "numpy", "scipy")
+    return {
+        "dnadiff": VERSION,
+        "code": digest.hexdigest()[:12],
+        "torch": torch.__version__,
+        **{name: importlib.metadata.version(name) for name in libraries},
+    }
 
 
-def load(
-    checkpoint: str | os.PathLike[str],
-    trust: Sequence[str] = (),
-    device: torch.device | str = "cpu",
-) -> ClassifierEnsemble:
-    """The classifiers of a fine-tuned run.
+def _modules(config: Json) -> Iterator[str]:
+    """The modules of the `_target_`s of a configuration."""
+    if isinstance(config, Mapping):
+        name = str(config.get("_target_", ""))
+        while name := name.rpartition(".")[0]:  # a target can be a method of a class
+            if name in sys.modules:
+                yield name
+                break
+        config = list(config.values())
+    if isinstance(config, list):
+        for value in config:
+            yield from _modules(value)
 
-    Args:
-        checkpoint: see `find`.
-        trust: packages besides dnadiff whose classes a description may name.
-        device: of the networks.
+
+def _files(entry: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """Path and content of each source file, in the order of their names."""
+    if entry.is_dir():
+        for child in sorted(entry.iterdir(), key=lambda child: child.name):
+            yield from _files(child, f"{name}/{child.name}")
+    elif name.endswith((".py", ".cpp", ".h")):
+        yield name, entry.read_bytes()
+
+
+class ResultsFolder:
+    """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and
+    command) in each of them.
+
+    Predictions of another `version`, the `code_version` that computes them, are not reused. Neither
+    are those of the models `kept` whose weights are missing or damaged: the network is trained
+    again.
+
+    Attributes:
+        networks: the weights of each model and seed whose network is kept.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        provenance: Mapping[str, object],
+        version: Mapping[str, str],
+        kept: Collection[str] = (),
+    ) -> None:
+        self.folder, self.provenance, self.version = expand_user(folder), provenance, version
+        self.kept, self.networks = frozenset(kept), dict[tuple[str, int], WeightsFile]()
+
+    def get_or_compute(self, job: Job, compute: Callable[[], Prediction]) -> Prediction | None:
+        """The stored prediction, or a new one; None while another process is computing it."""
+        key = {"model": job.model, "seed": job.seed}
+        digest = compute_digest(job.data, {**key, "version": self.version, **job.about})
+        path = self.folder / slug(job.data.name) / f"{slug(job.model)}-s{job.seed}-{digest}.npz"
+        lock = path.with_suffix(".lock")
+        if (stored := self._load(path, job, digest)) is not None:
+            # Of a killed process; with the prediction it protects nothing.
+            lock.unlink(missing_ok=True)
+            return stored
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(lock, wait=0) as acquired:
+            if acquired is False:
+                return None
+            try:
+                # Finished after the first check?
+                if (stored := self._load(path, job, digest)) is not None:
+                    return stored
+                if path.is_file():
+                    log.info(
+                        f"{job.model}, seed {job.seed}: {path} has no intact network; it is "
+                        "trained again"
+                    )
+                prediction = compute()
+                if job.model in self.kept and prediction.classifier is not None:
+                    weights = write_weights(path.with_suffix(".safetensors"), prediction.classifier)
+                    prediction = prediction._replace(weights=weights.sha256)
+                    self.networks[job.model, job.seed] = weights
+                about = {**job.about, **self.version, **self.provenance, **key}
+                save_prediction(path, prediction, job.labels, about)
+                self._add_row(job, prediction, digest)
+            finally:
+                if acquired:
+                    lock.unlink(missing_ok=True)
+        return prediction
+
+    def _load(self, path: Path, job: Job, digest: str) -> Prediction | None:
+        """A stored prediction; None if it is missing, or its network is to be kept and is missing
+        or damaged.
+
+        Its row is added if missing: a process may be killed between writing the two.
+        """
+        if not path.is_file():
+            return None
+        prediction, labels = load_prediction(path)
+        if not np.array_equal(labels, job.labels, equal_nan=True):
+            raise ValueError(
+                f"{path} has different items from the task {job.data.name}; remove it, and it is "
+                "computed again"
+            )
+        if job.model in self.kept:
+            weights = WeightsFile(path.with_suffix(".safetensors"), prediction.weights or "")
+            if not weights.is_intact():
+                return None
+            self.networks[job.model, job.seed] = weights
+        self._add_row(job, prediction, digest)
+        return prediction
+
+    def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
+        target, train = job.data.target, len(job.data.train)
+        scored = target.scored(prediction.predictions.numpy(), job.labels.numpy(), job.folds)
+        metrics = metric_values(scored, target.metrics)
+        row = {
+            "task": job.data.name,
+            "model": job.model,
+            "seed": job.seed,
+            "protocol": job.about.get("protocol", ""),
+            "train": train,
+            "train_items": train if job.train_items is None else job.train_items,
+            "test": len(job.labels),
+            **{name: f"{value:.6g}" for name, value in metrics.items()},
+            "seconds": f"{prediction.seconds:.1f}",
+            "digest": digest,
+            "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "host": platform.node(),
+            **self.version,
+            **self.provenance,
+        }
+        path = self.folder / "results.csv"
+        with locked(self.folder / ".results.lock"):
+            if digest not in listed_digests(path):
+                append_row(path, row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
+
+    def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
+        """Store the summary of a task, replacing an earlier one with as many training items."""
+        number = result.get("task", {}).get("train_items")
+        key = task if number is None else f"{task}, train_items {number}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder / ".results.lock"):
+            path = self.folder / "results.json"
+            known = read_json(path) if path.is_file() else {}
+            write_json(path, known | {key: {**self.provenance, **result}})
+
+
+def check_results(folder: Path) -> None:
+    """ValueError if `results.csv` or `results.json` of a folder is damaged."""
+    for name, read in (("results.csv", read_csv), ("results.json", read_json)):
+        if (path := expand_user(folder) / name).is_file():
+            read(path)
+
+
+def listed_digests(path: Path) -> set[str]:
+    """The digests in a table of results; an empty set if there is no table. ValueError if it is
+    damaged."""
+    header, rows = read_csv(path) if path.is_file() else ([], [])
+    if header and "digest" not in header:
+        raise ValueError(
+            f"{path} has no column digest; it is not a table of results: remove it, or choose "
+            "another folder"
+        )
+    return {row["digest"] for row in rows}
+
+
+def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
+    """Append a row to a CSV file that the caller has locked. If columns or the last line break are
+    missing, the file is rewritten with them.
 
     Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
-            different runs, or there is no such device.
+        ValueError: if the file is damaged.
     """
-    _check_device(device)
-    folders = find(checkpoint)
-    described = [_read(folder / DESCRIPTION) for folder in folders]
-    first = described[0]
-    try:
-        for folder, about in zip(folders, described):
-            if different := [
-                key for key, value in _of_run(about).items() if value != _of_run(first)[key]
-            ]:
-                raise ValueError(
-                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
-                    "remove one of them"
-                )
-        present = [about["seed"] for about in described]
-        several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
-        if several and present != first["seeds"]:
-            raise ValueError(
-                f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
-                f"{first['seeds']}: the run was interrupted; "
-                "start it again"
+    header, known = read_csv(path) if path.is_file() else ([], [])
+    missing = [name for name in columns if name not in header]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*header, *missing], restval="", lineterminator="\n")
+    if header and not missing and path.read_bytes().endswith(b"\n"):
+        writer.writerow(row)
+        append(path, text.getvalue().encode())
+        return
+    writer.writeheader()
+    writer.writerows([*known, row])
+    with atomic_write(path, overwrite=True) as file:
+        file.write(text.getvalue().encode())
+
+
+def save_prediction(
+    path: Path, prediction: Prediction, labels: Tensor, about: Mapping[str, object]
+) -> None:
+    """Write a prediction atomically."""
+    own = {"found": prediction.fit_info, "weights_sha256": prediction.weights}
+    valid = prediction.valid_predictions
+    of_valid: dict[str, Json] = {} if valid is None else {"valid_predictions": valid.numpy()}
+    with atomic_write(path, overwrite=True) as file:
+        np.savez_compressed(
+            file,
+            predictions=prediction.predictions.numpy(),
+            labels=labels.numpy(),
+            seconds=prediction.seconds,
+            about=json.dumps({**about, **own}, default=str),
+            **of_valid,
+        )
+
+
+def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
+    """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError
+    if the file is damaged."""
+    stored = read_npz(path, ("about", "predictions", "labels", "seconds"))
+    predictions, labels, seconds = stored["predictions"], stored["labels"], stored["seconds"]
+    about = json_object(str(stored["about"]), path)
+    found, sha256, valid = (
+        about.get("found", []),
+        about.get("weights_sha256"),
+        stored.get("valid_predictions"),
+    )
+
+    def is_matrix(array: np.ndarray) -> bool:
+        return array.ndim == 2 and array.dtype.kind == "f"
+
+    fits = (
+        is_matrix(predictions)
+        and labels.dtype.kind == "if"[labels.ndim == 2]
+        and labels.shape == predictions.shape[: labels.ndim]
+        and (valid is None or (is_matrix(valid) and valid.shape[1] == predictions.shape[1]))
+        and (seconds.shape, seconds.dtype.kind) == ((), "f")
+        and isinstance(found, list)
+    )
+    if not fits:
+        raise ValueError(
+            f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed "
+            "again"
+        )
+    prediction = Prediction(
+        torch.from_numpy(predictions),
+        float(seconds),
+        found,
+        None if sha256 is None else str(sha256),
+        None if valid is None else torch.from_numpy(valid),
+    )
+    return prediction, torch.from_numpy(labels)
+
+
+def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
+    """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
+    settings = [data.classes, data.stranded, about, *data.target.identity()]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    for items in (data.train, data.valid, data.test):
+        for tensor in (items.ids, items.lengths, items.labels, items.groups):
+            digest.update(
+                b"none"
+                if tensor is None
+                else f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes()
             )
-        tokenizer = build(first["tokenizer"], trust=(PACKAGE, *trust))
-        if not isinstance(tokenizer, DNATokenizer):
-            raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
-        members = [
-            _member(folder, about, tokenizer, (PACKAGE, *trust))
-            for folder, about in zip(folders, described)
-        ]
-        return ClassifierEnsemble(
-            _target(first, (PACKAGE, *trust)),
-            members,
-            tokenizer,
-            folders[0].parent,
-            str(first["task"]["name"]),
-            int(first["task"]["longest"]),
-            int(first["batch_size"]),
-            device,
-        )
-    # Values that `finetune` does not write.
-    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
-            f"({reason}); {_REMEDY}"
-        ) from error
+    return digest.hexdigest()[:12]
 
 
-def _check_device(device: torch.device | str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ValueError(
-            f"device {device} cannot be used on this machine, or with this build of torch "
-            f"({reason}); use cpu"
-        ) from error
+def weights_digest(network: nn.Module) -> str:
+    """12 hexadecimal digits that change with any weight of the network."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(name.encode() + content.numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
-def _read(path: Path) -> dict[str, Json]:
-    about = read_json(path, _KEYS, _REMEDY)
-    if about.pop("check") != _check_of(about):
-        raise ValueError(f"{path} is damaged (its checksum differs); {_REMEDY}")
-    if about["format"] != FORMAT:
-        raise ValueError(
-            f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update "
-            "dnadiff"
-        )
-    return about
-
-
-def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
-    """What the seeds of a run have in common: not the items of each, nor the mean and standard
-    deviation of their values."""
-    task, target = (
-        {key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED}
-        for name in ("task", "target")
-    )
-    return {**{key: about[key] for key in _SHARED}, "task": task, "target": target}
-
-
-def _member(
-    folder: Path, about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]
-) -> SeedClassifier:
-    path = folder / WEIGHTS
-    state = WeightsFile(path, str(about["sha256"])).read()
-    about = _with_earlier_head(about, state)
-    with tensors.without_memory(
-        len(state), path
-    ):  # a network that the file cannot fill is refused before memory is allocated
-        _check_shapes(_build(about, tokenizer, trust), state, path)
-    tensors.check_memory(state.values(), path)
-    classifier = _build(about, tokenizer, trust)
-    classifier.load_state_dict(state)
-    classifier.target = _target(about, trust)
-    return SeedClassifier(int(about["seed"]), classifier.eval(), str(about["sha256"]), folder)
-
-
-def _with_earlier_head(
-    about: Mapping[str, Json], state: Mapping[str, Tensor]
-) -> Mapping[str, Json]:
-    """The description, with the convolutional head of earlier versions if these are its weights: it
-    was pooled in parts alone."""
-    head = about.get("head", {})
-    is_conv = current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"
-    if (
-        not is_conv
-        or "global_pooling" in head
-        or any(name.endswith("linear.weight") and name.startswith("head.") for name in state)
-    ):
-        return about
-    return {**about, "head": head | {"global_pooling": False}}
-
-
-def _build(about: Mapping[str, Json], tokenizer: Json, trust: Sequence[str]) -> Classifier:
-    backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
-    if not isinstance(backbone, Backbone):
-        raise ValueError(
-            f"its network is {type(backbone).__name__}, which is not a network of this package; "
-            f"{_REMEDY}"
-        )
-    backbone = keep_first_layers(backbone, about["layer"])
-    head = about.get("head", {})
-    # Runs of earlier versions have the published head, and describe it in words.
-    inputs = HeadInputs(**about.get("inputs", {}))
-    longest, outputs = int(about["task"]["longest"]), len(about["classes"])
-    return build_classifier(
-        backbone,
-        head if "_target_" in head else MEAN_HEAD,
-        inputs,
-        outputs,
-        longest,
-        bool(about["stranded"]),
-        trust,
-    )
-
-
-def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
-    if "target" not in about:
-        return ClassTarget(about["classes"])  # of a version that had only these
-    target = build(about["target"], trust=trust)
-    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
-        raise ValueError(
-            f"its target is {target!r}, which does not predict "
-            f"{', '.join(map(str, about['classes']))}; {_REMEDY}"
-        )
-    return target
-
-
-def _check_shapes(classifier: Classifier, state: Mapping[str, Tensor], path: Path) -> None:
-    own = classifier.state_dict()
-    wrong = sorted({*own} ^ {*state}) or [
-        name for name in own if own[name].shape != state[name].shape
-    ]
-    narrower = own.keys() == state.keys() and {
-        own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1
-    }
-    if wrong and classifier.inputs.length and narrower == {LENGTH_WIDTH - 1}:
-        raise ValueError(
-            f"the weights in {path} read the length as the one number of an earlier version "
-            "(inputs.length=true), which this version "
-            "replaced by several; train again with finetune"
-        )
-    if wrong:
-        raise ValueError(
-            f"the weights in {path} do not fit the network of {DESCRIPTION} "
-            f"({', '.join(wrong[:3])}); {_REMEDY}"
-        )
-
-
-def _describes(path: Path, sha256: str) -> bool:
-    try:
-        return _read(path)["sha256"] == sha256
-    except ValueError:
-        return False
-
-
-def _check_of(content: Mapping[str, Json]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+def slug(name: str) -> str:
+    """The name as part of a file name: only letters, digits, dot, dash and underscore."""
+    return re.sub(r"[^\w.-]+", "_", name)
 
 
 class WeightsFile(NamedTuple):
@@ -281,7 +397,7 @@ class WeightsFile(NamedTuple):
 
     def is_intact(self) -> bool:
         """Whether the file exists with these bytes."""
-        return self.path.is_file() and _sha256(self.path) == self.sha256
+        return self.path.is_file() and hash_file(self.path) == self.sha256
 
     def read(self) -> dict[str, Tensor]:
         """The tensors by name.
@@ -311,9 +427,8 @@ class WeightsFile(NamedTuple):
         copy = WeightsFile(target, self.sha256)
         if not copy.is_intact():
             content = self.path.read_bytes()
-            if (
-                hashlib.sha256(content).hexdigest() != self.sha256
-            ):  # of the bytes that are written, not of those of a second reading
+            # Of the bytes that are written, not of those of a second reading.
+            if hashlib.sha256(content).hexdigest() != self.sha256:
                 raise ValueError(
                     f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then "
                     "trained again"
@@ -338,41 +453,37 @@ def write_weights(path: Path, network: nn.Module) -> WeightsFile:
     return WeightsFile(path, hashlib.sha256(content).hexdigest())
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def save_networks(
     folder: Path,
-    model: Mapping[str, Json],
-    task: Mapping[str, Json],
+    name: str,
+    result: Mapping[str, Json],
     about: Mapping[str, Json],
+    settings: Mapping[str, Json],
+    task: Mapping[str, Json],
     data: TaskData,
     protocol: FixedSplit,
-    study_seeds: Sequence[int],
-    report: Mapping[str, Json],
-    settings: Mapping[str, Json],
     networks: Mapping[int, WeightsFile],
 ) -> None:
     """Save the network of every seed of a model of a study with its description.
 
     Args:
-        model: its name and the inputs of its head.
-        task: the settings of its reader.
+        result: what `finetune` writes of the task.
         about: layer, network, tokenizer and pretrained weights.
+        settings, task: what the model, and the reader of the task, describe themselves by.
         protocol: which items each seed was trained on: the target and the counts that are saved are
             of these.
-        report: what `dnadiff.supervised.study.run_study` returns of the model.
-        settings: what the model describes itself by.
         networks: the weights by the seed.
     """
+    model = result["models"][name]
     for seed, weights in networks.items():
-        number = study_seeds.index(seed)
+        number = result["seeds"].index(seed)
         trained = protocol.rounds(data, seed)[-1].data  # the network is that of the last round
-        found = report["found"][number][0]
-        own = {
-            "name": model["name"],
+        found = model["found"][number][0]
+        content = {
+            "classes": list(data.target.names),
+            "stranded": data.stranded,
+            **about,
+            "name": name,
             "target": trained.target.fit(trained.train.labels).settings(),
             "task": {
                 "name": data.name,
@@ -384,12 +495,191 @@ def save_networks(
             "settings": settings,
             "found": found,
             "head": found["head"],
-            "inputs": model["inputs"],
+            "inputs": result["inputs"],
             # That predicted the test items.
             "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
             "metrics": {
-                metric: each["per_seed"][number] for metric, each in report["metrics"].items()
+                metric: each["per_seed"][number] for metric, each in model["metrics"].items()
             },
         }
-        shared = {"classes": list(data.target.names), "stranded": data.stranded, **about}
-        save(folder, seed, weights, {**shared, **own})
+        save(folder, seed, weights, content)
+
+
+def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json]) -> None:
+    """Save the classifier of a seed in `folder/seed_N`, replacing an earlier one; a copy that is
+    the same already is not written again."""
+    target = folder / f"seed_{seed}"
+    description = target / DESCRIPTION
+    content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
+    text = json.dumps(content, default=str)
+    content = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
+    content["check"] = _check_of(content)
+    if description.is_file():
+        known = None
+        with contextlib.suppress(ValueError):
+            known = _read(description)["sha256"]
+        if known != weights.sha256:  # until the new ones are complete, there is no model
+            description.unlink()
+    weights.copy_to(target / WEIGHTS)
+    write_json(description, content)
+
+
+def _read(path: Path) -> dict[str, Json]:
+    about = read_json(path, _KEYS, _REMEDY)
+    if about.pop("check") != _check_of(about):
+        raise ValueError(f"{path} is damaged (its checksum differs); {_REMEDY}")
+    if about["format"] != FORMAT:
+        raise ValueError(
+            f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update "
+            "dnadiff"
+        )
+    return about
+
+
+def _check_of(content: Mapping[str, Json]) -> int:
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def load(
+    checkpoint: str | os.PathLike[str],
+    trust: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+) -> ClassifierEnsemble:
+    """The classifiers of a fine-tuned run.
+
+    Args:
+        checkpoint: see `find`.
+        trust: packages besides dnadiff whose classes a description may name.
+        device: of the networks.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
+            different runs, or there is no such device.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(
+            f"device {device} cannot be used on this machine, or with this build of torch "
+            f"({reason}); use cpu"
+        ) from error
+    trust, folders = (PACKAGE, *trust), find(checkpoint)
+    described = [_read(folder / DESCRIPTION) for folder in folders]
+    first, present = described[0], [about["seed"] for about in described]
+    try:
+        shared = [_of_run(about) for about in described]
+        for folder, about in zip(folders, shared):
+            if different := [key for key in about if about[key] != shared[0][key]]:
+                raise ValueError(
+                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
+                    "remove one of them"
+                )
+        several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
+        if several and present != first["seeds"]:
+            raise ValueError(
+                f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
+                f"{first['seeds']}: the run was interrupted; "
+                "start it again"
+            )
+        tokenizer = build(first["tokenizer"], trust=trust)
+        if not isinstance(tokenizer, DNATokenizer):
+            raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
+        return ClassifierEnsemble(
+            _target(first, trust),
+            [_member(*of_seed, tokenizer, trust) for of_seed in zip(folders, described)],
+            tokenizer,
+            folders[0].parent,
+            str(first["task"]["name"]),
+            int(first["task"]["longest"]),
+            int(first["batch_size"]),
+            device,
+        )
+    # Values that `finetune` does not write.
+    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
+            f"({reason}); {_REMEDY}"
+        ) from error
+
+
+def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
+    """What the seeds of a run have in common: not the items of each, nor the mean and standard
+    deviation of their values."""
+    parts = {
+        name: {key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED}
+        for name in ("task", "target")
+    }
+    return {key: about[key] for key in _SHARED} | parts
+
+
+def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
+    if "target" not in about:
+        return ClassTarget(about["classes"])  # of a version that had only these
+    target = build(about["target"], trust=trust)
+    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
+        raise ValueError(
+            f"its target is {target!r}, which does not predict "
+            f"{', '.join(map(str, about['classes']))}; {_REMEDY}"
+        )
+    return target
+
+
+def _member(
+    folder: Path, about: Mapping[str, Json], tokenizer: DNATokenizer, trust: Sequence[str]
+) -> SeedClassifier:
+    path, sha256, head = folder / WEIGHTS, str(about["sha256"]), about.get("head", {})
+    state = WeightsFile(path, sha256).read()
+    if (
+        current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"
+        and "global_pooling" not in head
+        and not any(name.startswith("head.") and name.endswith("linear.weight") for name in state)
+    ):  # the head of earlier versions, which was pooled in parts alone
+        head = head | {"global_pooling": False}
+
+    def make() -> Classifier:
+        backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
+        if not isinstance(backbone, Backbone):
+            raise ValueError(
+                f"its network is {type(backbone).__name__}, which is not a network of this "
+                f"package; {_REMEDY}"
+            )
+        return build_classifier(
+            keep_first_layers(backbone, about["layer"]),
+            # Runs of earlier versions have the published head, and describe it in words.
+            head if "_target_" in head else MEAN_HEAD,
+            HeadInputs(**about.get("inputs", {})),
+            len(about["classes"]),
+            int(about["task"]["longest"]),
+            bool(about["stranded"]),
+            trust,
+        )
+
+    # A network that the file cannot fill is refused before memory is allocated.
+    with tensors.without_memory(len(state), path):
+        planned = make()
+        own = planned.state_dict()
+        wrong = sorted({*own} ^ {*state}) or [
+            name for name in own if own[name].shape != state[name].shape
+        ]
+        narrower = own.keys() == state.keys() and {
+            own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1
+        }
+        if wrong and planned.inputs.length and narrower == {LENGTH_WIDTH - 1}:
+            raise ValueError(
+                f"the weights in {path} read the length as the one number of an earlier version "
+                "(inputs.length=true), which this version "
+                "replaced by several; train again with finetune"
+            )
+        if wrong:
+            raise ValueError(
+                f"the weights in {path} do not fit the network of {DESCRIPTION} "
+                f"({', '.join(wrong[:3])}); {_REMEDY}"
+            )
+    tensors.check_memory(state.values(), path)
+    classifier = make()
+    classifier.load_state_dict(state)
+    classifier.target = _target(about, trust)
+    return SeedClassifier(int(about["seed"]), classifier.eval(), sha256, folder)

@@ -1,25 +1,30 @@
-"""Metrics of several models on the same items, paired differences, and both on subsets of the
-items."""
+"""A study: several models on the same items, their metrics and paired differences, also on subsets
+of the items, and the tables of them beside published accuracies.
+
+The published accuracies are in `genomic_benchmarks/published.csv`, which ships with the package;
+each comes with the number of training sequences behind it.
+"""
 
 from __future__ import annotations
 
+import csv
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.fields import Json
+from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs
-from dnadiff.supervised.intervals import summarize_metrics
 from dnadiff.supervised.items import (
-    Computed,
     Items,
     Job,
     Prediction,
@@ -28,100 +33,17 @@ from dnadiff.supervised.items import (
     TaskModel,
     no_report,
 )
-from dnadiff.supervised.metrics import ScoredValues, metric_values, title
+from dnadiff.supervised.metrics import ScoredValues, summarize_metrics, title
 from dnadiff.supervised.overlap import TRAINING, training_remark
-from dnadiff.supervised.protocol import FixedSplit
-from dnadiff.supervised.results import ResultsFolder, timed
+from dnadiff.supervised.protocol import FixedSplit, KFold
+from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
 
+FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
+WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
+_POLL_SECONDS = 2.0  # between checks on what other processes are computing
 log = logging.getLogger("dnadiff")
-
-
-class Comparison:
-    """Metrics of predictions on the same items, and their differences; the items of a group are
-    resampled together.
-
-    Args:
-        predictions: of each run of each model.
-        subsets: masks (S,) bool by name; the primary metric and its differences on each are
-            reported too.
-        target: None is classes.
-    """
-
-    def __init__(
-        self,
-        predictions: Mapping[str, Sequence[Prediction]],
-        tested: Items,
-        subsets: Mapping[str, np.ndarray] | None = None,
-        target: TaskTarget | None = None,
-    ) -> None:
-        self.target = ClassTarget() if target is None else target
-        self.predictions, self.labels = predictions, tested.labels.numpy()
-        self.groups, self.subsets = resampled_groups(tested), subsets or {}
-        self.scored = {name: self._scored(name) for name in predictions}
-
-    def _scored(self, name: str, rows: slice | np.ndarray = slice(None)) -> list[ScoredValues]:
-        """The predictions of some items, prepared for the metrics."""
-        return [
-            self.target.scored(
-                run.predictions.numpy()[rows],
-                self.labels[rows],
-                None if run.folds is None else run.folds[rows],
-            )
-            for run in self.predictions[name]
-        ]
-
-    def model(self, name: str) -> dict[str, Json]:
-        """The metrics of a model: the one that models are compared by with its interval and its
-        value for each run, and all others."""
-        target, scored, runs = self.target, self.scored[name], self.predictions[name]
-        primary = target.primary
-        interval, metric = target.interval(scored, groups=self.groups), target.metrics[primary]
-        return {
-            primary: interval.value,
-            "low": interval.low,
-            "high": interval.high,
-            "per_seed": [metric_values(run, {primary: metric})[primary] for run in scored],
-            "metrics": summarize_metrics(scored, target.metrics, groups=self.groups),
-            **target.details(scored),
-            "seconds": round(sum(run.seconds for run in runs), 1),
-            "found": [run.fit_info for run in runs],
-            "subsets": {subset: self._subset(mask, name) for subset, mask in self.subsets.items()},
-        }
-
-    def _subset(self, mask: np.ndarray, name: str, baseline: str | None = None) -> dict[str, Json]:
-        """The primary metric on some items, or the difference from a baseline; None without
-        items."""
-        size, key = int(mask.sum()), self.target.primary if baseline is None else "difference"
-        if not size:
-            return {"items": 0, key: None, "low": None, "high": None}
-        groups = None if self.groups is None else self.groups[mask]
-        of_baseline = [] if baseline is None else self._scored(baseline, mask)
-        found = self.target.interval(self._scored(name, mask), of_baseline, groups=groups)
-        # Too few groups to resample; single items would give too narrow an interval.
-        few = groups is not None and len(np.unique(groups)) < MIN_BLOCKS
-        ends = (None, None) if few else (found.low, found.high)
-        return {"items": size, key: found.value, "low": ends[0], "high": ends[1]}
-
-    def difference(self, a: str, b: str) -> dict[str, Json]:
-        """The primary metric of a minus that of b."""
-        pair, groups = (self.scored[a], self.scored[b]), self.groups
-        interval = self.target.interval(*pair, groups=groups)
-        found: dict[str, Json] = {
-            "a": a,
-            "b": b,
-            "difference": interval.value,
-            "low": interval.low,
-            "high": interval.high,
-            "verdict": verdict(interval.low, interval.high, above="better", below="worse"),
-            "p_value": self.target.p_value(*pair, groups=groups),
-        }
-        if self.subsets:
-            found["subsets"] = {
-                name: self._subset(mask, a, b) for name, mask in self.subsets.items()
-            }
-        return found
 
 
 def compare(
@@ -131,57 +53,108 @@ def compare(
     subsets: Mapping[str, np.ndarray] | None = None,
     target: TaskTarget | None = None,
 ) -> dict[str, Json]:
-    """`models`: the metrics of each; `differences` between pairs. See `Comparison`."""
-    compared = Comparison(predictions, tested, subsets, target)
-    return {
-        "models": {name: compared.model(name) for name in predictions},
-        "differences": [compared.difference(a, b) for a, b in pairs],
-    }
+    """Metrics of predictions on the same items, and differences between pairs; the items of a group
+    are resampled together.
+
+    Args:
+        predictions: of each run of each model.
+        subsets: masks (S,) bool by name; the primary metric and its differences on each are
+            reported too.
+        target: None is classes.
+
+    Returns:
+        `models`: by name, the metric that models are compared by with its interval and its value
+        for each run, and all others; `differences`: the primary metric of `a` minus that of `b`.
+    """
+    target = ClassTarget() if target is None else target
+    labels, (groups, units) = tested.labels.numpy(), resampled(tested)
+    if units.startswith("items of"):
+        log.warning(
+            f"the tested {units}, too few to resample: intervals are over items of these groups"
+        )
+
+    def scored(name: str, rows: slice | np.ndarray = slice(None)) -> list[ScoredValues]:
+        return [
+            target.scored(
+                run.predictions.numpy()[rows],
+                labels[rows],
+                None if run.folds is None else run.folds[rows],
+            )
+            for run in predictions[name]
+        ]
+
+    def of_subsets(key: str, model: str, baseline: str | None = None) -> dict[str, Json]:
+        """The primary metric of a model on each subset, or the difference of two; None without
+        items."""
+        found: dict[str, Json] = {}
+        for name, mask in (subsets or {}).items():
+            found[name] = {"items": int(mask.sum()), key: None, "low": None, "high": None}
+            if mask.any():
+                drawn = None if groups is None else groups[mask]
+                of_baseline = [] if baseline is None else scored(baseline, mask)
+                interval = target.interval(scored(model, mask), of_baseline, drawn)
+                found[name][key] = interval.value
+                # From too few groups, single items would give too narrow an interval.
+                if drawn is None or len(np.unique(drawn)) >= MIN_BLOCKS:
+                    found[name] |= {"low": interval.low, "high": interval.high}
+        return found
+
+    runs, models, differences = {name: scored(name) for name in predictions}, {}, []
+    for name, own in runs.items():
+        interval = target.interval(own, groups=groups)
+        metrics = summarize_metrics(own, target.metrics, groups)
+        models[name] = {
+            target.primary: interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "per_seed": metrics[target.primary]["per_seed"],
+            "metrics": metrics,
+            **target.details(own),
+            "seconds": round(sum(run.seconds for run in predictions[name]), 1),
+            "found": [run.fit_info for run in predictions[name]],
+            "subsets": of_subsets(target.primary, name),
+        }
+    for a, b in pairs:
+        interval = target.interval(runs[a], runs[b], groups=groups)
+        difference = {
+            "a": a,
+            "b": b,
+            "difference": interval.value,
+            "low": interval.low,
+            "high": interval.high,
+            "verdict": verdict(interval.low, interval.high, above="better", below="worse"),
+            "p_value": target.p_value(runs[a], runs[b], groups=groups),
+        }
+        differences.append(
+            difference | ({"subsets": of_subsets("difference", a, b)} if subsets else {})
+        )
+    return {"models": models, "differences": differences}
 
 
-def resampled_units(tested: Items) -> str:
-    """What the intervals draw again: items, groups of items, or items of groups that are too few to
-    draw."""
+def resampled(tested: Items) -> tuple[np.ndarray | None, str]:
+    """The groups of items that a bootstrap draws together, and what it draws, in words; None draws
+    single items, also where there are too few groups to draw from."""
     if tested.groups is None:
-        return "items"
+        return None, "items"
     groups = tested.groups.numpy()
     count = len(np.unique(groups))
     shown = "1 group" if count == 1 else f"{count} groups"
-    return f"items of {shown}" if _are_few(groups) else shown
+    return (None, f"items of {shown}") if count < MIN_BLOCKS < len(groups) else (groups, shown)
 
 
-def resampled_groups(tested: Items) -> np.ndarray | None:
-    """The groups of items that a bootstrap draws together; None draws single items, also where
-    there are too few groups to draw from."""
-    if tested.groups is None:
-        return None
-    groups = tested.groups.numpy()
-    if _are_few(groups):
-        log.warning(
-            f"the tested items are of {len(np.unique(groups))} groups, too few to resample: "
-            "intervals are over items of these groups"
-        )
-        return None
-    return groups
+@dataclass(frozen=True)
+class SeedAverage:
+    """A row of a study: the mean of the predictions of a model over all seeds, of probabilities, or
+    of values."""
 
+    model: str
+    num_seeds: int
 
-def _are_few(groups: np.ndarray) -> bool:
-    return len(np.unique(groups)) < MIN_BLOCKS < len(groups)
+    @property
+    def name(self) -> str:
+        """Of the row."""
+        return f"{self.model}, {self.num_seeds} seeds averaged"
 
-
-WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
-
-
-class Combination(ABC):
-    """A row of a study that is made from those of models.
-
-    Attributes:
-        name: of the row.
-    """
-
-    name: str
-
-    @abstractmethod
     def combine(
         self,
         predictions: Mapping[str, Sequence[Prediction]],
@@ -189,45 +162,25 @@ class Combination(ABC):
         protocol: FixedSplit,
         seeds: Sequence[int],
     ) -> list[Prediction]:
-        """The predictions of the row, one for each run.
-
-        Args:
-            predictions: of the models, of each seed, or of the first one alone for a model whose
-                seeds are the same.
-        """
-
-
-class SeedAverage(Combination):
-    """The mean of the predictions of a model over all seeds: of probabilities, or of values."""
-
-    def __init__(self, model: str, num_seeds: int) -> None:
-        self.model, self.name = model, f"{model}, {num_seeds} seeds averaged"
-
-    @override
-    def combine(
-        self,
-        predictions: Mapping[str, Sequence[Prediction]],
-        data: TaskData,
-        protocol: FixedSplit,
-        seeds: Sequence[int],
-    ) -> list[Prediction]:
+        """The predictions of the row."""
         runs = predictions[self.model]
         mean = data.target.averaged([run.predictions for run in runs], [1 / len(runs)] * len(runs))
         return [Prediction(mean, sum(run.seconds for run in runs), [])]
 
 
-class Stack(Combination):
-    """A weighted mean of the predictions of two models (of probabilities, a linear opinion pool),
-    with the lowest loss on validation items.
+@dataclass(frozen=True)
+class Stack:
+    """A row of a study: a weighted mean of the predictions of two models (of probabilities, a
+    linear opinion pool), with the lowest loss on validation items.
 
     One weight instead of a regression: the epoch of a network is chosen on the same items, which
     makes its predictions of them look too good, and small validation parts would be overfitted.
     """
 
-    def __init__(self, first: str, second: str, name: str) -> None:
-        self.first, self.second, self.name = first, second, name
+    first: str
+    second: str
+    name: str
 
-    @override
     def combine(
         self,
         predictions: Mapping[str, Sequence[Prediction]],
@@ -235,43 +188,35 @@ class Stack(Combination):
         protocol: FixedSplit,
         seeds: Sequence[int],
     ) -> list[Prediction]:
-        first, second = predictions[self.first], predictions[self.second]
-        return [
-            self._stacked(run, second[min(number, len(second) - 1)], data, protocol, seeds[number])
-            for number, run in enumerate(first)
-        ]
+        """The predictions of the row, one for each seed; of a model whose seeds are the same, there
+        is only that of the first."""
+        found, others = [], predictions[self.second]
+        for number, first in enumerate(predictions[self.first]):
+            pair = (first, others[min(number, len(others) - 1)])
+            for name, run in zip((self.first, self.second), pair):
+                if run.valid_predictions is None:
+                    raise ValueError(
+                        f"stack=true: {name} has no predictions of validation items; set "
+                        "stack=false"
+                    )
+            result = torch.empty_like(first.predictions, dtype=torch.float64)
+            chosen, start = list[dict[str, Json]](), 0
+            for one in protocol.rounds(data, seeds[number]):
+                labels, target = one.data.valid.labels, data.target.fit(one.data.train.labels)
+                part = slice(start, start + len(labels))
+                start = part.stop
+                mine, other = (run.valid_predictions[part] for run in pair)  # type: ignore[index]
+                weight = best_weight(mine, other, labels, target)
+                result[one.tested] = target.averaged(
+                    [run.predictions[one.tested] for run in pair], [weight, 1 - weight]
+                )
+                chosen.append({"chosen": {f"weight of {self.first}": weight}})
+            seconds = sum(run.seconds for run in pair)
+            found.append(Prediction(result, seconds, chosen, folds=first.folds))
+        return found
 
-    def _stacked(
-        self, first: Prediction, second: Prediction, data: TaskData, protocol: FixedSplit, seed: int
-    ) -> Prediction:
-        result, chosen, start = (
-            torch.empty_like(first.predictions, dtype=torch.float64),
-            list[dict[str, Json]](),
-            0,
-        )
-        for one in protocol.rounds(data, seed):
-            labels = one.data.valid.labels
-            part = slice(start, start + len(labels))
-            start = part.stop
-            target = one.data.target.fit(one.data.train.labels)
-            weight = best_weight(
-                self._valid(first, self.first)[part],
-                self._valid(second, self.second)[part],
-                labels,
-                target,
-            )
-            result[one.tested] = target.averaged(
-                [run.predictions[one.tested] for run in (first, second)], [weight, 1 - weight]
-            )
-            chosen.append({"chosen": {f"weight of {self.first}": weight}})
-        return Prediction(result, first.seconds + second.seconds, chosen, folds=first.folds)
 
-    def _valid(self, run: Prediction, model: str) -> Tensor:
-        if run.valid_predictions is None:
-            raise ValueError(
-                f"stack=true: {model} has no predictions of validation items; set stack=false"
-            )
-        return run.valid_predictions
+Combination = SeedAverage | Stack
 
 
 def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarget) -> float:
@@ -282,10 +227,6 @@ def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarge
         for weight in WEIGHTS
     }
     return min(losses, key=lambda weight: (round(losses[weight], 9), abs(weight - 0.5)))
-
-
-FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
-_POLL_SECONDS = 2.0  # between checks on what other processes are computing
 
 
 def distinct_seeds(model: TaskModel, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
@@ -306,6 +247,8 @@ def run_study(
 ) -> dict[str, Json]:
     """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
 
+    Predictions that another process is computing are skipped and checked again later.
+
     Args:
         pairs: (a, b) for the differences a minus b.
         report: called with steps and tokens, and with `now=` the model that is being fitted.
@@ -315,8 +258,35 @@ def run_study(
     """
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
-    tested = protocol.tested(data)
-    predictions = _predictions(data, models, seeds, report, protocol, results, tested.labels)
+    tested, folds, trained = protocol.tested(data), {}, {}
+    for seed in seeds:
+        folds[seed] = folds_of(data, protocol, seed)
+        trained[seed] = round(np.mean([len(r.data.train) for r in protocol.rounds(data, seed)]))
+    # In the order of the seeds, whichever is finished first.
+    done: dict[str, dict[int, Prediction | None]] = {
+        name: dict.fromkeys(distinct_seeds(model, seeds, protocol))
+        for name, model in models.items()
+    }
+    pending = [(name, seed) for name, of_seeds in done.items() for seed in of_seeds]
+    while pending:
+        for name, seed in list(pending):
+
+            def compute(name: str = name, seed: int = seed) -> Prediction:
+                report(0, now=f"{name}, seed {seed}")
+                return predict_rounds(data, models[name], seed, report, protocol)
+
+            about = {**protocol.describe(), "settings": models[name].describe()}
+            job = Job(data, name, seed, about, tested.labels, trained[seed], folds[seed])
+            prediction = compute() if results is None else results.get_or_compute(job, compute)
+            if prediction is not None:
+                done[name][seed] = prediction._replace(folds=folds[seed], classifier=None)
+                pending.remove((name, seed))
+        if pending:
+            time.sleep(_POLL_SECONDS)
+    predictions = {
+        name: [run for run in of_seeds.values() if run is not None]
+        for name, of_seeds in done.items()
+    }
     predictions |= {
         one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
     }
@@ -332,16 +302,46 @@ def run_study(
         "shown": list(data.target.shown),
         "target": data.target.summary,
         "p_value_test": data.target.p_value_test,
-        "resampled": resampled_units(tested),
+        "resampled": resampled(tested)[1],
         "length_alone": length_alone(data),
     }
-    compared = compare(predictions, tested, pairs, subsets, data.target)
     return {
         "task": task,
-        **compared,
+        **compare(predictions, tested, pairs, subsets, data.target),
         "notes": data.notes,
         "seconds": round(time.monotonic() - start, 1),
     }
+
+
+def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
+    """The fold of each tested item, (S,); None if one model predicts all."""
+    if not protocol.tests_all_items:
+        return None
+    found = np.zeros(len(protocol.tested(data)), np.int64)
+    for number, one in enumerate(protocol.rounds(data, seed)):
+        found[one.tested.numpy()] = number
+    return found
+
+
+def predict_rounds(
+    data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit
+) -> Prediction:
+    """What the model computes in all rounds of one seed, with the network of the last."""
+    start, rounds = time.monotonic(), protocol.rounds(data, seed)
+    shape = (sum(len(one.tested) for one in rounds), data.target.num_outputs)
+    result, fit_info = torch.full(shape, float("nan"), dtype=torch.float64), []
+    valid: list[Tensor] = []
+    for one in rounds:
+        result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
+        fit_info.append(dict(model.fit_info))
+        valid += [] if model.valid_predictions is None else [model.valid_predictions]
+    return Prediction(
+        result,
+        time.monotonic() - start,
+        fit_info,
+        valid_predictions=torch.cat(valid) if len(valid) == len(rounds) else None,
+        classifier=model.take_classifier(),
+    )
 
 
 def remarks(result: Mapping[str, Json]) -> list[str]:
@@ -362,21 +362,15 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
             f"intervals are over {units}: they do not include the variation between groups, and "
             "may be too narrow for new ones"
         )
-    if (
-        training := next(iter(result["models"].values()))
-        .get("subsets", {})
-        .get(f"inside {TRAINING}")
-    ):
+    subsets = next(iter(result["models"].values())).get("subsets", {})
+    if training := subsets.get(f"inside {TRAINING}"):
         found.append(training_remark(training["items"], task["tested"]))
-    if task.get("metric", ClassTarget.primary) == ClassTarget.primary and task["chance"] == 1:
+    if primary_metric(result) == ClassTarget.primary and task["chance"] == 1:
         found.append(
             "all test sequences are of one class: accuracy is the fraction of this class that is "
             "found, and AUROC is not defined"
         )
-    elif (
-        task.get("metric", ClassTarget.primary) == ClassTarget.primary
-        and task["chance"] >= FREQUENT
-    ):
+    elif primary_metric(result) == ClassTarget.primary and task["chance"] >= FREQUENT:
         balance = (
             ""
             if result.get("class_weights") == "balanced"
@@ -389,91 +383,6 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
     return found
 
 
-def _predictions(
-    data: TaskData,
-    models: Mapping[str, TaskModel],
-    seeds: Sequence[int],
-    report: Report,
-    protocol: FixedSplit,
-    results: ResultsFolder | None,
-    labels: Tensor,
-) -> dict[str, list[Prediction]]:
-    """The predictions of every model with every seed. Those that another process is computing are
-    skipped and checked again later."""
-    trained = {seed: _train_items(data, protocol, seed) for seed in seeds}
-    folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
-    pending = [
-        (name, seed)
-        for name, model in models.items()
-        for seed in distinct_seeds(model, seeds, protocol)
-    ]
-    done: dict[str, dict[int, Prediction | None]] = {name: {} for name in models}
-    for name, seed in pending:
-        done[name][seed] = None  # in the order of the seeds, whichever is finished first
-    while pending:
-        for name, seed in list(pending):
-
-            def compute(name: str = name, seed: int = seed) -> Computed:
-                report(0, now=f"{name}, seed {seed}")
-                computed = predict_rounds(data, models[name], seed, report, protocol, labels)
-                return computed._replace(classifier=models[name].take_classifier())
-
-            about = {**protocol.describe(), "settings": models[name].describe()}
-            job = Job(data, name, seed, about, labels, trained[seed], folds[seed])
-            prediction = (
-                timed(compute)[0] if results is None else results.get_or_compute(job, compute)
-            )
-            if prediction is not None:
-                done[name][seed] = prediction._replace(folds=folds[seed])
-                pending.remove((name, seed))
-        if pending:
-            time.sleep(_POLL_SECONDS)
-    return {
-        name: [prediction for prediction in by_seed.values() if prediction is not None]
-        for name, by_seed in done.items()
-    }
-
-
-def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
-    """The fold of each tested item, (S,); None if one model predicts all."""
-    if not protocol.tests_all_items:
-        return None
-    found = np.zeros(len(protocol.tested(data)), np.int64)
-    for number, one in enumerate(protocol.rounds(data, seed)):
-        found[one.tested.numpy()] = number
-    return found
-
-
-def _train_items(data: TaskData, protocol: FixedSplit, seed: int) -> int:
-    """The training items of a seed; of several rounds, their mean."""
-    sizes = [len(one.data.train) for one in protocol.rounds(data, seed)]
-    return round(sum(sizes) / len(sizes))
-
-
-def predict_rounds(
-    data: TaskData,
-    model: TaskModel,
-    seed: int,
-    report: Report,
-    protocol: FixedSplit,
-    labels: Tensor,
-) -> Computed:
-    """What the model computes in all rounds of one seed, without its network."""
-    valid: list[Tensor | None] = []
-    result, fit_info = (
-        torch.full((len(labels), data.target.num_outputs), float("nan"), dtype=torch.float64),
-        [],
-    )
-    for one in protocol.rounds(data, seed):
-        result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
-        fit_info.append(dict(model.fit_info))
-        valid.append(model.valid_predictions)
-    known = [one for one in valid if one is not None]
-    return Computed(
-        result, fit_info, valid_predictions=torch.cat(known) if len(known) == len(valid) else None
-    )
-
-
 def primary_metric(result: Mapping[str, Json]) -> str:
     """The metric that a study compares models by; accuracy in the results of earlier versions."""
     return result["task"].get("metric", ClassTarget.primary)
@@ -484,45 +393,28 @@ def shown_metrics(result: Mapping[str, Json]) -> list[str]:
     return list(result["task"].get("shown", ClassTarget.shown))
 
 
-def header(result: Mapping[str, Json]) -> tuple[str, ...]:
-    """The names of the columns of the first table of `table_rows`."""
-    return (
-        "model",
-        title(primary_metric(result)),
-        "95 % interval",
-        "over seeds",
-        *map(title, shown_metrics(result)),
-        "sequences/s",
-    )
-
-
-def training_speed(model: Mapping[str, Json]) -> float | None:
-    """Training sequences per second of a model's report, averaged over seeds and rounds; None if
-    not measured."""
-    each = [
-        one["sequences_per_second"]
-        for of_seed in model.get("found", ())
-        for one in of_seed
-        if "sequences_per_second" in one
-    ]
-    return float(np.mean(each)) if each else None
+def of_rounds(model: Mapping[str, Json], key: str) -> list[Json]:
+    """What a model's fits recorded under a key, of all seeds and rounds."""
+    return [one[key] for of_seed in model.get("found", ()) for one in of_seed if key in one]
 
 
 def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
-    """The rows of the two tables of a study as text: models (under `header`), and differences."""
-    models: list[tuple[str, ...]] = [
-        (
-            name,
-            f"{m[primary_metric(result)]:.3f}",
-            f"{m['low']:.3f} .. {m['high']:.3f}",
-            f"{min(m['per_seed']):.3f} .. {max(m['per_seed']):.3f}"
-            if len(m["per_seed"]) > 1
-            else "-",
-            *(f"{m['metrics'][name]['value']:.3f}" for name in shown_metrics(result)),
-            f"{speed:,.0f}" if (speed := training_speed(m)) else "-",
+    """The two tables of a study as text: of models, with a header, and of differences."""
+    shown = shown_metrics(result)
+    columns = ("model", title(primary_metric(result)), "95 % interval", "over seeds")
+    models: list[tuple[str, ...]] = [(*columns, *map(title, shown), "sequences/s")]
+    for name, m in result["models"].items():
+        seeds, speeds = m["per_seed"], of_rounds(m, "sequences_per_second")
+        models.append(
+            (
+                name,
+                f"{m[primary_metric(result)]:.3f}",
+                f"{m['low']:.3f} .. {m['high']:.3f}",
+                f"{min(seeds):.3f} .. {max(seeds):.3f}" if len(seeds) > 1 else "-",
+                *(f"{m['metrics'][metric]['value']:.3f}" for metric in shown),
+                f"{np.mean(speeds):,.0f}" if speeds else "-",
+            )
         )
-        for name, m in result["models"].items()
-    ]
     differences: list[tuple[str, ...]] = [
         (
             f"{d['a']} - {d['b']}",
@@ -535,17 +427,147 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
     return models, differences
 
 
-def subset_rows(result: Mapping[str, Json]) -> list[tuple[str, ...]]:
-    """The primary metric of each model on each subset of the items, with the number of items, as
+def on_subsets(result: Mapping[str, Json], model: str) -> dict[str, str]:
+    """The primary metric of a model on each subset of the items, with the number of items, as
     text."""
-    metric = primary_metric(result)
-    return [
-        (
-            name,
-            *(
-                f"{one[metric]:.3f} ({one['items']:,})" if one["items"] else "- (0)"
-                for one in m["subsets"].values()
-            ),
-        )
-        for name, m in result["models"].items()
-    ]
+    return {
+        name: f"{one[primary_metric(result)]:.3f} ({one['items']:,})" if one["items"] else "- (0)"
+        for name, one in result["models"][model].get("subsets", {}).items()
+    }
+
+
+class PublishedResult(NamedTuple):
+    """A published accuracy: the mean over seeds, its `spread` with the kind of it, and the number
+    of training sequences.
+
+    The spread is None where the table lacks it; this does not mean that the paper prints none.
+    """
+
+    model: str
+    accuracy: float
+    spread: float | None
+    spread_kind: str
+    train: int
+    source: str
+
+    @property
+    def text(self) -> str:
+        """The accuracy with its spread, as in `0.823 ± 0.008`."""
+        return f"{self.accuracy:.3f}" + ("" if self.spread is None else f" ± {self.spread:.3f}")
+
+
+def table_path() -> Path:
+    """The CSV file: inside the installed package, or next to it in a checkout; FileNotFoundError if
+    it is missing."""
+    if not (found := config_dir().parent / "genomic_benchmarks" / "published.csv").is_file():
+        raise FileNotFoundError(f"{found} is missing; reinstall dnadiff")
+    return found
+
+
+def published_accuracies(task: str) -> list[PublishedResult]:
+    """All published results on the task of that name; an empty list for your own task."""
+    with table_path().open(encoding="utf-8", newline="") as file:
+        return [
+            PublishedResult(
+                row["model"],
+                float(row["accuracy"]),
+                float(row["spread"]) if row["spread"] else None,
+                row["spread_kind"],
+                int(row["train"]),
+                row["source"],
+            )
+            for row in csv.DictReader(file)
+            if row["task"] == task
+        ]
+
+
+def published_model_of(backbone: str, objective: str) -> str | None:
+    """The published model with that network and pretraining objective, both given as class names;
+    None if there is none."""
+    return {
+        ("Caduceus", "MDLM"): "Caduceus MDLM",
+        ("Caduceus", "MLM"): "Caduceus MLM",
+        ("CaduceusPS", "MLM"): "Caduceus-PS",
+        ("Mamba", "AR"): "Mamba AR",
+    }.get((backbone, objective))
+
+
+def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:
+    """The published result that corresponds to a model of a study, if any; `pretrained` is
+    `published_model_of` the network."""
+    name = {"fine-tuned": pretrained, "CNN": "CNN"}.get(model)
+    return next((row for row in published_accuracies(task) if row.model == name), None)
+
+
+def num_training_sequences(result: Mapping[str, Json]) -> int:
+    """Sequences for training and validation of a study, which is what published numbers count as
+    training."""
+    items = result["task"]["items"]
+    parts = items if result["task"]["protocol"] == KFold.name else ("train", "valid")
+    return sum(sum(items[part].values()) for part in parts)
+
+
+def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
+    """The table of several studies as text: a header, in which columns of metrics name the metric
+    of each kind of task, and a row for each task and model; a published number always with its
+    number of training sequences."""
+    shown = [shown_metrics(result) for result in studies]
+    width = max(map(len, shown))
+    shown = [[*names, *[""] * (width - len(names))] for names in shown]
+    primary = dict.fromkeys(title(primary_metric(result)) for result in studies)
+    metrics = [" / ".join(filter(None, dict.fromkeys(map(title, each)))) for each in zip(*shown)]
+    columns = ("task", "train", "tested", "chance", "model", " / ".join(primary), "95 % interval")
+    rows = [(*columns, "spread", *metrics, "published", "minus published")]
+    for result, names in zip(studies, shown):
+        task = result["task"]
+        for model, m in result["models"].items():
+            known = published_counterpart(task["name"], model, result.get("counterpart"))
+            value, seeds = m[primary_metric(result)], m["per_seed"]
+            rows.append(
+                (
+                    task["name"],
+                    f"{num_training_sequences(result):,}",
+                    f"{task['tested']:,}",
+                    f"{task['chance']:.3f}",
+                    model,
+                    f"{value:.3f}",
+                    f"{m['low']:.3f} .. {m['high']:.3f}",
+                    f"{max(seeds) - min(seeds):.3f}" if len(seeds) > 1 else "-",
+                    *(f"{m['metrics'][name]['value']:.3f}" if name else "-" for name in names),
+                    f"{known.model} {known.text} ({known.train:,})" if known else "-",
+                    f"{value - known.accuracy:+.3f}" if known else "-",
+                )
+            )
+    return rows
+
+
+def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: str) -> str | None:
+    """One line, or None if the fine-tuned network is at least as good, or one of the two is
+    missing.
+
+    The means over all seeds and rounds are compared: first the accuracy of classes, and if it is
+    the same, the loss; else the loss alone.
+
+    Args:
+        models: as in the result of `run_study`.
+    """
+    both = [models[name] for name in (fine_tuned, scratch) if name in models]
+    # What `fit_info` records, its name, and which sign is better.
+    for key, name, sign in (
+        ("valid_accuracy", "accuracy", 1),
+        ("valid_weighted_accuracy", "weighted accuracy", 1),
+        ("valid_loss", "loss", -1),
+    ):
+        values = [np.mean(of_model) for of_model in (of_rounds(m, key) for m in both) if of_model]
+        if len(values) < 2:
+            continue  # of values and several labels, there is no accuracy
+        with_pretraining, without = values
+        if sign * with_pretraining < sign * without:
+            return (
+                "on validation, the fine-tuned network is worse than the same network from "
+                f"scratch ({name} {with_pretraining:.3f} and "
+                f"{without:.3f}): with these settings, pretraining does not help on this task"
+            )
+        if with_pretraining != without:
+            return None
+    return None

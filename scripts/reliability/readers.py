@@ -1091,7 +1091,7 @@ def _gpt2_vocab() -> object:
 
 
 def _digest(denoiser: object) -> str:
-    from dnadiff.supervised.results import weights_digest
+    from dnadiff.supervised.saved import weights_digest
 
     return weights_digest(denoiser.backbone)
 
@@ -1537,7 +1537,7 @@ def _results(folder: Path) -> None:
     import torch
 
     from dnadiff.supervised.items import Prediction
-    from dnadiff.supervised.results import COLUMNS, append_row, save_prediction
+    from dnadiff.supervised.saved import COLUMNS, append_row, save_prediction
 
     labels = torch.arange(6) % 2
     folder.mkdir(parents=True, exist_ok=True)
@@ -1559,7 +1559,7 @@ def _results(folder: Path) -> None:
 
 
 def _prediction(folder: Path) -> object:
-    from dnadiff.supervised.results import load_prediction
+    from dnadiff.supervised.saved import load_prediction
 
     prediction, labels = load_prediction(folder / "m-s1-0123456789a1.npz")
     return prediction.predictions.tolist(), prediction.seconds, prediction.fit_info, labels.tolist()
@@ -1568,7 +1568,7 @@ def _prediction(folder: Path) -> object:
 def _result_rows(folder: Path) -> object:
     import csv
 
-    from dnadiff.supervised.results import COLUMNS, append_row, listed_digests
+    from dnadiff.supervised.saved import COLUMNS, append_row, listed_digests
 
     listed = listed_digests(folder / "results.csv")
     append_row(
@@ -1585,7 +1585,7 @@ def _of_result_rows(folder: Path, name: str) -> object:
     import csv
     import io
 
-    from dnadiff.supervised.results import COLUMNS
+    from dnadiff.supervised.saved import COLUMNS
 
     try:
         rows = [
@@ -1621,7 +1621,7 @@ def _of_result_rows(folder: Path, name: str) -> object:
 
 
 def _summary(folder: Path) -> object:
-    from dnadiff.supervised.results import ResultsFolder
+    from dnadiff.supervised.saved import ResultsFolder
 
     ResultsFolder(folder, {"checkpoint": "x"}, {"dnadiff": "1"}).write_summary(
         "new", {"seeds": [1]}
@@ -1682,7 +1682,7 @@ def _read_classifier(folder: Path) -> object:
 
 
 def _network_digest(network: object) -> str:
-    from dnadiff.supervised.results import weights_digest
+    from dnadiff.supervised.saved import weights_digest
 
     return weights_digest(network)
 

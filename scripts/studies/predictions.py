@@ -1,13 +1,12 @@
 """Predictions of studies that run in pieces: stored by task, model and seed, and compared when they
 are complete.
 
-`results.ResultsFolder` decides by a digest whether a stored prediction may be reused. Here the
+`saved.ResultsFolder` decides by a digest whether a stored prediction may be reused. Here the
 names alone identify a prediction: the study that writes them defines what they mean.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from dnadiff.store.objects import build
 from dnadiff.supervised.items import Prediction, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.metrics import metric_values
 from dnadiff.supervised.protocol import FixedSplit, build_protocol
-from dnadiff.supervised.results import load_prediction, save_prediction, slug
+from dnadiff.supervised.saved import load_prediction, save_prediction, slug
 from dnadiff.supervised.study import compare, folds_of, predict_rounds
 
 
@@ -59,10 +58,7 @@ class Predictions:
     ) -> dict[str, Json]:
         """Fit a model, store its predictions, and return metrics, settings and fit information as
         plain values."""
-        tested, start = protocol.tested(data), time.monotonic()
-        computed = predict_rounds(data, model, seed, report, protocol, tested.labels)
-        seconds, valid = time.monotonic() - start, computed.valid_predictions
-        new = Prediction(computed.predictions, seconds, computed.fit_info, valid_predictions=valid)
+        tested, new = protocol.tested(data), predict_rounds(data, model, seed, report, protocol)
         settings = model.describe()
         about = {
             "task": task,

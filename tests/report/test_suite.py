@@ -8,8 +8,7 @@ from dnadiff.report import figures, panels
 from dnadiff.report.page import environment
 from dnadiff.report.suite import write_suite
 from dnadiff.supervised.items import Items, Prediction
-from dnadiff.supervised.study import compare
-from dnadiff.supervised.tables import published_accuracies
+from dnadiff.supervised.study import compare, published_accuracies
 
 
 def study(name: str, classes: list[str]) -> dict:

@@ -5,7 +5,7 @@ import pytest
 
 from dnadiff.jobs.journal import read_journal, temporary_path
 from dnadiff.store.disk import json_object, parse_json, read_json, read_yaml
-from dnadiff.supervised.results import load_prediction
+from dnadiff.supervised.saved import load_prediction
 from dnadiff.training.run import resumable
 
 DAMAGED_JSON = {

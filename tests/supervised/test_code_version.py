@@ -8,8 +8,7 @@ from pathlib import Path
 
 import dnadiff
 from dnadiff.networks.backbone.mamba import Mamba
-from dnadiff.supervised import results as module
-from dnadiff.supervised.results import SOURCES, code_version
+from dnadiff.supervised.saved import SOURCES, code_version
 
 PACKAGE = Path(dnadiff.__file__).parent
 # Modules that compute predictions from items, and what they import without its results depending on
@@ -18,7 +17,6 @@ COMPUTING = [
     "baselines",
     "classifier",
     "items",
-    "layers",
     "networks",
     "protocol",
     "training",
@@ -30,10 +28,13 @@ WITHOUT_INFLUENCE = {
 }
 
 
-def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, monkeypatch):
+def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "a", ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(module.importlib.resources, "files", lambda name: tmp_path / "a")
-    before = code_version()
+
+    def version() -> dict[str, str]:
+        return code_version(package=tmp_path / "a")
+
+    before = version()
     assert set(before) == {
         "dnadiff",
         "code",
@@ -45,7 +46,7 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, mon
     }
     (tmp_path / "a" / "report" / "html.py").write_text("changed = True\n")
     (tmp_path / "a" / "networks" / "kernels" / "built.so").write_bytes(b"not a source")
-    assert code_version() == before
+    assert version() == before
     digests = {before["code"]}
     for name in (
         "supervised/baselines.py",
@@ -56,23 +57,17 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path, mon
     ):
         with (tmp_path / "a" / name).open("a") as file:
             file.write("\n")
-        digests.add(code_version()["code"])
+        digests.add(version()["code"])
     (tmp_path / "a" / "networks" / "backbone" / "new.py").write_text("")
-    assert len(digests | {code_version()["code"]}) == 7
+    assert len(digests | {version()["code"]}) == 7
 
 
-def test_a_package_in_a_zip_file_has_the_same_digest(tmp_path, monkeypatch):
+def test_a_package_in_a_zip_file_has_the_same_digest(tmp_path):
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
         for path in sorted(PACKAGE.rglob("*")):
             if path.suffix in (".py", ".cpp", ".h"):
                 file.write(path, Path("dnadiff") / path.relative_to(PACKAGE))
-    expected = code_version()
-    monkeypatch.setattr(
-        module.importlib.resources,
-        "files",
-        lambda name: zipfile.Path(tmp_path / "x.zip", f"{name}/"),
-    )
-    assert code_version() == expected
+    assert code_version(package=zipfile.Path(tmp_path / "x.zip", "dnadiff/")) == code_version()
 
 
 def test_a_network_of_your_own_counts():

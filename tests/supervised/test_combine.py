@@ -6,7 +6,7 @@ import torch
 
 from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
 from dnadiff.supervised.protocol import FixedSplit, KFold
-from dnadiff.supervised.results import ResultsFolder
+from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.study import SeedAverage, Stack, best_weight, run_study
 from dnadiff.supervised.targets.classes import ClassTarget
 from dnadiff.supervised.targets.regression import RegressionTarget

@@ -8,21 +8,16 @@ import torch
 from sklearn import metrics as published
 
 from dnadiff.supervised import metrics
-from dnadiff.supervised.intervals import (
-    bootstrap_weights,
-    metric_interval,
-    sign_flip_test,
-    summarize_metrics,
-)
 from dnadiff.supervised.metrics import (
-    LABEL_METRICS,
     METRICS,
-    RANGES,
-    REGRESSION_METRICS,
     ScoredPredictions,
     accuracy,
+    bootstrap_weights,
+    estimates,
     metric_values,
     roc_curves,
+    sign_flip_test,
+    summarize_metrics,
 )
 from dnadiff.supervised.targets.classes import ClassTarget
 
@@ -139,14 +134,16 @@ def test_copies_of_items_do_not_narrow_the_interval_if_they_are_one_group():
     draws = np.random.default_rng(0)
     labels = draws.integers(0, 2, 100)
     log_probs = np.log(draws.dirichlet([1, 1], 100))
-    once = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, 400)["accuracy"]
-    copies, groups = np.repeat(np.arange(100), 9), np.repeat(np.arange(100), 9)
-    grouped = summarize_metrics(
-        [ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400, groups=groups
-    )["accuracy"]
-    apart = summarize_metrics([ScoredPredictions(log_probs[copies], labels[copies])], METRICS, 400)[
+    once = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, num_resamples=400)[
         "accuracy"
     ]
+    copies, groups = np.repeat(np.arange(100), 9), np.repeat(np.arange(100), 9)
+    grouped = summarize_metrics(
+        [ScoredPredictions(log_probs[copies], labels[copies])], METRICS, groups, 400
+    )["accuracy"]
+    apart = summarize_metrics(
+        [ScoredPredictions(log_probs[copies], labels[copies])], METRICS, num_resamples=400
+    )["accuracy"]
     assert grouped["value"] == pytest.approx(once["value"])
     factor = (
         math.sqrt(100 / 99) * scipy.stats.t.ppf(0.975, 99) / scipy.stats.norm.ppf(0.975)
@@ -169,13 +166,8 @@ def test_intervals_over_few_groups_cover_the_true_value(number):
         chance = np.clip(0.7 + 0.15 * random.standard_normal(number), 0, 1)[
             groups
         ]  # of a correct prediction: that of the group
-        found = metric_interval(
-            accuracy,
-            [of_correct(random.random(len(groups)) < chance)],
-            num_resamples=400,
-            seed=trial,
-            groups=groups,
-        )
+        runs = [of_correct(random.random(len(groups)) < chance)]
+        found = estimates({"": accuracy}, runs, (), groups, 400, trial)[""].interval()
         covered += found.low <= 0.7 <= found.high
     assert 0.92 <= covered / trials <= 0.99, (
         covered / trials
@@ -238,21 +230,18 @@ def test_intervals_stay_in_the_range_of_the_metric():
     log_probs = np.log(0.9 * np.eye(2)[right] + 0.05)
     found = summarize_metrics([ScoredPredictions(log_probs, labels)], METRICS, groups=groups)
     assert all(
-        RANGES[name][0] <= one["low"] <= one["high"] <= RANGES[name][1]
+        METRICS[name].low <= one["low"] <= one["high"] <= METRICS[name].high
         for name, one in found.items()
     )
     assert (
         found["accuracy"]["high"] == 1.0
-        and metric_interval(accuracy, [of_correct(right == labels)], groups=groups).high > 1
+        and estimates({"": accuracy}, [of_correct(right == labels)], (), groups)[""].interval().high
+        > 1
     )
     interval = ClassTarget(["a", "b"]).interval(
         [ScoredPredictions(log_probs, labels)], groups=groups
     )
-    assert interval.high == 1.0 and set(RANGES) >= {
-        *METRICS,
-        *REGRESSION_METRICS,
-        *LABEL_METRICS,
-    }
+    assert interval.high == 1.0
 
 
 def test_area_under_roc_curves_equals_auroc():

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from dnadiff.supervised.ensemble import Query
-from dnadiff.supervised.intervals import summarize_metrics
-from dnadiff.supervised.prediction_table import PredictionTable
+from dnadiff.supervised.ensemble import PredictionTable, Query
+from dnadiff.supervised.metrics import summarize_metrics
 from dnadiff.supervised.targets.classes import ClassTarget
 
 
@@ -28,9 +27,7 @@ def metrics_of(path, records: int, windows: int):
 def test_the_windows_of_a_record_are_drawn_together(tmp_path):
     found, scored = metrics_of(tmp_path / "p.tsv", records=20, windows=10)
     accuracy = {"accuracy": ClassTarget(["a", "b"]).metrics["accuracy"]}
-    together = summarize_metrics([scored], accuracy, groups=np.repeat(np.arange(20), 10))[
-        "accuracy"
-    ]
+    together = summarize_metrics([scored], accuracy, np.repeat(np.arange(20), 10))["accuracy"]
     single = summarize_metrics([scored], accuracy)["accuracy"]
     for name in ("each_seed", "averaged"):
         one = found[name]["accuracy"]

@@ -1,4 +1,4 @@
-from dnadiff.supervised.tables import pretraining_warning
+from dnadiff.supervised.study import pretraining_warning
 
 
 def models(fine_tuned, scratch):

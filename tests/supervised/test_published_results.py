@@ -3,12 +3,11 @@ import csv
 import pytest
 
 from dnadiff.finetune import finetune
-from dnadiff.supervised.tables import (
+from dnadiff.supervised.study import (
     num_training_sequences,
     published_accuracies,
     published_counterpart,
     published_model_of,
-    suite_header,
     suite_rows,
     table_path,
 )
@@ -51,7 +50,7 @@ def test_a_published_number_always_comes_with_its_training_size():
 
 
 def test_the_table_of_all_tasks_has_a_row_for_each_model():
-    rows = suite_rows([study("human_ocr_ensembl"), study("mine")])
+    header, *rows = suite_rows([study("human_ocr_ensembl"), study("mine")])
     assert [(row[0], row[4]) for row in rows] == [
         ("human_ocr_ensembl", "fine-tuned"),
         ("human_ocr_ensembl", "GC alone"),
@@ -59,7 +58,7 @@ def test_the_table_of_all_tasks_has_a_row_for_each_model():
         ("mine", "GC alone"),
     ]
     assert rows[0][1:4] == ("55", "15", "0.667") and rows[0][7] == "0.020"
-    assert {len(row) for row in rows} == {len(suite_header([study("mine")]))}
+    assert {len(row) for row in rows} == {len(header)}
     assert rows[0][-2:] == ("Caduceus MDLM 0.823 ± 0.008 (139,804)", "+0.077") and rows[1][
         -2:
     ] == rows[2][-2:] == ("-", "-")

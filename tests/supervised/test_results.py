@@ -14,7 +14,7 @@ from dnadiff.supervised.baselines import KmerLogistic, NearestNeighbors
 from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import FineTunedModel, GridSearch
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold, PaperSplit
-from dnadiff.supervised.results import ResultsFolder, append_row, compute_digest, slug
+from dnadiff.supervised.saved import ResultsFolder, append_row, compute_digest, slug
 from dnadiff.supervised.study import run_study
 
 VERSION = {"dnadiff": "1", "code": "a"}

@@ -7,9 +7,8 @@ import torch
 from scipy.stats import spearmanr
 
 from dnadiff.supervised.baselines import length_alone
-from dnadiff.supervised.intervals import metric_interval
 from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
-from dnadiff.supervised.metrics import ScoredPredictions, accuracy
+from dnadiff.supervised.metrics import ScoredPredictions, accuracy, estimates
 from dnadiff.supervised.protocol import KFold
 from dnadiff.supervised.study import compare, remarks, run_study, table_rows
 from dnadiff.supervised.targets.regression import RegressionTarget
@@ -22,7 +21,7 @@ def accuracy_interval(correct, baseline=()):
         [ScoredPredictions(log_probs, 1 - row.astype(int)) for row in each]
         for each in (correct, baseline)
     ]
-    return metric_interval(accuracy, *runs)
+    return estimates({"": accuracy}, *runs)[""].interval()
 
 
 def data(number: int = 100) -> TaskData:
@@ -111,7 +110,7 @@ def test_the_tables_show_each_model_and_each_difference():
     result = run_study(
         data(), {"good": Oracle(90), "fixed": Oracle(70, random=False)}, [0], [("good", "fixed")]
     )
-    models, differences = table_rows(result)
+    (_, *models), differences = table_rows(result)
     assert models[0][:2] == ("good", "0.900")
     assert differences[0][:2] == ("good - fixed", "+0.200")
     assert differences[0][3] == "better"
@@ -138,7 +137,7 @@ def test_fit_info_is_in_the_report_of_a_model():
         result["models"]["m"]["found"] == [[model.fit_info]] * 2
         and result["models"]["n"]["found"] == [[{}]] * 2
     )
-    rows, _ = table_rows(result)
+    (_, *rows), _ = table_rows(result)
     assert [row[-1] for row in rows] == ["120", "-"]
 
 

@@ -23,12 +23,12 @@ from typing_extensions import override
 
 from dnadiff.diffusion.bootstrap import ConfidenceInterval
 from dnadiff.fields import Json
-from dnadiff.supervised.intervals import bootstrap_p_value, metric_interval
 from dnadiff.supervised.metrics import (
-    RANGES,
     ColumnMetric,
+    Estimate,
     Metric,
     ScoredValues,
+    estimates,
     named_metrics,
     title,
 )
@@ -320,12 +320,17 @@ class TaskTarget(ABC):
     ) -> ConfidenceInterval:
         """The primary metric, or the difference of two models, with its 95 % bootstrap interval
         over items and seeds."""
-        found = metric_interval(self.metrics[self.primary], runs, baseline, groups=groups)
-        if baseline:
-            return found
-        # Scaled deviations may put an end of an interval where the metric cannot be.
-        low, high = np.clip([found.low, found.high], *RANGES[self.primary])
-        return found._replace(low=float(low), high=float(high))
+        metric, found = self.metrics[self.primary], self._estimate(runs, baseline, groups)
+        return found.interval() if baseline else found.interval(metric.low, metric.high)
+
+    def _estimate(
+        self,
+        runs: Sequence[ScoredValues],
+        baseline: Sequence[ScoredValues],
+        groups: np.ndarray | None,
+    ) -> Estimate:
+        metrics = {self.primary: self.metrics[self.primary]}
+        return estimates(metrics, runs, baseline, groups)[self.primary]
 
     def p_value(
         self,
@@ -334,7 +339,7 @@ class TaskTarget(ABC):
         groups: np.ndarray | None = None,
     ) -> float:
         """Of the hypothesis that both models have the same primary metric."""
-        return bootstrap_p_value(self.metrics[self.primary], first, second, groups=groups)
+        return self._estimate(first, second, groups).p_value()
 
     def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
         """What pictures of a model show, ready for JSON."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dnadiff.fields import Json
-from dnadiff.supervised.intervals import sign_flip_test
 from dnadiff.supervised.metrics import (
     LABEL_METRICS,
     METRICS,
@@ -24,6 +23,7 @@ from dnadiff.supervised.metrics import (
     ScoredValues,
     confusion_matrix,
     roc_curves,
+    sign_flip_test,
 )
 from dnadiff.supervised.targets.base import (
     MISSING,

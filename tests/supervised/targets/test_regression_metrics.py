@@ -8,18 +8,20 @@ import pytest
 import scipy.stats
 import sklearn.metrics
 
-from dnadiff.supervised.intervals import (
-    bootstrap_p_value,
-    metric_interval,
-    summarize_metrics,
-)
 from dnadiff.supervised.metrics import (
     LABEL_METRICS,
     REGRESSION_METRICS,
+    Estimate,
     ScoredValues,
+    estimates,
     metric_values,
     named_metrics,
+    summarize_metrics,
 )
+
+
+def estimate(metric, *runs, **settings) -> Estimate:
+    return estimates({"": metric}, *runs, **settings)[""]
 
 
 def values(count: int = 60, targets: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -97,7 +99,7 @@ def test_the_interval_is_that_of_resampled_items_and_groups_widen_it():
     predicted, measured = values(300)
     spearman = named_metrics(["a"], REGRESSION_METRICS)["spearman"]
     run = ScoredValues(predicted, measured)
-    alone = metric_interval(spearman, [run])
+    alone = estimate(spearman, [run]).interval()
     assert alone.value == pytest.approx(
         scipy.stats.spearmanr(predicted[:, 0], measured[:, 0]).statistic
     )
@@ -108,10 +110,10 @@ def test_the_interval_is_that_of_resampled_items_and_groups_widen_it():
     )
     assert alone.se == pytest.approx(expected, rel=0.15)
     doubled = ScoredValues(np.repeat(predicted, 4, 0), np.repeat(measured, 4, 0))
-    grouped = metric_interval(spearman, [doubled], groups=np.repeat(np.arange(300), 4))
+    grouped = estimate(spearman, [doubled], groups=np.repeat(np.arange(300), 4)).interval()
     assert (
         grouped.se == pytest.approx(alone.se, rel=0.15)
-        and metric_interval(spearman, [doubled]).se < 0.7 * alone.se
+        and estimate(spearman, [doubled]).interval().se < 0.7 * alone.se
     )
     assert summarize_metrics([run], {"spearman": spearman})["spearman"]["low"] == pytest.approx(
         alone.low, abs=0.02
@@ -126,13 +128,13 @@ def test_paired_differences_are_of_the_same_items():
         ScoredValues(3 * predicted + 1, measured),
     )
     bad = ScoredValues(predicted, measured)
-    difference = metric_interval(metrics["spearman"], [bad], [same])
+    difference = estimate(metrics["spearman"], [bad], [same]).interval()
     assert (difference.value, difference.low, difference.high) == (0, 0, 0)
-    assert bootstrap_p_value(metrics["spearman"], [bad], [same]) == 1
-    better = metric_interval(metrics["spearman"], [good, good], [bad])
-    assert better.low > 0 and bootstrap_p_value(
+    assert estimate(metrics["spearman"], [bad], [same]).p_value() == 1
+    better = estimate(metrics["spearman"], [good, good], [bad]).interval()
+    assert better.low > 0 and estimate(
         metrics["spearman"], [good], [bad]
-    ) == pytest.approx(2 / 2001)
+    ).p_value() == pytest.approx(2 / 2001)
 
 
 def test_labels_are_scored_one_by_one():
@@ -169,7 +171,7 @@ def test_targets_that_are_undefined_in_a_replicate_are_left_out_of_its_mean():
     assert both[1] == first[1] and both[0] == pytest.approx(
         (first + metrics["spearman of b"](run, weights))[0] / 2
     )
-    found = metric_interval(metrics["spearman"], [run], [ScoredValues(-predicted, measured)])
+    found = estimate(metrics["spearman"], [run], [ScoredValues(-predicted, measured)]).interval()
     assert found.low <= found.value <= found.high
 
 
@@ -180,14 +182,14 @@ def test_an_interval_needs_nine_of_ten_replicates(caplog):
         ScoredValues(predicted, measured),
         named_metrics(["b"], {"spearman": REGRESSION_METRICS["spearman"]}),
     )
-    found = metric_interval(metrics["spearman"], [run])
+    found = estimate(metrics["spearman"], [run]).interval()
     assert np.isfinite(found.value) and np.isnan([found.se, found.low, found.high]).all()
     assert re.search(
         r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, "
         r"too few for an interval",
         caplog.text,
     )
-    assert np.isnan(bootstrap_p_value(metrics["spearman"], [run], [run]))
+    assert np.isnan(estimate(metrics["spearman"], [run], [run]).p_value())
     summary = summarize_metrics([run], metrics)["spearman"]
     assert (
         np.isfinite(summary["value"])
