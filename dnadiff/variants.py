@@ -129,7 +129,6 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.genomics.variants.methods import check_method
     from dnadiff.genomics.variants.network import Network
     from dnadiff.genomics.variants.variant import Alleles, Saturation
-    from dnadiff.genomics.variants.writers import writer_of
     from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.store.files import resolve
@@ -151,7 +150,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         )
     of_likelihood = (*effects.COLUMNS, *(["L2"] if options.L2 else []))
     columns = effects.PREDICTED_COLUMNS if is_fine_tuned else of_likelihood
-    writer = writer_of(output, columns, options.on_mismatch == "flag")
+    writer = work.writer_of(output, columns, options.on_mismatch == "flag")
     model: Any
     if is_fine_tuned:
         model = saved.load(options.checkpoint, options.trust, options.device)
@@ -187,9 +186,10 @@ def variants(options: VariantsOptions) -> list[Job]:
         writer.predicted = model.target.contrast_name(target)
         log.info(f"predictions are {writer.predicted}")
         predict = model.contrasts(options.target, options.batch_size)
+        compare = partial(effects.predicted_effects, predict, alleles)
         return [
             work.VariantJob(
-                effects.PredictedScorer(predict, alleles),
+                effects.RowScorer(alleles, compare, "predicted"),
                 source,
                 writer,
                 output,

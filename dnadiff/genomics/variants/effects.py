@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,18 +111,20 @@ class PredictedEffect(NamedTuple):
 
 COLUMNS = Effect._fields[:-2]  # of every output; L2 on request
 PREDICTED_COLUMNS = PredictedEffect._fields[:-1]
+Effects: TypeAlias = Callable[[Sequence[Edit]], Sequence[Effect | PredictedEffect]]
 # A row with the effect of each alternative allele, or why it has none.
 Scored: TypeAlias = tuple[Row, Sequence[Effect | PredictedEffect | Skipped]]
 
 
-class RowScorer(ABC):
+class RowScorer:
     """Scores rows of variants in chunks.
 
     Args:
         alleles: turns rows into edits.
+        effects: of the edits, at least one, of the block that was begun last.
+        method_name: how they are computed.
 
     Attributes:
-        method_name: how effects are computed.
         sites_per_window: that may be masked together.
         alleles_together: of a block: rows that are scored without reading others.
         audit: of `sites_per_window`, since the counts were taken.
@@ -133,12 +134,12 @@ class RowScorer(ABC):
         audited: sites that were compared before.
     """
 
-    method_name: str
     sites_per_window = 1
 
-    def __init__(self, alleles: Alleles) -> None:
-        self.alleles, self.alleles_together = alleles, CHUNK
+    def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
+        self.alleles, self.effects, self.method_name = alleles, effects, method_name
         self.audit, self.num_scored, self.num_missing, self.audited = Audit(), 0, 0, 0
+        self.alleles_together = CHUNK
 
     def take_counts(self) -> tuple[Audit, int]:
         """The audit and the alleles without a ratio since the last call; both begin again."""
@@ -177,11 +178,6 @@ class RowScorer(ABC):
 
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
         """Prepare the effects of the edits of a block; `is_new` unless a part has been scored."""
-        return None
-
-    @abstractmethod
-    def effects(self, edits: Sequence[Edit]) -> Iterable[Effect | PredictedEffect]:
-        """The effect of each edit, at least one, of the block that was begun."""
 
 
 def _scored_edits(edits: Sequence[Sequence[Edit | Skipped]]) -> list[Edit]:
@@ -214,9 +210,9 @@ class Scorer(RowScorer):
     def __init__(
         self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
     ) -> None:
-        super().__init__(alleles)
+        super().__init__(alleles, self._effects, method.name)
         self.network, self.method, self.embeddings = network, method, embeddings
-        self.method_name, self.sites_per_window = method.name, network.sites_per_window
+        self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None
         if self.sites_per_window > 1 and not network.denoiser.left_to_right:
             ahead = min(LOOK_AHEAD * network.window, LARGEST_LOOK_AHEAD)
@@ -238,8 +234,7 @@ class Scorer(RowScorer):
                 self.predictions.at(sites), self.network.site_predictions(sites, 1).at(sites)
             )
 
-    @override
-    def effects(self, edits: Sequence[Edit]) -> list[Effect]:
+    def _effects(self, edits: Sequence[Edit]) -> list[Effect]:
         strands = len(self.network.strands)
         nothing = np.full(len(edits), NAN)
         at_sites = (
@@ -290,7 +285,9 @@ def entropies(at_sites: Floats) -> Floats:
     return -(probs * logs).sum(-1)
 
 
-class PredictedScorer(RowScorer):
+def predicted_effects(
+    predict: Callable[[Sequence[Ids]], Floats], alleles: Alleles, edits: Sequence[Edit]
+) -> list[PredictedEffect]:
     """Compares the predictions of both alleles, in windows that are centered on the variants and
     shorter where a record ends.
 
@@ -298,27 +295,18 @@ class PredictedScorer(RowScorer):
         predict: windows to predictions (R, n) of R seeds, on the scale on which differences are
             taken.
     """
-
-    method_name = "predicted"
-
-    def __init__(self, predict: Callable[[Sequence[Ids]], Floats], alleles: Alleles) -> None:
-        super().__init__(alleles)
-        self.predict = predict
-
-    @override
-    def effects(self, edits: Sequence[Edit]) -> list[PredictedEffect]:
-        pairs = [pair(self.alleles.reference, edit, self.alleles.window) for edit in edits]
-        found = self.predict([each.ref for each in pairs] + [each.alt for each in pairs])
-        found = found.reshape(-1, 2, len(edits))
-        difference, seeds = found[:, 1] - found[:, 0], len(found)
-        error = np.full(len(edits), NAN)
-        if seeds > 1:
-            error = difference.std(0, ddof=1) / math.sqrt(seeds)
-        columns = (*found.mean(0), difference.mean(0), error)
-        return [
-            PredictedEffect._make([*map(float, values), edit.differs])
-            for edit, *values in zip(edits, *columns)
-        ]
+    pairs = [pair(alleles.reference, edit, alleles.window) for edit in edits]
+    found = predict([each.ref for each in pairs] + [each.alt for each in pairs])
+    found = found.reshape(-1, 2, len(edits))
+    difference, seeds = found[:, 1] - found[:, 0], len(found)
+    error = np.full(len(edits), NAN)
+    if seeds > 1:
+        error = difference.std(0, ddof=1) / math.sqrt(seeds)
+    columns = (*found.mean(0), difference.mean(0), error)
+    return [
+        PredictedEffect._make([*map(float, values), edit.differs])
+        for edit, *values in zip(edits, *columns)
+    ]
 
 
 class TrainingPart(NamedTuple):

@@ -1,45 +1,254 @@
-"""Rows of variants with their effects as an output that can be resumed, and what is written next
-to it: the dependency matrix of a single variant, and the page with heat maps of saturated regions.
+"""Rows of variants with their effects as an output that can be resumed, as VCF, table or Parquet by
+the name of the file, and what is written next to it: the dependency matrix of a single variant, and the page with heat maps of saturated regions.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from typing_extensions import override
 
 from dnadiff.data.base import run_data
 from dnadiff.fields import Json
-from dnadiff.formats.variants import VariantSource
+from dnadiff.formats.variants import VariantSource, VcfSource
 from dnadiff.genomics.variants.effects import (
     NO_VALUE,
+    PREDICTED_COLUMNS,
+    Effect,
     InputSummary,
+    PredictedEffect,
     RowScorer,
+    Scored,
     TrainingPart,
     divided,
     summarize,
 )
 from dnadiff.genomics.variants.methods import VariantMethod
 from dnadiff.genomics.variants.network import Audit, Floats, Network
-from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, record_of
-from dnadiff.genomics.variants.writers import Writer
+from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped, record_of
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import Earlier
 from dnadiff.progress import table
 from dnadiff.store.disk import atomic_write
+from dnadiff.store.files import open_text
 
 if TYPE_CHECKING:
     from dnadiff.weights.loaded import Loaded
 
 _COMPARED, _LENGTH = 64, 64  # stretches of a record that are compared, and their bases
 log = logging.getLogger("dnadiff")
+
+
+PLACE = ("chrom", "pos", "id", "ref", "alt")
+MISMATCH = "REF_mismatch"
+_DESCRIBED = {
+    "LLR": "log p(ALT) - log p(REF) under the model, nats",
+    "SE": "Monte Carlo standard error of LLR, nats",
+    "LLR_forward": "LLR of the given strand, nats",
+    "LLR_reverse": "LLR of the reverse complement, nats",
+    "entropy": "Entropy of the base at the site given the rest, nats",
+    "information": "2 minus the entropy of the base at the site, bits",
+    "predicted_REF": "Prediction for the window with REF",
+    "predicted_ALT": "Prediction for the window with ALT",
+    "difference": "predicted_ALT - predicted_REF",
+    "SE_seeds": "Standard error of the difference over the seeds of fine-tuning",
+    "L2": "Euclidean distance of the mean embeddings of both windows",
+}
+_ROW_GROUP = 1 << 16
+
+
+@dataclass
+class Table:
+    """A table with tabs, one line per allele, and the base class of other formats.
+
+    Args:
+        columns: of the effects.
+        flag_mismatches: whether alleles whose REF differs from the genome are marked.
+        predicted: what a fine-tuned network predicts, such as "log-odds of class enhancer", for
+            descriptions of its columns.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]] = (".tsv", ".tsv.gz")
+    is_vcf: ClassVar[bool] = False  # then `.gz` means bgzip, and tabix indexes it if it is sorted
+    converts: ClassVar[bool] = False  # whether `convert` makes it
+
+    columns: Sequence[str]
+    flag_mismatches: bool
+    predicted: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return [*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]
+
+    def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
+        """What precedes the first row.
+
+        Args:
+            contigs: name to length of those that the rows may be on.
+        """
+        return ("\t".join(self.names) + "\n").encode()
+
+    def rows(self, scored: Iterable[Scored]) -> bytes:
+        """Some rows."""
+        lines = []
+        for row, results in scored:
+            for alt, effect in zip(row.alts, results):
+                if not isinstance(effect, Skipped):
+                    cells = [row.chrom, str(row.pos), row.id, row.ref, alt, *self._values(effect)]
+                    cells += [str(int(effect.differs))] if self.flag_mismatches else []
+                    lines.append("\t".join(cells) + "\n")
+        return "".join(lines).encode()
+
+    def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
+        """The alleles of a finished file that have an effect, with the columns of a table."""
+        with open_text(path) as file:
+            next(file)
+            for line in file:
+                cells = dict(zip(self.names, line.rstrip("\n").split("\t")))
+                values = {name: value_of(cells[name]) for name in self.columns}
+                yield {**cells, "pos": int(cells["pos"]), **values}
+
+    def convert(self, rows: Path, output: Path) -> None:
+        """Make the output of the finished rows if its format cannot be appended to."""
+        raise NotImplementedError
+
+    def _values(self, effect: Effect | PredictedEffect) -> list[str]:
+        """The cells of an effect; `.` where there is no number. Log-likelihoods have a scale of
+        their own; predictions may be numbers of any size."""
+        values = [(getattr(effect, name), name in PREDICTED_COLUMNS) for name in self.columns]
+        return [
+            "." if math.isnan(value) else f"{value:{'.6g' if any_size else '.6f'}}"
+            for value, any_size in values
+        ]
+
+
+class ParquetTable(Table):
+    """Apache Parquet with the columns of the table, made from one when all rows are there."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
+    converts: ClassVar[bool] = True
+
+    @override
+    def convert(self, rows: Path, output: Path) -> None:
+        import pyarrow
+        import pyarrow.parquet
+
+        kinds = dict.fromkeys(PLACE, pyarrow.string())
+        kinds |= {"pos": pyarrow.int64(), MISMATCH: pyarrow.bool_()}
+        schema = pyarrow.schema([(x, kinds.get(x, pyarrow.float64())) for x in self.names])
+        found = super().read(rows)
+        with (
+            atomic_write(output, overwrite=True) as file,
+            pyarrow.parquet.ParquetWriter(file, schema) as target,
+        ):
+            while group := list(itertools.islice(found, _ROW_GROUP)):
+                columns = {name: [row[name] for row in group] for name in self.names}
+                if self.flag_mismatches:
+                    columns[MISMATCH] = [value == "1" for value in columns[MISMATCH]]
+                target.write_table(pyarrow.table(columns, schema=schema))
+
+    @override
+    def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
+        import pyarrow.parquet
+
+        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+
+
+class Vcf(Table):
+    """VCF with the effects in INFO: the rows and header lines of a VCF input are kept, with a
+    missing value for an allele that is skipped."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".vcf", ".vcf.gz")
+    is_vcf: ClassVar[bool] = True
+
+    @override
+    def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
+        own = []
+        for name in self.columns:
+            text = _DESCRIBED[name]
+            if name in PREDICTED_COLUMNS and self.predicted:
+                text += f": {self.predicted}"
+            text = text.replace("\\", "\\\\").replace('"', '\\"')  # VCF 4.3, section 1.4
+            own.append(f'##INFO=<ID={name},Number=A,Type=Float,Description="{text}">')
+        if self.flag_mismatches:
+            about = 'Number=0,Type=Flag,Description="REF differs from the genome"'
+            own.append(f"##INFO=<ID={MISMATCH},{about}>")
+        *lines, columns = source.header or [
+            "##fileformat=VCFv4.2",
+            *(f"##contig=<ID={name},length={length}>" for name, length in contigs.items()),
+            "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO",
+        ]
+        starts = {f"##INFO=<ID={name},": name for name in (*self.columns, MISMATCH)}
+        replaced = [name for x, name in starts.items() if any(line.startswith(x) for line in lines)]
+        if replaced:
+            log.warning(
+                f"the output does not keep the INFO fields {', '.join(replaced)} of {source.name}, "
+                "because dnadiff writes fields of these "
+                "names; rename them in the input to keep them"
+            )
+        kept = [line for line in lines if not line.startswith(tuple(starts))]
+        return "".join(f"{line}\n" for line in (*kept, *own, columns)).encode()
+
+    @override
+    def rows(self, scored: Iterable[Scored]) -> bytes:
+        lines = []
+        for row, results in scored:
+            plain = [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
+            cells = row.text.split("\t") if row.text else plain
+            kept = [
+                x
+                for x in cells[7].split(";")
+                if x not in ("", ".") and x.partition("=")[0] not in (*self.columns, MISMATCH)
+            ]
+            effects = [each for each in results if not isinstance(each, Skipped)]
+            if effects:
+                values = [
+                    ["."] * len(self.columns) if isinstance(each, Skipped) else self._values(each)
+                    for each in results
+                ]
+                kept += [f"{name}={','.join(x)}" for name, x in zip(self.columns, zip(*values))]
+            if self.flag_mismatches and any(each.differs for each in effects):
+                kept.append(MISMATCH)
+            lines.append("\t".join([*cells[:7], ";".join(kept) or ".", *cells[8:]]) + "\n")
+        return "".join(lines).encode()
+
+    @override
+    def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
+        for row in VcfSource(path):
+            info = row.text.split("\t")[7].split(";")
+            found = dict(cell.partition("=")[::2] for cell in info)
+            if self.columns[0] in found:
+                values = zip(*(found[name].split(",") for name in self.columns))
+                for alt, of_allele in zip(row.alts, values):
+                    numbers = dict(zip(self.columns, map(value_of, of_allele)))
+                    place = (row.chrom, row.pos, row.id, row.ref, alt)
+                    yield {**dict(zip(PLACE, place)), **numbers}
+
+
+def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Table:
+    """The writer of the columns of effects for a file of this name; raises ValueError if there is
+    none."""
+    formats: tuple[type[Table], ...] = (Table, ParquetTable, Vcf)
+    for kind in formats:
+        if output.name.lower().endswith(kind.suffixes):
+            return kind(columns, flag_mismatches)
+    known = ", ".join(suffix for kind in formats for suffix in kind.suffixes)
+    raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
+
+
+def value_of(text: str) -> float:
+    """The number in a cell; NaN for `.`."""
+    return math.nan if text == "." else float(text)
 
 
 def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = ()) -> TrainingPart:
@@ -216,7 +425,7 @@ class VariantJob(ResumableJob):
         self,
         scorer: RowScorer,
         source: VariantSource,
-        writer: Writer,
+        writer: Table,
         output: Path,
         *,
         method: VariantMethod | None,
@@ -231,7 +440,7 @@ class VariantJob(ResumableJob):
         self.method, self.training, self.extras = method, training, extras
         self.mismatch_is_error, self.settings, self.earlier = mismatch_is_error, settings, earlier
         self.side_files = () if extras is None else extras.files
-        self.bgzip, self.converts = writer.bgzip, writer.converts
+        self.bgzip, self.converts = writer.is_vcf, writer.converts
         self.audit, self.missing = Audit(), 0
         self.summary = InputSummary()
 
@@ -243,7 +452,7 @@ class VariantJob(ResumableJob):
     @override
     def starts(self) -> list[int]:
         parts = divided(self.source, self.scorer.alleles_together)
-        return list(accumulate(map(len, parts), initial=0))
+        return list(itertools.accumulate(map(len, parts), initial=0))
 
     def _summarized(self, first: int = 0, last: int | None = None) -> InputSummary:
         rules = self.scorer.alleles, self.method, self.training, self.mismatch_is_error
@@ -255,7 +464,7 @@ class VariantJob(ResumableJob):
         if last is not None:
             return
         self.summary = found
-        if self.writer.has_index and not found.is_sorted:
+        if self.writer.is_vcf and not found.is_sorted:
             log.warning(
                 f"{self.source.name} is not sorted by position, so {self.output.name} is not "
                 "either and cannot be indexed; bcftools sort sorts it"

@@ -9,7 +9,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.variants import Row
 from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, PredictedEffect
-from dnadiff.genomics.variants.writers import writer_of
+from dnadiff.genomics.variants.work import writer_of
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised import saved
 from dnadiff.supervised.classifier import MEAN_HEAD, Classifier, HeadInputs, build_classifier
