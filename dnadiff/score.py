@@ -58,8 +58,7 @@ class ScoreOptions(ModelOptions, ShardedOptions):
 def score(options: ScoreOptions) -> list[Job]:
     """The table, and the track if there is one."""
     from dnadiff.data.genome.inputs import open_input
-    from dnadiff.genomics.scores import ScoreJob
-    from dnadiff.genomics.tracks import TrackJob, is_big_wig
+    from dnadiff.genomics.scores import ScoreJob, TrackJob, is_big_wig
     from dnadiff.weights import checkpoint
 
     for key in options.given("spacing", "stranded") if options.per_base is None else ():

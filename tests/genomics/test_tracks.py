@@ -18,8 +18,7 @@ from dnadiff.diffusion.denoiser import CausalDenoiser, MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.formats.regions import Region
-from dnadiff.genomics import information, scores
-from dnadiff.genomics import tracks as files
+from dnadiff.genomics import scores
 from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.networks.backbone.mamba import Mamba
@@ -182,20 +181,20 @@ def test_later_tiles_do_not_depend_on_skipped_ones():
 def test_bed_graph_leaves_out_bases_without_a_value():
     values = np.array([np.nan, 0.5, 1.23456, np.nan, 2], np.float32)
     assert (
-        files.bed_graph("chr1", 3, values)
+        scores.bed_graph("chr1", 3, values)
         == b"chr1\t4\t5\t0.5000\nchr1\t5\t6\t1.2346\nchr1\t7\t8\t2.0000\n"
     )
-    assert files.bed_graph("chr1", 0, np.full(3, np.nan, np.float32)) == b""
+    assert scores.bed_graph("chr1", 0, np.full(3, np.nan, np.float32)) == b""
 
 
 def test_an_unknown_extension_and_a_missing_package_are_refused(monkeypatch):
     with pytest.raises(
         ValueError, match=r"per_base x.wig has an unknown extension; known are .bedgraph"
     ):
-        files.is_big_wig("x.wig")
+        scores.is_big_wig("x.wig")
     monkeypatch.setitem(__import__("sys").modules, "pyBigWig", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[tracks\]'"):
-        files.is_big_wig("x.bw")
+        scores.is_big_wig("x.bw")
 
 
 TEXT = {
@@ -260,8 +259,8 @@ def test_a_killed_command_continues_to_the_same_bytes(
 ):
     if name == "x.bw":
         pytest.importorskip("pyBigWig")
-    monkeypatch.setattr(scores, "_BASES", 30)
-    monkeypatch.setattr(information, "_TILES", 3)
+    letters = "".join(np.random.default_rng(0).choice(list("ACGTN"), 8500))
+    (tmp_path / "x.fa").write_text(f">one\n{letters[:8200]}\n>two\n{letters[8200:]}\n")
     append, calls, stop = ResumableOutput.append, [], None
 
     def counted(self, *args, **notes):
@@ -271,7 +270,8 @@ def test_a_killed_command_continues_to_the_same_bytes(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ResumableOutput, "append", counted)
-    run = ("score", f"checkpoint={trained}", "input=x.fa", *SETTINGS[2:])
+    small = ("window=8", "num_draws=2", "spacing=2", "batch_size=64")  # several groups
+    run = ("score", f"checkpoint={trained}", "input=x.fa", *small)
     assert cli(*run, "output=a/s.tsv", f"per_base=a/{name}")[0] == 0
     total, of_table = len(calls), calls.count("s.tsv")
     assert of_table > 2 and total - of_table > 2  # groups
