@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,11 +13,13 @@ from dnadiff.data.records import Tile
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.genomics.metrics.text_quality import (
+    JudgeModel,
     decoded_documents,
     encode_with_separators,
+    read_texts,
+    real_texts,
     split_documents,
 )
-from dnadiff.judge_text import ids_of_texts, read_texts, real_texts
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, CausalBackbone
 from dnadiff.train import train
 from dnadiff.zero_shot import PUBLISHED, ZeroShotOptions, data_of, protocols_of, rows_of
@@ -188,10 +191,8 @@ def test_separators_at_the_ends_of_a_sample_do_not_count_with_either_tokenizer(s
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "black", "quartz", "judge", "my", "vow"]
     ours, other = subwords("ours", words), subwords("other", words[:5] + words[:4:-1])
     drawn = np.array([[2, 5, 6, 3, 7, 8, 9, 3], [5, 3, 6, 7, 8, 9, 5, 6], [3, 2, 3, 3, 3, 3, 3, 3]])
-    model = SimpleNamespace(tokenizer=ours)
     same, encoded = (
-        ids_of_texts({"samples": None}, SimpleNamespace(tokenizer=one), model, drawn)
-        for one in (ours, other)
+        JudgeModel(None, one, 8, Path("judge")).read(drawn, ours) for one in (ours, other)
     )
     assert [ids.tolist() for ids in same] == [[5, 6, 3, 7, 8, 9], [5, 3, 6, 7, 8, 9, 5, 6], []]
     assert [[words[i] for i in ids] for ids in same] == [
@@ -234,7 +235,7 @@ class Parts:
 def test_data_without_a_test_part_have_real_text_from_the_validation_part(
     monkeypatch, parts, source
 ):
-    monkeypatch.setattr("dnadiff.data.base.run_data", lambda *_: Parts(parts))
+    monkeypatch.setattr("dnadiff.genomics.metrics.text_quality.run_data", lambda *_: Parts(parts))
     judge = SimpleNamespace(data={}, tokenizer=CharTokenizer("abc"))
     texts, found = real_texts(judge, {"trust": []}, [3, 3])
     assert found == source and [ids.tolist() for ids in texts] == [[2, 3, 4]] * 2

@@ -699,7 +699,7 @@ def _unstripped(data: bytes) -> list[tuple[str, ...]]:
 
 def _judged(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.judge_text import read_texts
+        from dnadiff.genomics.metrics.text_quality import read_texts
 
         return tuple(read_texts(folder / name))
 

@@ -9,8 +9,7 @@ from dnadiff.data.base import run_data
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization
-from dnadiff.genomics.metrics.text_quality import JudgeModel
-from dnadiff.judge_text import real_texts
+from dnadiff.genomics.metrics.text_quality import JudgeModel, real_texts
 from dnadiff.supervised.overlap import pretraining_kmers
 from dnadiff.weights import checkpoint
 

@@ -8,24 +8,29 @@ of a text from its first to its last one that is not special.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dnadiff.data.base import run_data
 from dnadiff.data.records import padded_batches, pieces
+from dnadiff.data.text.pretrained import Pretrained
+from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
-from dnadiff.store.address import expand_user
+from dnadiff.fields import Config, Json
+from dnadiff.store.address import expand_user, file_name, shown
+from dnadiff.store.disk import parse_json
+from dnadiff.store.files import open_text
+from dnadiff.weights import checkpoint, published
 
-if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import Tokenizer
-    from dnadiff.fields import Config, Json
+log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,8 @@ class JudgeModel:
     def load(cls, source: str, trust: Sequence[str], device: str) -> JudgeModel:
         """Load a run of objective=ar, or a folder with GPT-2 and its tokenizer; raises ValueError
         for anything else."""
-        from dnadiff.weights import checkpoint, published
-
         folder = expand_user(source)
         if (folder / published.CONFIG).is_file():
-            from dnadiff.data.text.pretrained import Pretrained
-
             tokenizer = Pretrained(str(folder)).load()
             gpt2 = published.load_gpt2(folder, tokenizer.vocab).to(device)
             length = gpt2.backbone.max_length
@@ -70,15 +71,86 @@ class JudgeModel:
                 f"judge {loaded.path} must be an autoregressive model of text: train one with "
                 "objective=ar data=..."
             )
-        data = loaded.config.get("data")
-        return cls(
-            loaded.denoiser.to(device),
-            loaded.tokenizer,
-            loaded.training_length(),
-            loaded.path,
-            loaded.step,
-            data,
+        length, data = loaded.training_length(), loaded.config.get("data")
+        denoiser = loaded.denoiser.to(device)
+        return cls(denoiser, loaded.tokenizer, length, loaded.path, loaded.step, data)
+
+    def encoded(self, text: str) -> np.ndarray:
+        """Token ids `(L,)` of a text with written-out separators."""
+        return encode_with_separators(split_documents(text, self.tokenizer), self.tokenizer)
+
+    def read(self, drawn: np.ndarray, tokenizer: Tokenizer) -> list[np.ndarray]:
+        """Token ids of each sample, `drawn (S, L)` ids of another tokenizer or, whatever their
+        names, the same."""
+        if tokenizer == self.tokenizer:
+            return [row[slice(*content_span(row, tokenizer))] for row in drawn]
+        documents = [decoded_documents(row, tokenizer) for row in drawn]
+        return [encode_with_separators(each, self.tokenizer) for each in documents]
+
+    def nats(self, texts: Sequence[np.ndarray], batch_size: int) -> list[np.ndarray]:
+        """`token_nats` of each text."""
+        tensors = [torch.from_numpy(ids) for ids in texts]
+        return token_nats(self.denoiser, tensors, self.length, batch_size)
+
+
+def read_texts(path: str | Path) -> list[str]:
+    """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between
+    blank lines of a .txt; plain or gzip."""
+    name = shown(path)
+    with open_text(path) as file:
+        content = file.read()
+    ending = Path(file_name(path).lower().removesuffix(".gz")).suffix
+    if ending not in (".jsonl", ".txt"):
+        raise ValueError(f"{name} must be a .jsonl or a .txt file, plain or gzip")
+    texts = content.split("\n\n")
+    if ending == ".jsonl":
+        # Not splitlines(), which also splits at characters that a text may contain, as U+2028.
+        numbered = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
+        rows = [parse_json(line, f"{name}: line {number}") for number, line in numbered]
+        if not all(isinstance(row, dict) and isinstance(row.get("text"), str) for row in rows):
+            raise ValueError(f"{name}: each line must be a JSON object with a field text")
+        texts = [row["text"] for row in rows]
+    texts = [text for text in texts if text.strip()]
+    if not texts:
+        raise ValueError(f"{name} contains no text")
+    return texts
+
+
+def real_texts(
+    judge: JudgeModel, trust: Sequence[str], lengths: Sequence[int]
+) -> tuple[list[np.ndarray], str]:
+    """As many held-out texts of the judge's data as samples, of their median length, and the name
+    of the part that they are from.
+
+    That is the test part, or the validation part of data without one. There are none, with a log
+    message, if they cannot be read.
+    """
+    if judge.data is None:
+        log.info(
+            f"no comparison with real text: {judge.path} names no data; for a row of it, judge a "
+            "file of real text too (samples=real.txt)"
         )
+        return [], ""
+    length = int(np.median(lengths))
+    try:
+        data = run_data(judge.data, judge.tokenizer, trust)
+        data.prepare()
+        part = "test" if "test" in data.parts else "valid"
+        tiles = data.test_windows(part, length)
+        # The last of an interval may overlap the one before.
+        whole = [i for i, tile in enumerate(tiles.tiles) if tile.skip == 0]
+        places = np.linspace(0, len(whole) - 1, min(len(whole), len(lengths))).round().astype(int)
+        items = [tiles[whole[i]] for i in places]
+    # Data of another machine; a disk that fails ends the command.
+    except (ValueError, FileNotFoundError) as error:
+        log.info(
+            "no comparison with real text: the judge's data cannot be read in windows of "
+            f"{length}: {error}"
+        )
+        return [], ""
+    texts = [item["ids"].numpy().astype(np.int64)[item["weight"].numpy() > 0] for item in items]
+    texts = [ids[slice(*content_span(ids, judge.tokenizer))] for ids in texts]
+    return [ids for ids in texts if len(ids)], f"{data.name}, part {part}"
 
 
 def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
