@@ -4,9 +4,7 @@ every metric with a real-vs-real baseline."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -14,11 +12,9 @@ from pydantic import Field
 from dnadiff.fields import Natural
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user
+from dnadiff.store.address import expand_user, shown
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.genomics.metrics.sample_quality import SampleQuality
     from dnadiff.jobs.job import Job
@@ -72,25 +68,29 @@ def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
     from dnadiff.genomics.metrics import memorization
     from dnadiff.genomics.metrics.sample_quality import JudgeJob, SampleQualityEvaluator
-    from dnadiff.store.address import shown
 
-    order, num_splits, seed = options.order, options.num_splits, options.seed
     if options.checkpoint is None and options.real is None and not options.data:
         raise ValueError(
             "no real windows to compare with: give checkpoint=RUN, whose held-out part is read, "
             "data=, or real=y.fa"
         )
     samples = memorization.read_bases(options.samples)
-    length = common_length(samples, shown(options.samples))
+    lengths = sorted({len(bases) for bases in samples})
+    if len(lengths) > 1:
+        raise ValueError(
+            f"{shown(options.samples)}: records have {lengths[0]:,} to {lengths[-1]:,} bases; "
+            "samples must have the same length, so cut them to it"
+        )
+    length = lengths[0]
     data, searched = sources(options)
     if options.real is not None or data is None:
+        of_real = {}
         records = memorization.read_bases(str(options.real))
         real, source = memorization.cut(records, length), shown(options.real)
     else:
-        real, source = (
-            memorization.held_out_windows(data, options.part, length),
-            f"{data.name}, part {options.part}",
-        )
+        of_real = {"data": data.describe()}
+        real = memorization.held_out_windows(data, options.part, length)
+        source = f"{data.name}, part {options.part}"
     number = 0 if searched is None else memorization.num_training_bases(searched)
     if number > memorization.LARGEST:
         log.info(
@@ -104,22 +104,11 @@ def judge(options: JudgeOptions) -> list[Job]:
     )
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
     stranded = of_data if options.stranded is None else options.stranded
-    evaluator = SampleQualityEvaluator(
-        samples, real, training, not stranded, order, num_splits, seed
-    )
-    settings = {
-        "both_strands": not stranded,
-        "order": order,
-        "num_splits": num_splits,
-        "seed": seed,
-    }
+    settings = {"both_strands": not stranded, **options.only("order", "num_splits", "seed")}
+    evaluator = SampleQualityEvaluator(samples, real, training, **settings)
     about = {
         "samples": {"path": shown(options.samples), "number": len(samples)},
-        "real": {
-            "source": source,
-            "number": len(evaluator.real),
-            **({} if data is None or options.real is not None else {"data": data.describe()}),
-        },
+        "real": {"source": source, "number": len(evaluator.real), **of_real},
         "searched": None if searched is None else searched.describe(),
         "settings": settings,
     }
@@ -130,11 +119,11 @@ def judge(options: JudgeOptions) -> list[Job]:
 
 def picture(quality: SampleQuality) -> bytes:
     """The picture of the metrics that are curves, as a PNG file."""
-    from dnadiff.report import figures
-    from dnadiff.report.panels import kmer_divergences, mutual_information
+    from dnadiff.report import figures, panels
 
-    panels = [partial(panel, quality=quality) for panel in (kmer_divergences, mutual_information)]
-    return figures.rendered(figures.overview(panels), "png")
+    curves = (panels.kmer_divergences, panels.mutual_information)
+    found = figures.overview([partial(curve, quality=quality) for curve in curves])
+    return figures.rendered(found, "png")
 
 
 def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:
@@ -150,27 +139,16 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
     from dnadiff.weights import checkpoint
 
     given, data = options.data, None
-    if options.checkpoint is None:
-        if given:
-            data = chosen_data(given, {}, DNATokenizer())
-            data.prepare()
-        return data, data
-    model = checkpoint.load(options.checkpoint, options.trust)
-    memorization.check_dna(model)
-    if given or options.real is None:
-        data = memorization.dna_data(model, options.trust, given)
-    return data, memorization.searched_data(model, data, options.trust)
-
-
-def common_length(samples: Sequence[np.ndarray], path: str | Path) -> int:
-    """The length of all samples; raises ValueError if their lengths differ."""
-    lengths = sorted({len(bases) for bases in samples})
-    if len(lengths) > 1:
-        raise ValueError(
-            f"{path}: records have {lengths[0]:,} to {lengths[-1]:,} bases; samples must have the "
-            "same length, so cut them to it"
-        )
-    return lengths[0]
+    if options.checkpoint is not None:
+        model = checkpoint.load(options.checkpoint, options.trust)
+        memorization.check_dna(model)
+        if given or options.real is None:
+            data = memorization.dna_data(model, options.trust, given)
+        return data, memorization.searched_data(model, data, options.trust)
+    if given:
+        data = chosen_data(given, {}, DNATokenizer())
+        data.prepare()
+    return data, data
 
 
 main = judge.main
