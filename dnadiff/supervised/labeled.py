@@ -1,24 +1,17 @@
-"""Tasks made of labeled sequences in files: encoding, checks, the cache, and the division of
-sequences without a given split.
+"""Tasks made of labeled sequences in files: encoding, checks, and the division of sequences without
+a given split.
 
-A reader (`tasks`, `regions`) returns what is in its files; everything else is shared and
-implemented here. Encoded sequences are cached; the key covers the reader's settings and the files.
-If a file changes in any way, or the cache is damaged, the task is read again.
+A reader (`tasks`) returns what is in its files; everything else is shared and implemented here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -30,8 +23,6 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Json, Name, Natural, PositiveInt, checked
 from dnadiff.genomics.kmers import MAX_K
-from dnadiff.store.cache import cache_dir
-from dnadiff.store.disk import atomic_write, json_object, read_npz
 from dnadiff.supervised.items import (
     Items,
     TaskData,
@@ -95,9 +86,6 @@ def build_target(
 
 PART_NAMES = {part: part for part in PARTS}
 PART_NAMES |= dict.fromkeys(("dev", "val", "validation"), "valid")
-FORMAT = 4  # of encoded sequences in the cache folder
-# seconds: a file changed more recently might change again within the resolution of its time stamp
-_MIN_AGE = 2.0
 
 
 @dataclass
@@ -139,53 +127,6 @@ class LabeledSequences:
             raise ValueError(f"{where}: {error}") from None
         self.labels.append(label)
         self.parts.append(part)
-
-
-def compute_key(
-    settings: Mapping[str, object], tokenizer: DNATokenizer, files: Sequence[Path]
-) -> str | None:
-    """32 hexadecimal digits for a reader with these settings on these files; None if one of the
-    files has just changed."""
-    stats = [(str(file.resolve()), file.stat()) for file in files]
-    about = [(path, s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino) for path, s in stats]
-    latest = max((max(s.st_mtime, s.st_ctime) for _, s in stats), default=0)
-    if time.time() - latest < _MIN_AGE:
-        return None
-    described = [FORMAT, settings, tokenizer.config(), about]
-    text = json.dumps(described, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def load_encoded(key: str) -> LabeledSequences | None:
-    """Stored sequences; None if there are none, or the file is damaged."""
-    path = cache_dir("tasks") / f"{key}.npz"
-    if not path.is_file():
-        return None
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        stored = read_npz(path)
-        sequences = np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
-        labels, parts = (stored[f"{kind}_names"][stored[kind]] for kind in ("labels", "parts"))
-        is_whole = stored["lengths"].sum() == len(stored["ids"])
-        if is_whole and len(sequences) == len(labels) == len(parts):
-            about = json_object(str(stored["about"]), path)
-            return LabeledSequences(
-                sequences=sequences, labels=labels.tolist(), parts=parts.tolist(), **about
-            )
-    log.info(f"{path} is damaged; the task is read again")
-    return None
-
-
-def save_encoded(key: str, found: LabeledSequences) -> None:
-    """Store sequences atomically: token ids as one array, with lengths, labels and parts; if the
-    disk is full, nothing is stored and no error is raised."""
-    about = dict(vars(found))
-    sequences, labels, parts = (about.pop(kind) for kind in ("sequences", "labels", "parts"))
-    arrays: dict[str, Json] = {"ids": np.concatenate(sequences), "about": json.dumps(about)}
-    for kind, names in (("labels", labels), ("parts", parts)):
-        arrays[f"{kind}_names"], arrays[kind] = np.unique(names, return_inverse=True)
-    arrays["lengths"] = np.array([len(ids) for ids in sequences], np.int64)
-    with suppress(OSError), atomic_write(cache_dir("tasks") / f"{key}.npz", overwrite=True) as file:
-        np.savez(file, **arrays)
 
 
 class Division:
@@ -342,30 +283,10 @@ class LabeledTask(ABC):
         self.max_length, self.cluster_kmer = max_length, cluster_kmer
         self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
 
-    # The other attributes decide what `read` returns, and are part of the cache key.
-    _of_division = (frozenset(LabeledTaskSettings.__annotations__) | {"name", "target"}) - {"kind"}
-
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         """The sequences in the files, encoded; a one-line FileNotFoundError or ValueError for bad
         input."""
-
-    @abstractmethod
-    def sources(self) -> list[Path]:
-        """The files that `read` reads; FileNotFoundError if a required one is missing."""
-
-    def read_cached(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        """The result of `read`, from the cache if the same files were read before with the same
-        settings."""
-        own = {key: value for key, value in vars(self).items() if key not in self._of_division}
-        files = self.sources()
-        key = compute_key({"reader": type(self).__name__, **own}, tokenizer, files)
-        found = None if key is None else load_encoded(key)
-        if found is None:
-            found = self.read(tokenizer)
-            if key is not None:
-                save_encoded(key, found)
-        return found
 
     def load(self, tokenizer: DNATokenizer) -> TaskData:
         """Read, divide and encode the task.
@@ -375,7 +296,7 @@ class LabeledTask(ABC):
             ValueError: for bad files, labels that do not fit the target, or a part without rows or
                 with a class that the training part lacks.
         """
-        found = self.read_cached(tokenizer)
+        found = self.read(tokenizer)
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
         division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)

@@ -27,7 +27,6 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
 from dnadiff.genomics.kmers import UNKNOWN, KmerSet
 from dnadiff.store.address import expand_user
-from dnadiff.store.files import resolve
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.labeled import (
     PART_NAMES,
@@ -99,12 +98,6 @@ class CsvTask(LabeledTask):
             found.divided, found.split_source = True, f"column {split!r}"
         self._add_rows(self.path, "train", split, found, tokenizer)
         return found
-
-    @override
-    def sources(self) -> list[Path]:
-        if expand_user(self.path).is_dir():
-            return [expand_user(table) for table, _ in find_tables(self.path)]
-        return [resolve(self.path)]
 
     def _add_rows(
         self,
@@ -250,10 +243,6 @@ class FastaTask(LabeledTask):
                 found.add(tokenizer, letters, str(name), PART_NAMES[part], where)
         return found
 
-    @override
-    def sources(self) -> list[Path]:
-        return [resolve(file) for _, _, file in self._files()]
-
     def _files(self) -> Iterator[tuple[str, str, str]]:
         """(part, class, file) of every file."""
         for part, files in self.files.items():
@@ -294,10 +283,6 @@ class PromoterGrid(LabeledTask):
                 "promoter, such as 24 and 174"
             )
         super().__init__(name, columns=[self.columns["task.label_column"]], **settings)
-
-    @override
-    def sources(self) -> list[Path]:
-        return [resolve(self.path)]
 
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
@@ -353,11 +338,6 @@ class FolderTask(LabeledTask):
                 letters = "".join(file.read_text(encoding="utf-8", errors="replace").split())
                 found.add(tokenizer, letters, name, part, str(file))
         return found
-
-    @override
-    def sources(self) -> list[Path]:
-        folders = class_paths(self.path, "")
-        return [file for *_, folder in folders for file in sorted(folder.glob("*.txt"))]
 
 
 def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
@@ -432,6 +412,11 @@ class IntervalTask(LabeledTask):
 
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        if not (described := expand_user(self.path) / METADATA).is_file():
+            raise FileNotFoundError(
+                f"{described} does not exist; set task.path to a folder of the benchmark's "
+                "datasets/"
+            )
         genome = Genome.open(self.genome)
         # The record of each accepted name: its own, and that with or without a leading `chr`.
         records = {
@@ -443,7 +428,7 @@ class IntervalTask(LabeledTask):
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
         )
         places = class_paths(self.path, ".csv.gz")
-        self._check_classes({name for _, name, _ in places})
+        _check_classes(described, {name for _, name, _ in places})
         skipped = 0
         for part, name, file in places:
             if missing := [column for column in COLUMNS if column not in read_header(str(file))]:
@@ -489,40 +474,26 @@ class IntervalTask(LabeledTask):
         }
         return found
 
-    @override
-    def sources(self) -> list[Path]:
-        described = expand_user(self.path) / METADATA
-        if not described.is_file():
-            raise FileNotFoundError(
-                f"{described} does not exist; set task.path to a folder of the benchmark's "
-                "datasets/"
-            )
-        return [
-            described,
-            resolve(self.genome),
-            *(file for _, _, file in class_paths(self.path, ".csv.gz")),
-        ]
 
-    def _check_classes(self, classes_of_files: set[str]) -> None:
-        path = expand_user(self.path) / METADATA
-        try:
-            described = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ValueError(
-                f"{path} is not YAML ({' '.join(str(error).split())}); fetch it again"
-            ) from None
-        classes = described.get("classes") if isinstance(described, dict) else None
-        if not isinstance(classes, (dict, list)):
-            raise ValueError(
-                f"{path} names no classes; expected a key 'classes' with a name for each file"
-            )
-        named = set(map(str, classes))
-        if named != classes_of_files:
-            differing = min(named ^ classes_of_files)
-            raise ValueError(
-                f"class {differing!r} is in {'metadata.yaml' if differing in named else 'a file'} "
-                f"only; correct {path}"
-            )
+def _check_classes(path: Path, classes_of_files: set[str]) -> None:
+    try:
+        described = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{path} is not YAML ({' '.join(str(error).split())}); fetch it again"
+        ) from None
+    classes = described.get("classes") if isinstance(described, dict) else None
+    if not isinstance(classes, (dict, list)):
+        raise ValueError(
+            f"{path} names no classes; expected a key 'classes' with a name for each file"
+        )
+    named = set(map(str, classes))
+    if named != classes_of_files:
+        differing = min(named ^ classes_of_files)
+        raise ValueError(
+            f"class {differing!r} is in {'metadata.yaml' if differing in named else 'a file'} "
+            f"only; correct {path}"
+        )
 
 
 @checked
@@ -548,10 +519,6 @@ class GenomicBenchmark(LabeledTask):
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         return self.reader().read(tokenizer)
-
-    @override
-    def sources(self) -> list[Path]:
-        return self.reader().sources()
 
     def reader(self) -> LabeledTask:
         """The reader for the format of `path`.

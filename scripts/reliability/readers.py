@@ -1409,35 +1409,6 @@ def _read_tokenized(folder: Path) -> object:
     return found.tokens.tolist(), found.ends.tolist()
 
 
-def _task_cache(folder: Path) -> None:
-    import numpy as np
-
-    from dnadiff.supervised import labeled
-
-    with _cache_in(folder):
-        sequences = [np.arange(7, 11, dtype=np.uint8).repeat(n + 1) for n in range(6)]
-        labeled.save_encoded(
-            "0" * 32,
-            labeled.LabeledSequences("x", sequences, list("ababab"), ["train"] * 4 + ["test"] * 2),
-        )
-
-
-def _read_task_cache(folder: Path) -> object:
-    from dnadiff.supervised import labeled
-
-    found = labeled.load_encoded("0" * 32)
-    return (
-        None
-        if found is None
-        else ([ids.tolist() for ids in found.sequences], found.labels, found.parts, found.source)
-    )
-
-
-def _read_again(folder: Path, name: str) -> object:
-    """A damaged cache of a task is not used."""
-    return None
-
-
 SETTINGS = {
     "num_samples": 6,
     "seed": 1,
@@ -1776,15 +1747,6 @@ STORED = (
         nothing,
         4,
         ("book.txt",),
-    ),
-    Reader(
-        "task cache",
-        _task_cache,
-        {"cache/tasks/*.npz": m.ARRAYS},
-        _read_task_cache,
-        _read_again,
-        3,
-        ("labels.csv",),
     ),
     Reader(
         "sample sidecar",
