@@ -98,9 +98,10 @@ class TrainOptions(Options):
 @command(TrainOptions)
 def train(options: TrainOptions) -> Result:
     """Train; the content is that of `metrics.json`, the only path the run folder."""
-    from dnadiff.training.run import run
+    from dnadiff.training.run import TrainingRun
 
-    metrics, folder = run(options)
+    started: dict[str, Any] = {"run_dir": options.run_dir, "arguments": options.arguments}
+    metrics, folder = options.into(TrainingRun, recorded=options.recorded(), **started).run()
     return Result(metrics, (folder,))
 
 

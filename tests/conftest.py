@@ -254,7 +254,6 @@ def train_args(tiny_fasta):
 def trained(tmp_path_factory):
     """The run folder of a small Caduceus trained for a few steps on a FASTA file."""
     from dnadiff.train import train
-    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("trained")
     path = folder / "tiny.fa"
@@ -267,7 +266,7 @@ def trained(tmp_path_factory):
         "trainer.max_steps=30",
         "optimizer.lr=1e-2",
     ]
-    run(train.compose(args, folder / "run"))
+    train.start([*args, f"hydra.run.dir={folder / 'run'}"])
     return folder / "run"
 
 

@@ -18,7 +18,6 @@ def run(tmp_path_factory):
     its evaluation."""
     from dnadiff import evaluate
     from dnadiff.train import train
-    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("blocks")
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
@@ -37,7 +36,7 @@ def run(tmp_path_factory):
         "optimizer.lr=1e-2",
     ]
     args += ["trainer.max_steps=40", "trainer.accelerator=cpu", "data.max_valid_windows=4"]
-    run(train.compose(args, folder / "run"))
+    train.start([*args, f"hydra.run.dir={folder / 'run'}"])
     options = [
         f"checkpoint={folder / 'run'}",
         f"output={folder / 'run' / 'evaluate.json'}",

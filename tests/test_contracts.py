@@ -17,7 +17,7 @@ from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbo
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir, locate
 from dnadiff.train import TrainOptions
-from dnadiff.training.run import check_compatible
+from dnadiff.training.run import TrainingRun
 from dnadiff.weights.loaded import build_denoiser, build_objective
 
 TOKENIZERS = {"dna": DNATokenizer(), "text": CharTokenizer("abc xyz")}
@@ -179,11 +179,12 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     config = composed(
         "train", f"objective={name}", *([f"objective/masking={masking}"] if masking else [])
     ) | {"backbone": small(backbone)}
+    run = TrainOptions.of(config).into(TrainingRun, recorded=config, run_dir=None, arguments=())
     if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
-            check_compatible(TrainOptions.of(config))
+            run.check_compatible()
         return
-    check_compatible(TrainOptions.of(config))
+    run.check_compatible()
     denoiser, process = build_denoiser(config, TOKENIZERS["dna"], trust=None)
     objective = build_objective(config, process, trust=None)
     x0 = torch.randint(7, 11, (4, 32))

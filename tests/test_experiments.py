@@ -10,7 +10,6 @@ import torch
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir
 from dnadiff.train import train
-from dnadiff.training.run import run
 from dnadiff.weights import checkpoint
 
 EXPERIMENTS = sorted(p.stem for p in (config_dir() / "experiment").glob("*.yaml"))
@@ -98,7 +97,7 @@ def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
         *ONE_STEP,
         *(["backbone.n_heads=2"] if heads else []),
     ]
-    metrics, _ = run(train.compose(args, tmp_path / "run"))
+    metrics = train.start([*args, f"hydra.run.dir={tmp_path / 'run'}"]).content
     assert metrics["finished"] and metrics["step"] == 1 and 0.5 < metrics["valid_nll"] < 20
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 1
 
@@ -128,7 +127,7 @@ def test_the_second_stage_starts_from_the_first(first, second, changed, shared_d
             *ONE_STEP,
             *more,
         ]
-        run(train.compose(args, tmp_path / folder))
+        train.start([*args, f"hydra.run.dir={tmp_path / folder}"])
     first, then = (
         checkpoint.load(tmp_path / folder).denoiser.state_dict() for folder in ("one", "two")
     )

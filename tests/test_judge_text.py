@@ -42,13 +42,12 @@ SMALL += [
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A DiT and a causal transformer trained for two steps on the same text."""
-    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("text")
     (folder / "book.txt").write_text("Sphinx of black quartz, judge my vow. " * 60)
     for name, args in (("dit", ["backbone=dit"]), ("ar", ["objective=ar", "backbone=transformer"])):
         args = ["data=text", f"data.path={folder / 'book.txt'}", *args, *SMALL]
-        run(train.compose(args, folder / name))
+        train.start([*args, f"hydra.run.dir={folder / name}"])
     return folder
 
 

@@ -311,7 +311,6 @@ def test_a_file_that_holds_no_curve_is_no_curve(content, copy):
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory):
     """A run trained for two steps on two labeled files."""
-    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("labeled")
     for name, unit in (("human", "ACGTTGA"), ("yeast", "CCATG")):
@@ -335,7 +334,7 @@ def labeled(tmp_path_factory):
         "trainer.max_steps=2",
         "data.max_valid_windows=2",
     ]
-    run(train.compose(args, folder / "run"))
+    train.start([*args, f"hydra.run.dir={folder / 'run'}"])
     return folder / "run"
 
 

@@ -6,8 +6,8 @@ Everything in it can be deleted at any time and is created again when needed.
 
 An atomic folder contains files and `index.json` with the size and the checksums of each file, and a
 checksum of its own. It is written under a temporary name and renamed; a lock keeps processes from
-doing the work twice. Opening a folder checks sizes, time stamps and a sample of each file
-(`sampled`); `verify` reads everything.
+doing the work twice. Opening a folder checks sizes, time stamps and a sample of each file;
+`verify` reads everything.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -101,34 +102,32 @@ def _own(folder: Path) -> Path:
 
 def content_hash(path: Path) -> str:
     """SHA-256 of a file's bytes; a file known by its size and times is not read again."""
-    path = path.resolve()
-    about = path.stat()
     if known := known_hash(path):
         return known
-    note, seen = _note_of(path, about)
+    note, seen = _note_of(path)
     digest = hash_file(path)
+    about = path.stat()
     if time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED:
-        write_json(note, seen | {"sha256": digest, "check": _check_of(digest)})
+        write_json(note, seen | {"sha256": digest, "check": zlib.crc32(digest.encode())})
     return digest
 
 
 def known_hash(path: Path) -> str | None:
     """`content_hash` of a file known by its size and times; None if it must be read."""
-    path = path.resolve()
-    note, seen = _note_of(path, path.stat())
+    note, seen = _note_of(path)
     with suppress(OSError, ValueError):
-        known = read_json(note)
-        if {key: known.get(key) for key in seen} == seen and known.get("check") == _check_of(
-            digest := str(known.get("sha256"))
-        ):
+        known = read_json(note, ("sha256", "check"))
+        digest = str(known["sha256"])
+        seen["check"] = zlib.crc32(digest.encode())
+        if all(known.get(key) == value for key, value in seen.items()):
             return digest
     return None
 
 
-def _note_of(path: Path, about: os.stat_result) -> tuple[Path, dict[str, object]]:
+def _note_of(path: Path) -> tuple[Path, dict[str, object]]:
     """Where the hash of a file is noted, and what the file is known by."""
-    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    note = cache_dir("sources") / name[:2] / f"{name}.json"  # writing a file lists its folder
+    path = path.resolve()
+    about, name = path.stat(), hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     seen: dict[str, object] = {
         "path": str(path),
         "size": about.st_size,
@@ -136,11 +135,8 @@ def _note_of(path: Path, about: os.stat_result) -> tuple[Path, dict[str, object]
         "ctime": about.st_ctime_ns,
         "inode": about.st_ino,
     }
-    return note, seen
-
-
-def _check_of(digest: str) -> int:
-    return zlib.crc32(digest.encode())
+    # Writing a file lists its folder.
+    return cache_dir("sources") / name[:2] / f"{name}.json", seen
 
 
 def hash_file(path: Path, algorithm: str = "sha256") -> str:
@@ -160,18 +156,16 @@ def hash_file(path: Path, algorithm: str = "sha256") -> str:
 def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., None]]:
     """A progress bar in megabytes: calls `progress(bytes, **notes)`. Nothing is shown in the first
     two seconds."""
-    begin, pending = time.monotonic(), 0
+    begin, count = time.monotonic(), done
     bar: Progress | None = None
 
-    def progress(count: int, **notes: str) -> None:
-        nonlocal bar, pending
-        pending += count
-        if bar is None:
-            if time.monotonic() - begin < _PATIENCE:
-                return
-            bar = Progress(-(-total // 1_000_000), f"{label}, MB", done // 1_000_000)
-        bar.update(pending // 1_000_000, 0, **notes)
-        pending %= 1_000_000
+    def progress(more: int, **notes: str) -> None:
+        nonlocal bar, count
+        before, count = count // 1_000_000, count + more
+        if bar is None and time.monotonic() - begin >= _PATIENCE:
+            bar = Progress(-(-total // 1_000_000), f"{label}, MB", before)
+        if bar is not None:
+            bar.update(count // 1_000_000 - before, 0, **notes)
 
     try:
         yield progress
@@ -227,29 +221,7 @@ SAMPLED = 8
 _ABANDONED = 86_400  # seconds
 
 
-class Checksum:
-    """CRC-32 of the bytes passed to `update`: `whole`, and `chunks` of each complete or last
-    megabyte."""
-
-    def __init__(self) -> None:
-        self.whole, self.chunks = 0, list[int]()
-        self._room = 0  # bytes that the last chunk still takes
-
-    def update(self, data: bytes | memoryview) -> None:
-        """Add bytes."""
-        view = memoryview(data).cast("B")
-        self.whole = zlib.crc32(view, self.whole)
-        while view:
-            if not self._room:
-                self.chunks.append(0)
-                self._room = CHUNK
-            part = view[: self._room]
-            self.chunks[-1] = zlib.crc32(part, self.chunks[-1])
-            self._room -= len(part)
-            view = view[len(part) :]
-
-
-Fill = Callable[[Path], tuple[dict[str, Json], dict[str, Checksum]]]
+Fill = Callable[[Path], dict[str, Json]]
 
 
 def ensure_folder(
@@ -267,8 +239,7 @@ def ensure_folder(
     Args:
         folder: its path in the cache; the name is a hash of everything that decides its contents.
         version: of the format; a folder of another version is written again.
-        fill: writes files into an empty folder; returns the content of the index, and the checksum
-            of each file.
+        fill: writes files into an empty folder; returns the content of the index.
         what, doing, done: name of the data, the work and its result, for messages.
         need: the disk space it takes, for the message when the disk is full.
         sample: as of `is_sound`.
@@ -279,19 +250,49 @@ def ensure_folder(
     if is_sound(folder, version, sample):
         return
     lock = folder.with_name(f"{folder.name}.lock")
-    # then no process was killed while it wrote the folder; looking for what is left lists all
-    # folders
+    # Then no process was killed while it wrote the folder; looking for what is left lists all
+    # folders.
     is_new = not lock.exists()
     with locked(lock, f"{what}: another process is {doing} it; waiting") as held:
-        if not is_sound(folder, version, sample):
-            if folder.exists():
-                log.info(
-                    f"{what}: its {done} form was changed, is incomplete, or of another version; "
-                    f"{doing} it again"
-                )
-            if held and not is_new:
-                _sweep(folder)
-            _write(folder, version, fill, need)
+        if is_sound(folder, version, sample):
+            return
+        if folder.exists():
+            log.info(
+                f"{what}: its {done} form was changed, is incomplete, or of another version; "
+                f"{doing} it again"
+            )
+        for left in folder.parent.glob(f".{folder.name}.*") if held and not is_new else ():
+            # The lock excludes processes on this machine, but perhaps not on others.
+            with suppress(OSError):
+                of_this_machine = left.name.startswith(f".{folder.name}.{HOST}.")
+                if of_this_machine or time.time() - left.stat().st_mtime > _ABANDONED:
+                    shutil.rmtree(left, ignore_errors=True)
+        part = unique(folder)
+        try:
+            part.mkdir()
+            about = fill(part)
+            files = {}
+            for path in sorted(part.iterdir()):
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
+                stat = path.stat()
+                known = {"size": stat.st_size, "mtime": stat.st_mtime_ns}
+                files[path.name] = known | checksums(path)
+            index = {"format": version, "files": files, **about}
+            write_json(part / "index.json", index | {"check": _check_of_index(index)})
+            put(part, folder, version)
+        except OSError as error:
+            if error.errno in FULL:
+                shutil.rmtree(part, ignore_errors=True)  # before the free space is measured
+                raise OSError(
+                    f"{need} in {folder.parent}, and {no_space(error, folder)}; free some space or "
+                    "set DNADIFF_CACHE to another disk"
+                ) from error
+            if error.filename is None:  # of a write to an open file
+                raise write_error(error, folder) from error
+            raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def read_index(folder: Path, version: int) -> dict[str, Json]:
@@ -310,30 +311,26 @@ def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
     """Whether the folder is complete and unchanged.
 
     A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the
-    last and six other MiB of it. Folders of earlier versions have one checksum per file: larger
-    files in them are not read unless a time stamp differs. Without `sample` only sizes and time
-    stamps are compared.
+    last and six other MiB of it. Without `sample` only sizes and time stamps are compared.
     """
     try:
         index = read_index(folder, version)
         for name, written in index["files"].items():
-            stat = (folder / name).stat()
+            path, chunks = folder / name, written["chunks"]
+            stat, last = path.stat(), len(chunks) - 1
             if stat.st_size != written["size"]:
                 return False
-            chunks = written.get("chunks")
             if stat.st_mtime_ns != written["mtime"]:
-                if not _is_whole(folder / name, written["crc"]):
-                    return False
-                os.utime(
-                    folder / name, ns=(written["mtime"], written["mtime"])
-                )  # copied, but the same
-            elif not sample:
-                continue
-            elif chunks is not None:
-                if not same_chunks(folder / name, chunks, sampled(len(chunks))):
-                    return False
-            elif stat.st_size <= SAMPLED * CHUNK and not _is_whole(folder / name, written["crc"]):
-                return False
+                with megabytes(stat.st_size, f"checking {folder.name}") as progress:
+                    if checksums(path, progress)["crc"] != written["crc"]:
+                        return False
+                os.utime(path, ns=(written["mtime"], written["mtime"]))  # copied, but the same
+            elif sample and chunks:
+                with path.open("rb", buffering=0) as file:
+                    for number in {round(i * last / (SAMPLED - 1)) for i in range(SAMPLED)}:
+                        file.seek(number * CHUNK)
+                        if zlib.crc32(file.read(CHUNK)) != chunks[number]:
+                            return False
         return bool(index["files"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return False
@@ -345,31 +342,24 @@ def verify(folder: Path, version: int) -> int:
     Raises:
         ValueError: naming the file and the place, if a byte was changed.
     """
-    remedy = "remove this folder; it will be recreated when it is used"
+    total = 0
     try:
-        files = read_index(folder, version)["files"]
-        for name, written in files.items():
+        for name, written in read_index(folder, version)["files"].items():
             with megabytes(written["size"], f"checking {folder.name}/{name}") as progress:
-                found = checksum_of(folder / name, progress)
-            chunks = zip(found.chunks, written.get("chunks", found.chunks))
-            first = next(
-                (number for number, (one, other) in enumerate(chunks) if one != other), None
-            )
-            if first is not None:
-                raise ValueError(
-                    f"{name} was changed between bytes {first * CHUNK:,} and "
-                    f"{(first + 1) * CHUNK:,}"
-                )
-            if found.whole != written["crc"]:
-                raise ValueError(f"{name} was changed")
-        return sum(written["size"] for written in files.values())
+                found = checksums(folder / name, progress)
+            for number, (one, other) in enumerate(zip_longest(found["chunks"], written["chunks"])):
+                if one != other:
+                    raise ValueError(
+                        f"{name} was changed between bytes {number * CHUNK:,} and "
+                        f"{(number + 1) * CHUNK:,}"
+                    )
+            total += written["size"]
+        return total
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder} is damaged ({error}): {remedy}") from error
-
-
-def _is_whole(path: Path, crc: int) -> bool:
-    with megabytes(path.stat().st_size, f"checking {path.parent.name}") as progress:
-        return checksum_of(path, progress).whole == crc
+        raise ValueError(
+            f"{folder} is damaged ({error}): remove this folder; it will be recreated when it is "
+            "used"
+        ) from error
 
 
 def put(part: Path, folder: Path, version: int) -> None:
@@ -383,13 +373,10 @@ def put(part: Path, folder: Path, version: int) -> None:
             if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
         if is_sound(folder, version):
-            shutil.rmtree(part, ignore_errors=True)
             return
         aside = unique(folder)
         with suppress(FileNotFoundError):  # another process has moved it
             folder.rename(aside)
-            if is_sound(aside, version):  # another process completed it after the check
-                part, aside = aside, part
             shutil.rmtree(aside, ignore_errors=True)
 
 
@@ -397,71 +384,13 @@ def _check_of_index(index: dict[str, Json]) -> str:
     return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _write(folder: Path, version: int, fill: Fill, need: str) -> None:
-    part = unique(folder)
-    try:
-        part.mkdir()
-        about, checksums = fill(part)
-        stats = {name: (part / name).stat() for name in checksums}
-        files = {
-            name: {
-                "size": stat.st_size,
-                "mtime": stat.st_mtime_ns,
-                "crc": checksums[name].whole,
-                "chunks": checksums[name].chunks,
-            }
-            for name, stat in stats.items()
-        }
-        index = {"format": version, "files": files, **about}
-        write_json(part / "index.json", index | {"check": _check_of_index(index)})
-        put(part, folder, version)
-    except OSError as error:
-        if error.errno not in FULL and error.filename is None:  # a write to an open file
-            raise write_error(error, folder) from error
-        if error.errno not in FULL:
-            raise
-        shutil.rmtree(part, ignore_errors=True)  # before the space that is free is measured
-        text = (
-            f"{need} in {folder.parent}, and {no_space(error, folder)}; free some space or set "
-            "DNADIFF_CACHE to another disk"
-        )
-        raise OSError(text) from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _sweep(folder: Path) -> None:
-    """Remove leftovers of killed processes. The lock excludes processes on this machine, but
-    perhaps not on others."""
-    for left in folder.parent.glob(f".{folder.name}.*"):
-        with suppress(OSError):
-            if (
-                left.name.startswith(f".{folder.name}.{HOST}.")
-                or time.time() - left.stat().st_mtime > _ABANDONED
-            ):
-                shutil.rmtree(left, ignore_errors=True)
-
-
-def checksum_of(path: Path, progress: Callable[[int], None] = lambda count: None) -> Checksum:
-    """The checksum of a file; `progress` is called with the number of bytes read."""
-    checksum = Checksum()
+def checksums(path: Path, progress: Callable[[int], None] = lambda count: None) -> dict[str, Json]:
+    """CRC-32 of a file and of each megabyte of it; `progress` is called with the number of bytes
+    read."""
+    whole, chunks = 0, []
     with path.open("rb") as file:
-        while block := file.read(4 * CHUNK):
-            checksum.update(block)
+        while block := file.read(CHUNK):
+            whole = zlib.crc32(block, whole)
+            chunks.append(zlib.crc32(block))
             progress(len(block))
-    return checksum
-
-
-def sampled(count: int) -> list[int]:
-    """The chunks of `count` that are checked whenever a file is opened."""
-    return sorted({round(i * (count - 1) / (SAMPLED - 1)) for i in range(SAMPLED)}) if count else []
-
-
-def same_chunks(path: Path, expected: Sequence[int], numbers: Sequence[int]) -> bool:
-    """Whether some chunks of a file have the expected checksums."""
-    with path.open("rb", buffering=0) as file:
-        for number in numbers:
-            file.seek(number * CHUNK)
-            if zlib.crc32(file.read(CHUNK)) != expected[number]:
-                return False
-    return True
+    return {"crc": whole, "chunks": chunks}

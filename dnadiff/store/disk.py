@@ -1,7 +1,6 @@
 """Files and folders of this disk: written whole or not at all, and read back with checks.
 
-Next to a file or folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old`
-a complete folder that was being replaced.
+Next to a file or folder NAME, `.NAME.HEX.part` is garbage of a killed process.
 
 An error of the file system names the file, the size that it needs and the space that is free;
 whatever is wrong with a file that is read back, the error is a ValueError that names it.
@@ -16,20 +15,18 @@ import fcntl
 import gzip
 import io
 import json
-import math
 import os
 import re
 import resource
 import shutil
 import uuid
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from numpy.lib import format as npy
 from typing_extensions import override
 
 from dnadiff.store.address import expand_user, is_remote
@@ -219,15 +216,18 @@ def _open_locked(part: Path) -> WatchedFile | None:
 def _remove_unfinished(target: Path) -> None:
     """Remove the temporary files and folders of `target` that killed processes left: those that no
     process has locked."""
-    for left, lock in _left(target, "part"):
-        try:
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            else:
-                with suppress(OSError):
-                    left.unlink()
-        finally:
-            os.close(lock)
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
+    found: list[Path] = []
+    with suppress(OSError):  # a folder that may be written and not listed
+        found = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
+    for left in found:
+        with suppress(OSError):  # removed meanwhile, or of a living process
+            lock = os.open(left, os.O_RDONLY if left.is_dir() else os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (shutil.rmtree if left.is_dir() else os.unlink)(left)
+            finally:
+                os.close(lock)
 
 
 def sync_folder(folder: Path) -> None:
@@ -258,17 +258,10 @@ def append(path: str | Path, content: bytes) -> None:
 
 def write_json(path: str | Path, content: object, indent: int = 2) -> None:
     """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
-    text = (json.dumps(_finite(content), indent=indent, allow_nan=False) + "\n").encode()
+    plain = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    text = (json.dumps(plain, indent=indent) + "\n").encode()
     with atomic_write(path, overwrite=True, size=len(text)) as file:
         file.write(text)
-
-
-def _finite(content: object) -> object:
-    if isinstance(content, Mapping):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def remove_if_empty(folder: Path) -> None:
@@ -282,8 +275,6 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
     """Refuse an output folder before the work that fills it begins; a folder is replaced only if it
     holds nothing but files of these names.
 
-    A folder that a killed process was replacing is restored first.
-
     Raises:
         FileExistsError: if it exists and `overwrite` is false.
         ValueError: if it is a file, is in a file, or holds other files.
@@ -295,8 +286,6 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
             f"output {str(path)!r} is not the name of a new folder; give one, such as "
             "output=my_model"
         )
-    if target.parent.is_dir():
-        _restore(target)
     if target.is_dir() and not target.is_symlink():
         if not overwrite:
             raise FileExistsError(
@@ -320,15 +309,23 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A temporary folder next to `target`, which gets its name, and replaces a folder of that name,
     when the block ends without an error.
 
-    If the process is killed, `target` is the old folder or the new one, or, where the file system
-    cannot exchange two folders, the next call restores the old one. What killed processes left next
-    to it is removed.
+    If the process is killed, `target` is the old folder or the new one; where the file system
+    cannot exchange two folders, the old one may have been renamed to `.NAME.HEX.old`. What killed
+    processes left next to it is removed.
     """
     with names_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        _restore(target)
         _remove_unfinished(target)
-        part, lock = _create_locked(target)
+        while True:
+            part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
+            part.mkdir()
+            # Locked while it is open: no other process takes it for one of a killed process.
+            lock = os.open(part, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if part.exists():
+                break
+            os.close(lock)  # removed before it was locked
     try:
         yield part
         with names_file(target):
@@ -336,7 +333,14 @@ def new_folder(target: Path) -> Iterator[Path]:
             if not target.exists():
                 part.rename(target)
             elif not _exchange(part, target):
-                _replace(part, target)
+                aside = part.with_suffix(".old")
+                target.rename(aside)
+                try:
+                    part.rename(target)
+                except OSError:
+                    aside.rename(target)
+                    raise
+                aside.rename(part)
             sync_folder(target.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # after an exchange, the old folder
@@ -355,79 +359,6 @@ def _exchange(part: Path, target: Path) -> bool:
     )
 
 
-def _replace(part: Path, target: Path) -> None:
-    """Rename the old folder away, then the new one to its name; `_restore` undoes the first step
-    after a kill."""
-    aside = _unfinished(target).with_suffix(".old")
-    lock = _locked(target)  # no other process restores it meanwhile
-    try:
-        target.rename(aside)
-        try:
-            part.rename(target)
-        except OSError:
-            aside.rename(target)
-            raise
-        part = _unfinished(target)
-        aside.rename(part)  # no longer complete when its removal begins
-        shutil.rmtree(part, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _restore(target: Path) -> None:
-    """Give the folder that a killed process had renamed away its name again, unless the new one has
-    it already."""
-    for left, lock in _left(target, "old"):
-        try:
-            left.rename(_unfinished(target) if target.exists() else target)
-        finally:
-            os.close(lock)
-
-
-def _unfinished(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{uuid.uuid4().hex}.part")
-
-
-def _create_locked(target: Path) -> tuple[Path, int]:
-    """A new folder, locked while its descriptor is open, so that no other process takes it for one
-    of a killed process."""
-    while True:
-        part = _unfinished(target)
-        part.mkdir()
-        lock = _locked(part)
-        if part.exists():
-            return part, lock
-        os.close(lock)  # removed before it was locked
-
-
-def _locked(folder: Path) -> int:
-    """The descriptor of a folder, locked while it is open."""
-    lock = os.open(folder, os.O_RDONLY)
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    return lock
-
-
-def _left(target: Path, kind: str) -> Iterator[tuple[Path, int]]:
-    """What killed processes left of one kind next to a file or a folder, each locked; the caller
-    closes the descriptors."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.{kind}")
-    found: list[Path] = []
-    with suppress(OSError):  # a folder that may be written and not listed
-        found = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
-    for left in found:
-        try:
-            lock = os.open(left, os.O_RDONLY if left.is_dir() else os.O_RDWR)
-        except OSError:  # removed meanwhile
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # of a living process
-            os.close(lock)
-            continue
-        yield left, lock
-
-
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
@@ -437,14 +368,18 @@ def parse_json(content: str | bytes, source: str | Path) -> Json:
     Raises:
         ValueError: if it is not UTF-8, not JSON, or nested too deeply.
     """
+    return _parsed(json.loads, "JSON", content, source)
+
+
+def _parsed(parse: Callable[[str], Json], kind: str, content: str | bytes, source: object) -> Json:
     try:
-        return json.loads(content.decode("utf-8") if isinstance(content, bytes) else content)
+        return parse(content.decode("utf-8") if isinstance(content, bytes) else content)
     except UnicodeDecodeError as error:
         raise ValueError(f"{source} is not UTF-8 text ({error.reason})") from error
     except RecursionError as error:
         raise ValueError(f"{source} is nested too deeply") from error
-    except ValueError as error:
-        raise ValueError(f"{source} is not JSON ({error})") from error
+    except Exception as error:  # YAML tags on wrong values raise many kinds
+        raise ValueError(f"{source} is not {kind} ({' '.join(str(error).split())})") from error
 
 
 def json_object(
@@ -475,24 +410,9 @@ def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
 
     content = path.read_bytes()
     try:
-        return _mapping(yaml.safe_load(content.decode("utf-8")), path, required)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error.reason}); {remedy}") from error
-    except RecursionError as error:
-        raise ValueError(f"{path} is nested too deeply; {remedy}") from error
-    except (
-        yaml.YAMLError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ) as error:  # tags on wrong values raise any of these
-        why = (
-            str(error)
-            if str(error).startswith(str(path))
-            else f"{path} is not YAML ({' '.join(str(error).split())})"
-        )
-        raise ValueError(f"{why}; {remedy}") from error
+        return _mapping(_parsed(yaml.safe_load, "YAML", content, path), path, required)
+    except ValueError as error:
+        raise ValueError(f"{error}; {remedy}") from error
 
 
 def _mapping(found: Json, source: str | Path, required: Sequence[str]) -> dict[str, Json]:
@@ -506,8 +426,7 @@ def _mapping(found: Json, source: str | Path, required: Sequence[str]) -> dict[s
 def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
     """The arrays of a file, read completely and compared with their checksums; no code in it runs.
 
-    `numpy.load` compares no checksum of an array whose bytes it counts itself, and allocates what a
-    damaged header asks for.
+    `numpy.load` compares no checksum of an array whose bytes it counts itself.
 
     Args:
         names: arrays that it must have.
@@ -518,12 +437,12 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
     content = io.BytesIO(Path(path).read_bytes())
     try:
         with zipfile.ZipFile(content) as file:
-            arrays = {
-                name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()
-            }
-    except (
-        Exception
-    ) as error:  # zipfile, zlib and the parser of array headers raise errors of many kinds
+            if (damaged := file.testzip()) is not None:
+                raise ValueError(f"the checksum of {damaged} differs")
+        content.seek(0)
+        with np.load(content, allow_pickle=False) as file:
+            arrays = dict(file)
+    except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise ValueError(
             f"{path} is damaged or cut short ({reason}); use another copy of it, or remove it"
@@ -534,20 +453,3 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
             "remove it"
         )
     return arrays
-
-
-def _array(content: bytes) -> np.ndarray:
-    file = io.BytesIO(content)
-    version = npy.read_magic(file)
-    shape, fortran_order, dtype = (
-        npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    )(file)
-    if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(content) - file.tell():
-        raise ValueError(
-            f"an array of shape {shape} and type {dtype} in {len(content) - file.tell():,} bytes"
-        )
-    return (
-        np.frombuffer(content, dtype, offset=file.tell())
-        .reshape(shape, order="F" if fortran_order else "C")
-        .copy()
-    )

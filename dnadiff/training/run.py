@@ -10,8 +10,8 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import yaml
@@ -35,9 +35,6 @@ from dnadiff.training.trainer import INSTEAD, build_trainer, check_processes, tr
 from dnadiff.weights.checkpoint import load_silently, read
 from dnadiff.weights.loaded import ABSORBING, build_denoiser, build_objective, resolved
 from dnadiff.weights.tensors import on_meta_device, shards_of
-
-if TYPE_CHECKING:
-    from dnadiff.train import TrainOptions
 
 # Keys about how a command is started and where it reports; they may differ between a run and its
 # resumption.
@@ -68,84 +65,156 @@ LOCK = ".lock"  # in a run folder while a process trains there
 log = logging.getLogger("dnadiff")
 
 
-def run(options: TrainOptions) -> tuple[dict[str, Json], Path]:
-    """Train and return the contents of `metrics.json` and the run folder.
+@dataclass(frozen=True)
+class TrainingRun:
+    """What a run is started with: keys of the command, `recorded`, the configuration that the run
+    folder and checkpoints record, the run folder, and the arguments of the command line."""
 
-    Everything that can be refused is refused before the run folder is created or cleared.
-    """
-    if "weight_decay" in options.optimizer:
-        raise ValueError(
-            "optimizer.weight_decay would have no effect, because only matrices are decayed; set "
-            "weight_decay"
-        )
-    settings, data_config = trainer_settings(options.trainer), with_absolute_paths(options.data)
-    options = options.model_copy(update={"trainer": settings, "data": data_config})
-    config, initial = options.recorded(), None
-    if options.init_from:
-        initial = load_silently(options.init_from, options.trust)
-        config = use_initial_network(config, initial.config, options.arguments)
-    config = resolved(config, trust=None)
-    network = {key: config[key] for key in ("backbone", "time_conditioning")}
-    options = options.model_copy(update=network)
-    run_dir, start_from = options.run_dir, None
-    if options.resume:
-        start_from = resumable(config, run_dir, search=not names_run_dir(options.arguments))
-    if start_from is not None:
-        run_dir = start_from.parent.parent
-    elif not options.overwrite:
-        check_new(run_dir)
-    before = saved_files(run_dir)
-    if options.tokenizer and "tokenizer" not in options.data:
-        raise ValueError(
-            "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, or "
-            "choose data=text"
-        )
-    check_compatible(options)
-    data: SequenceDataModule = build(options.data, trust=None)
-    if initial is not None and initial.known_tokenizer is not None:
-        data.expect(initial.known_tokenizer)
-    data.prepare()
-    if initial is not None:
-        initial = initial.with_tokenizer(data.tokenizer)
-    data.check_training()
-    trainer, module = assemble(options, run_dir, data)
-    if initial is not None:
-        module.denoiser.load_state_dict(initial.denoiser.state_dict())
-    groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
-    data.check_step(groups, trainer.accumulate_grad_batches)
-    step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
-    sanity_check(module, data, trainer.strategy.root_device)
-    trainer.loggers = build_loggers(options.logger or {}, run_dir, start_from is not None, writes)
-    # Of several processes one writes the folder and prints.
-    with locked_run(run_dir, before) if writes else nullcontext():
-        if writes:
-            if start_from is None:
-                clear(run_dir)
-            else:
-                (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run
-            with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
-                file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
-            write_json(run_dir / "tokenizer.json", data.tokenizer.config())
-            about = data.describe()
-            log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
-            log.info(
-                f"network: {type(module.denoiser.backbone).__name__}, "
-                f"{num_parameters(module):,} parameters; run folder {run_dir}"
+    recorded: Config
+    run_dir: Path
+    arguments: Sequence[str]
+    data: Config
+    trainer: Config
+    optimizer: Config
+    lr_scheduler: Config
+    callbacks: Config
+    logger: Config | None
+    tokenizer: Config | None
+    init_from: str | None
+    trust: Sequence[str]
+    resume: bool
+    overwrite: bool
+    seed: int
+    context_parallel: int
+    weight_decay: float
+    matmul_precision: str
+
+    def run(self) -> tuple[dict[str, Json], Path]:
+        """Train and return the contents of `metrics.json` and the run folder.
+
+        Everything that can be refused is refused before the run folder is created or cleared.
+        """
+        if "weight_decay" in self.optimizer:
+            raise ValueError(
+                "optimizer.weight_decay would have no effect, because only matrices are decayed; "
+                "set weight_decay"
             )
-            for note in module.objective.notes():
-                log.info(note)
-            if start_from is not None:
-                log.info(f"resuming {start_from}")
-            metrics_file(trainer).begin(module, step)
-            # MLflow refuses to change a parameter, such as trainer.max_steps.
-            for logger in trainer.loggers[1:] if not step else ():
-                logger.log_hyperparams(config)
-        with frozen_objects():
-            status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
-        result = finish(trainer, module, run_dir, status == 0) if writes else {}
-    if status:  # what follows with && must not run on half a training
-        raise SystemExit(status)
-    return result, run_dir
+        changed = {
+            "trainer": trainer_settings(self.trainer),
+            "data": with_absolute_paths(self.data),
+        }
+        config, initial = self.recorded | changed, None
+        if self.init_from:
+            initial = load_silently(self.init_from, self.trust)
+            config = use_initial_network(config, initial.config, self.arguments)
+        config = resolved(config, trust=None)
+        run_dir, start_from = self.run_dir, None
+        if self.resume:
+            start_from = resumable(config, run_dir, search=not names_run_dir(self.arguments))
+        if start_from is not None:
+            run_dir = start_from.parent.parent
+        elif not self.overwrite:
+            check_new(run_dir)
+        before = saved_files(run_dir)
+        if self.tokenizer and "tokenizer" not in self.data:
+            raise ValueError(
+                "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, "
+                "or choose data=text"
+            )
+        self = replace(self, recorded=config, data=config["data"], trainer=config["trainer"])
+        self.check_compatible()
+        data: SequenceDataModule = build(self.data, trust=None)
+        if initial is not None and initial.known_tokenizer is not None:
+            data.expect(initial.known_tokenizer)
+        data.prepare()
+        if initial is not None:
+            initial = initial.with_tokenizer(data.tokenizer)
+        data.check_training()
+        trainer, module = self.assemble(run_dir, data)
+        if initial is not None:
+            module.denoiser.load_state_dict(initial.denoiser.state_dict())
+        groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
+        data.check_step(groups, trainer.accumulate_grad_batches)
+        step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
+        sanity_check(module, data, trainer.strategy.root_device)
+        trainer.loggers = build_loggers(self.logger or {}, run_dir, start_from is not None, writes)
+        # Of several processes one writes the folder and prints.
+        with locked_run(run_dir, before) if writes else nullcontext():
+            if writes:
+                if start_from is None:
+                    clear(run_dir)
+                else:
+                    (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run
+                with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
+                    file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
+                write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+                about = data.describe()
+                log.info(
+                    f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}"
+                )
+                log.info(
+                    f"network: {type(module.denoiser.backbone).__name__}, "
+                    f"{num_parameters(module):,} parameters; run folder {run_dir}"
+                )
+                for note in module.objective.notes():
+                    log.info(note)
+                if start_from is not None:
+                    log.info(f"resuming {start_from}")
+                metrics_file(trainer).begin(module, step)
+                # MLflow refuses to change a parameter, such as trainer.max_steps.
+                for logger in trainer.loggers[1:] if not step else ():
+                    logger.log_hyperparams(config)
+            with frozen_objects():
+                status = fit(
+                    trainer, module, TrainingData(data, module.context_parallel), start_from
+                )
+            result = finish(trainer, module, run_dir, status == 0) if writes else {}
+        if status:  # what follows with && must not run on half a training
+            raise SystemExit(status)
+        return result, run_dir
+
+    def check_compatible(self) -> None:
+        """Refuse an incompatible objective, backbone, schedule, window and search of mask rates
+        before any data is read."""
+        stand_in = CharTokenizer("ab") if "tokenizer" in self.data else DNATokenizer()
+        with on_meta_device():  # no memory for weights
+            denoiser, process = build_denoiser(self.recorded, stand_in, trust=None)
+        length = self.data.get("length")
+        denoiser.check_window(length)
+        if self.context_parallel > 1:
+            denoiser.check_pieces(self.context_parallel, length)
+        check_search(self.callbacks, build_objective(self.recorded, process, trust=None))
+
+    def assemble(self, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
+        """The Trainer, without loggers, and the LightningModule of a run."""
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        torch.manual_seed(self.seed)
+        config, about = self.recorded, data.describe()
+        denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
+        module = DiffusionModule(
+            denoiser,
+            build_objective(config, process, trust=None),
+            build(self.optimizer, trust=None),
+            build(self.lr_scheduler, trust=None),
+            self.weight_decay,
+            self.seed,
+            {
+                "config": config,
+                "tokenizer": data.tokenizer.config(),
+                "split_hash": about["split_hash"],
+                "digest": data.digest,
+                "labels": list(about.get("labels", ())),
+            },
+            self.context_parallel,
+        )
+        chosen = [*self.callbacks.values(), *(self.trainer.get("callbacks") or ())]
+        callbacks = [build(each, trust=None) for each in chosen if each]
+        for callback in callbacks:
+            if isinstance(callback, Checkpoints):
+                callback.folder = run_dir / "checkpoints"
+        trainer = build_trainer(self.trainer, callbacks, run_dir)
+        check_processes(trainer, self.context_parallel)
+        return trainer, module
 
 
 def with_absolute_paths(data: Mapping[str, Json]) -> Config:
@@ -172,54 +241,6 @@ def absolute_paths(path: Json) -> Json:
         return path
     existing = expand_user(path).exists() or glob.has_magic(path)
     return str(expand_user(path).absolute()) if existing else path
-
-
-def check_compatible(options: TrainOptions) -> None:
-    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates before
-    any data is read."""
-    stand_in = CharTokenizer("ab") if "tokenizer" in options.data else DNATokenizer()
-    config = options.recorded()
-    with on_meta_device():  # no memory for weights
-        denoiser, process = build_denoiser(config, stand_in, trust=None)
-    length = options.data.get("length")
-    denoiser.check_window(length)
-    if options.context_parallel > 1:
-        denoiser.check_pieces(options.context_parallel, length)
-    check_search(options.callbacks, build_objective(config, process, trust=None))
-
-
-def assemble(
-    options: TrainOptions, run_dir: Path, data: SequenceDataModule
-) -> tuple[Trainer, DiffusionModule]:
-    """The Trainer, without loggers, and the LightningModule of a run."""
-    torch.set_float32_matmul_precision(options.matmul_precision)
-    torch.manual_seed(options.seed)
-    config, about = options.recorded(), data.describe()
-    denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
-    module = DiffusionModule(
-        denoiser,
-        build_objective(config, process, trust=None),
-        build(options.optimizer, trust=None),
-        build(options.lr_scheduler, trust=None),
-        options.weight_decay,
-        options.seed,
-        {
-            "config": config,
-            "tokenizer": data.tokenizer.config(),
-            "split_hash": about["split_hash"],
-            "digest": data.digest,
-            "labels": list(about.get("labels", ())),
-        },
-        options.context_parallel,
-    )
-    chosen = [*options.callbacks.values(), *(options.trainer.get("callbacks") or ())]
-    callbacks = [build(each, trust=None) for each in chosen if each]
-    for callback in callbacks:
-        if isinstance(callback, Checkpoints):
-            callback.folder = run_dir / "checkpoints"
-    trainer = build_trainer(options.trainer, callbacks, run_dir)
-    check_processes(trainer, options.context_parallel)
-    return trainer, module
 
 
 def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torch.device) -> None:

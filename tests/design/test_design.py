@@ -551,7 +551,6 @@ def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def text_run(tmp_path_factory):
     from dnadiff.train import train
-    from dnadiff.training.run import run
 
     folder = tmp_path_factory.mktemp("text")
     (folder / "book.txt").write_text("the cat sat on the mat. the dog sat on the log. " * 100)
@@ -564,7 +563,7 @@ def text_run(tmp_path_factory):
         *network,
     ]
     args += ["trainer.accelerator=cpu", "trainer.max_steps=2", "data.max_valid_windows=2"]
-    run(train.compose(args, folder / "run"))
+    train.start([*args, f"hydra.run.dir={folder / 'run'}"])
     return folder / "run"
 
 

@@ -15,7 +15,6 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.designs import header_facts
 from dnadiff.supervised import saved
 from dnadiff.train import train
-from dnadiff.training.run import run
 
 FEW = [
     "epochs=1",
@@ -60,7 +59,7 @@ def trained_ps(folder):
             "data.batch_size=4",
             "data.max_valid_windows=4",
         ]
-        run(train.compose(args, folder / "ps"))
+        train.start([*args, f"hydra.run.dir={folder / 'ps'}"])
     return folder / "ps"
 
 

@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from dnadiff.train import train
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.module import DiffusionModule, TrainingData
-from dnadiff.training.run import run
 from dnadiff.weights import checkpoint
 
 
@@ -50,7 +49,7 @@ def training(tiny_fasta, tmp_path):
             "trainer.max_steps=100",
         ]
         args += ["data.max_valid_windows=4", "trainer.val_check_interval=50", *more]
-        run(train.compose(args, tmp_path / name))
+        train.start([*args, f"hydra.run.dir={tmp_path / name}"])
         return tmp_path / name
 
     return start
@@ -286,7 +285,7 @@ def streaming(tmp_path):
             "trainer.max_steps=6",
         ]
         args += ["callbacks.checkpoints.every_n_steps=4", "trainer.val_check_interval=6", *more]
-        run(train.compose(args, tmp_path / name))
+        train.start([*args, f"hydra.run.dir={tmp_path / name}"])
         return tmp_path / name
 
     return start

@@ -31,7 +31,6 @@ def eight_steps(folder, *more):
     """The folder of a run of eight steps with validations after four and eight, and its
     arguments."""
     from dnadiff.train import train
-    from dnadiff.training.run import run
 
     (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 860 + "\n")
     args = [
@@ -49,7 +48,7 @@ def eight_steps(folder, *more):
         "data.epoch_size=12",
     ]
     args += ["trainer.log_every_n_steps=1"]
-    run(train.compose(args, folder / "run"))
+    train.start([*args, f"hydra.run.dir={folder / 'run'}"])
     return folder / "run", args
 
 

@@ -30,7 +30,6 @@ from dnadiff.formats.sequences import Header, events_of
 from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
 from dnadiff.store.cache import (
-    Checksum,
     cache_dir,
     content_hash,
     ensure_folder,
@@ -167,7 +166,7 @@ class Packer:
     once."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.checksum = file, Checksum()
+        self.file = file
         self._headers, self._header_ends = bytearray(), array("q")
         self._starts = array("q")  # of the records
         self._size = self._written = 0  # bases that were taken, and those that were counted
@@ -222,7 +221,6 @@ class Packer:
             edges = [here & (~before | border), before & (~here | border)]
             runs = np.stack([np.flatnonzero(each) for each in edges], axis=1)
             self._runs.append(runs + self._written)
-        self.checksum.update(values.data)
         self.file.write(values.data)
         self._written, self._pending = self._size, []
 
@@ -349,9 +347,8 @@ def _state_of(source: Path) -> tuple[int, int, int]:
 
 def _fill(
     path: str, source: Path, before: tuple[int, int, int], digest: str, part: Path
-) -> tuple[dict[str, Json], dict[str, Checksum]]:
-    """Write the packed form of a file into the folder `part`; returns the content of the index, and
-    the checksums of the files.
+) -> dict[str, Json]:
+    """Write the packed form of a file into the folder `part`; returns the content of the index.
 
     Args:
         before: the state of the file before `digest` was computed.
@@ -366,38 +363,25 @@ def _fill(
                 progress(max(0, here - position), bases=f"{bases.tell():,}")
                 position = max(position, here)
         packer.finish()
-        bases.flush()
-        os.fsync(bases.fileno())
     if _state_of(source) != before:
         raise ValueError(f"{path} changed while it was read; start again when it is complete")
     table = packer.records()
     few = len(table) <= MAX_LISTED
     files = {"runs.npy": _npy(packer.runs())} | ({} if few else table.files())
-    checksums = {name: _write(part / name, data) for name, data in files.items()}
-    index = {
+    for name, data in files.items():
+        (part / name).write_bytes(data)
+    return {
         "source": {"name": source.name, "sha256": digest},
         "records": list(table) if few else None,
     }
-    return index, {"bases": packer.checksum, **checksums}
 
 
 def _npy(values: NDArray) -> bytes:
-    """An array as `numpy.save` writes it."""
+    """An array as `numpy.save` writes it, which ignores an error in writing what is left in the
+    buffer of the C library."""
     content = io.BytesIO()
     np.lib.format.write_array(content, np.ascontiguousarray(values), allow_pickle=False)
     return content.getvalue()
-
-
-def _write(path: Path, content: bytes) -> Checksum:
-    # numpy.save ignores an error in writing what is left in the buffer of the C library, and the
-    # file would be cut short without a message.
-    checksum = Checksum()
-    checksum.update(content)
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    return checksum
 
 
 # files of which a sample is read whenever they are opened; of more, sizes and time stamps are

@@ -33,7 +33,7 @@ from dnadiff.data.records import Integers, StoredArray
 from dnadiff.data.splits import PARTS
 from dnadiff.fields import checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
-from dnadiff.store.cache import Checksum, cache_dir, content_hash, ensure_folder, read_index
+from dnadiff.store.cache import cache_dir, content_hash, ensure_folder, read_index
 from dnadiff.store.files import matches, resolve
 from dnadiff.store.remote import hub_is_reachable
 
@@ -462,25 +462,18 @@ def tokenize(
     folder = cache_dir("texts") / encoder.key(documents)
     dtype = encoder.tokenizer.dtype
 
-    def fill(part: Path) -> tuple[dict[str, Json], dict[str, Checksum]]:
+    def fill(part: Path) -> dict[str, Json]:
         started = logged = time.monotonic()
         total = number = 0
-        sums = {"tokens": Checksum(), "ends": Checksum()}
         work = encoder.joined, chunks(documents), num_proc or min(num_cores(), _MAX_PROCESSES)
         with (part / "tokens").open("wb") as tokens, (part / "ends").open("wb") as ends:
             for ids, lengths in map_in_order(*work, few=_FEW):
-                found = ids.astype(dtype, copy=False), total + np.cumsum(lengths)
-                for file, key, values in zip((tokens, ends), sums, found):
-                    data = np.ascontiguousarray(values).tobytes()
-                    sums[key].update(data)
-                    file.write(data)
+                tokens.write(ids.astype(dtype, copy=False).tobytes())
+                ends.write((total + np.cumsum(lengths)).tobytes())
                 total, number = total + len(ids), number + len(lengths)
                 if time.monotonic() - logged > 30:
                     logged = time.monotonic()
                     log.info(f"{name}: {number:,} documents tokenized, {total:,} tokens")
-            for file in (tokens, ends):
-                file.flush()
-                os.fsync(file.fileno())
         if not total:
             raise ValueError(
                 f"{name} contains no text; give data with at least one window of tokens"
@@ -494,7 +487,7 @@ def tokenize(
             raise ValueError(
                 f"{name}: a file changed while it was read; start again when it is complete"
             )
-        return {"name": name, "dtype": str(dtype), "documents": number, "total": total}, sums
+        return {"name": name, "dtype": str(dtype), "documents": number, "total": total}
 
     need = f"{name} needs {dtype.itemsize} bytes per token"
     try:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -19,12 +20,9 @@ from dnadiff.data.genome.packed import PackedFile, pack
 from dnadiff.store import cache as store_cache
 from dnadiff.store.cache import (
     CHUNK,
-    Checksum,
     cache_dir,
-    checksum_of,
+    checksums,
     content_hash,
-    same_chunks,
-    sampled,
 )
 
 
@@ -178,46 +176,12 @@ def test_any_quiet_change_is_found_on_demand(large, cache):
         one.verify()
 
 
-def without_chunks(folder):
-    """The index as earlier versions wrote it."""
-    index = json.loads((folder / "index.json").read_text())
-    for written in index["files"].values():
-        del written["chunks"]
-    del index["check"]
-    (folder / "index.json").write_text(
-        json.dumps(index | {"check": store_cache._check_of_index(index)})
-    )
-
-
-def test_a_cache_of_an_earlier_version_is_kept_and_verified_as_a_whole(large, cache, monkeypatch):
-    one = pack(large)
-    without_chunks(one.folder)
-    inode = (one.folder / "bases").stat().st_ino
-    damage_quietly(one.folder / "bases", 0)
-    assert (pack(large).folder / "bases").stat().st_ino == inode
-    with pytest.raises(ValueError, match=r"is damaged \(bases was changed\)"):
-        one.verify()
-    monkeypatch.setattr(store_cache, "CHUNK", 1 << 20)  # now it is small
-    assert (pack(large).folder / "bases").stat().st_ino != inode
-
-
-def test_a_checksum_does_not_depend_on_how_the_bytes_arrive(tmp_path):
+def test_a_file_has_a_checksum_and_one_of_each_megabyte(tmp_path):
     content = np.random.default_rng(0).bytes(3 * CHUNK + 17)
-    one, other = Checksum(), Checksum()
-    one.update(content)
-    for start in range(0, len(content), 700_001):
-        other.update(content[start : start + 700_001])
     (tmp_path / "x").write_bytes(content)
-    assert (one.whole, one.chunks) == (other.whole, other.chunks) and len(one.chunks) == 4
-    assert checksum_of(tmp_path / "x").chunks == one.chunks and same_chunks(
-        tmp_path / "x", one.chunks, range(4)
-    )
-    assert (
-        sampled(0) == []
-        and sampled(1) == [0]
-        and sampled(5) == [0, 1, 2, 3, 4]
-        and sampled(3000)[::7] == [0, 2999]
-    )
+    found = checksums(tmp_path / "x")
+    assert found["crc"] == zlib.crc32(content) and len(found["chunks"]) == 4
+    assert found["chunks"][-1] == zlib.crc32(content[-17:])
 
 
 def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
@@ -433,7 +397,7 @@ def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
     inode = folder.stat().st_ino
     (cache / "part").mkdir()
     store_cache.put(cache / "part", folder, packed.FORMAT)
-    assert folder.stat().st_ino == inode and entries(cache) == [folder.name]
+    assert folder.stat().st_ino == inode
     (folder / "index.json").unlink()
     (cache / "part").mkdir()
     store_cache.put(cache / "part", folder, packed.FORMAT)  # what is unsound gives way
