@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence

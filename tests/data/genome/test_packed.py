@@ -399,7 +399,6 @@ def test_who_comes_second_keeps_the_sound_folder_that_is_there(file, cache):
     store_cache.put(cache / "part", folder, packed.FORMAT)
     assert folder.stat().st_ino == inode
     (folder / "index.json").unlink()
-    (cache / "part").mkdir()
     store_cache.put(cache / "part", folder, packed.FORMAT)  # what is unsound gives way
     assert list(folder.iterdir()) == [] and entries(cache) == [folder.name]
 
