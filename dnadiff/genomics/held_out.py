@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
@@ -39,7 +40,7 @@ def token_groups(
     tiles: TiledWindows,
     part: str,
     trained_on: Sequence[SequenceDataModule] = (),
-) -> dict[str, np.ndarray]:
+) -> dict[str, ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
     `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out
@@ -61,7 +62,7 @@ def token_groups(
     return groups
 
 
-def bases_of(data: SequenceDataModule) -> Callable[[np.ndarray], np.ndarray]:
+def bases_of(data: SequenceDataModule) -> Callable[[ndarray], ndarray]:
     """The function that converts token ids of DNA to bases (0 to 3; 4 is unknown); raises
     ValueError for other data."""
     if not isinstance(data.tokenizer, DNATokenizer):
@@ -75,11 +76,11 @@ def per_window(
     data: SequenceDataModule,
     tiles: TiledWindows,
     part: str,
-    score: Callable[[np.ndarray], np.ndarray],
-) -> np.ndarray:
+    score: Callable[[ndarray], ndarray],
+) -> ndarray:
     """`score(bases)` of every interval of a part, in windows `(S, L)`; 0 on padding, which is not
     in the record."""
-    values: dict[int, np.ndarray] = {}
+    values: dict[int, ndarray] = {}
     to_bases = bases_of(data)
     for record, start, end in data.intervals[part]:
         scored = score(to_bases(data.records[record][start:end]))
@@ -99,7 +100,7 @@ class Windows:
     repeatedly."""
 
     tiles: TiledWindows
-    groups: Mapping[str, np.ndarray]
+    groups: Mapping[str, ndarray]
     batch_size: int
     takes_labels: bool = False
 
@@ -132,9 +133,9 @@ class Scores:
         data: `split_hash` of the data, which identifies records and split.
     """
 
-    windows: np.ndarray
-    nats: Mapping[str, np.ndarray]
-    tokens: Mapping[str, np.ndarray]
+    windows: ndarray
+    nats: Mapping[str, ndarray]
+    tokens: Mapping[str, ndarray]
     block_size: int
     data: str
 
@@ -200,7 +201,7 @@ class Scores:
         )
 
 
-def window_positions(tiles: TiledWindows) -> np.ndarray:
+def window_positions(tiles: TiledWindows) -> ndarray:
     """Record, start and length of each window, `(S, 3)`."""
     return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
 
@@ -236,7 +237,7 @@ def fit_markov(
 
 def markov_nats(
     data: SequenceDataModule, tiles: TiledWindows, tuned: Mapping[int, BackoffMarkov], part: str
-) -> Iterator[tuple[int, BackoffMarkov, np.ndarray]]:
+) -> Iterator[tuple[int, BackoffMarkov, ndarray]]:
     """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S,
     L); 0 for unknown bases."""
     for order, model in tuned.items():
@@ -247,7 +248,7 @@ def markov_nats(
 def markov_rows(
     data: SequenceDataModule,
     tiles: TiledWindows,
-    groups: Mapping[str, np.ndarray],
+    groups: Mapping[str, ndarray],
     result: Likelihood,
     tuned: Mapping[int, BackoffMarkov],
     part: str,

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
+from numpy import ndarray
 
 from dnadiff.fields import check_value
 
@@ -26,14 +27,10 @@ SpectrumK = Annotated[int, Interval(ge=1, le=MAX_SPECTRUM_K)]
 _BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in addition to the sequence
 
 
-def check_bases(bases: np.ndarray) -> None:
+def check_bases(bases: ndarray) -> None:
     """Raise ValueError if `bases` is not a one-dimensional uint8 array of 0..4."""
-    if not isinstance(bases, np.ndarray) or bases.dtype != np.uint8 or bases.ndim != 1:
-        got = (
-            f"{bases.dtype} {bases.shape}"
-            if isinstance(bases, np.ndarray)
-            else type(bases).__name__
-        )
+    if not isinstance(bases, ndarray) or bases.dtype != np.uint8 or bases.ndim != 1:
+        got = f"{bases.dtype} {bases.shape}" if isinstance(bases, ndarray) else type(bases).__name__
         raise ValueError(
             "bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got "
             f"{got}"
@@ -45,10 +42,10 @@ def check_bases(bases: np.ndarray) -> None:
         )
 
 
-def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
+def checked(sequences: Iterable[ndarray]) -> list[ndarray]:
     """The sequences as a list, after `check_bases` of each; raises ValueError for a single
     array."""
-    if isinstance(sequences, np.ndarray):
+    if isinstance(sequences, ndarray):
         raise ValueError("sequences is a single array; put it into a list: [bases]")
     sequences = list(sequences)
     for bases in sequences:
@@ -56,12 +53,12 @@ def checked(sequences: Iterable[np.ndarray]) -> list[np.ndarray]:
     return sequences
 
 
-def reverse_complement(bases: np.ndarray) -> np.ndarray:
+def reverse_complement(bases: ndarray) -> ndarray:
     """Reverse complement of `bases (L,)`; unknown bases stay unknown."""
     return np.where(bases > 3, np.uint8(UNKNOWN), 3 - bases)[::-1]
 
 
-def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def codes(bases: ndarray, k: int) -> tuple[ndarray, ndarray]:
     """Code of the k-mer that starts at each position of the forward strand.
 
     Returns:
@@ -84,14 +81,14 @@ def codes(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return values, num_unknown[k:] == num_unknown[:-k]
 
 
-def canonical(bases: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+def canonical(bases: ndarray, k: int) -> tuple[ndarray, ndarray]:
     """As `codes`, for canonical k-mers: the smaller code of each k-mer and its reverse complement,
     the same on both strands."""
     values, valid = codes(bases, k)
     return np.minimum(values, reverse_complement_codes(values, k)), valid
 
 
-def reverse_complement_codes(values: np.ndarray, k: int) -> np.ndarray:
+def reverse_complement_codes(values: ndarray, k: int) -> ndarray:
     """Codes of the reverse complements of the k-mers with codes `values (...)` uint64."""
     x = ~values  # complement of every base: 3 - b flips both bits
     for shift, mask in (
@@ -102,7 +99,7 @@ def reverse_complement_codes(values: np.ndarray, k: int) -> np.ndarray:
     return x.byteswap() >> np.uint64(64 - 2 * k)
 
 
-def spectrum(sequences: Iterable[np.ndarray], k: int, both_strands: bool = False) -> np.ndarray:
+def spectrum(sequences: Iterable[ndarray], k: int, both_strands: bool = False) -> ndarray:
     """Number of occurrences of each of the 4^k k-mers: counts (4**k,) int64, indexed by code.
 
     With `both_strands` every occurrence is counted once on each strand, so a k-mer and its reverse
@@ -134,7 +131,7 @@ class KmerSet:
         [True, False]
     """
 
-    def __init__(self, sequences: Iterable[np.ndarray], k: int = 24):
+    def __init__(self, sequences: Iterable[ndarray], k: int = 24):
         check_value("k", k, K)
         sequences = checked(sequences)
         self.k = k
@@ -154,7 +151,7 @@ class KmerSet:
         """Number of distinct canonical k-mers."""
         return len(self._values)
 
-    def hits(self, bases: np.ndarray) -> np.ndarray:
+    def hits(self, bases: ndarray) -> ndarray:
         """Whether the k-mer that starts at each position is in the set: (L-k+1,) bool."""
         check_bases(bases)
         found = np.zeros(max(len(bases) - self.k + 1, 0), bool)
@@ -167,11 +164,11 @@ class KmerSet:
             found[start + order] = (self._values[index] == kmers[order]) & valid[order]
         return found
 
-    def contains_any(self, bases: np.ndarray) -> bool:
+    def contains_any(self, bases: ndarray) -> bool:
         """Whether any k-mer of `bases (L,)` is in the set."""
         return bool(self.hits(bases).any())
 
-    def covered(self, bases: np.ndarray) -> np.ndarray:
+    def covered(self, bases: ndarray) -> ndarray:
         """Whether each base is in an occurrence of a k-mer of the set: (L,) bool, True for
         *repeated* bases."""
         hits = self.hits(bases)
@@ -181,7 +178,7 @@ class KmerSet:
         return np.cumsum(change[:-1]) > 0
 
 
-def blocks(bases: np.ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, np.ndarray]]:
+def blocks(bases: ndarray, k: int, size: int = _BLOCK) -> Iterator[tuple[int, ndarray]]:
     """Overlapping blocks that together contain every k-mer exactly once, each with its start
     position."""
     for start in range(0, len(bases) - k + 1, size):

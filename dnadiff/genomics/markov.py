@@ -16,6 +16,7 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
+from numpy import ndarray
 
 from dnadiff.fields import check_value
 from dnadiff.genomics.kmers import (
@@ -46,7 +47,7 @@ class Segment:
         order: length of the longest context.
     """
 
-    def __init__(self, padded: np.ndarray, order: int) -> None:
+    def __init__(self, padded: ndarray, order: int) -> None:
         self.padded, self.order, self.bases = padded, order, padded[order:]
         position, digits = np.arange(len(padded)), min(order, TABLE_ORDER)
         known = np.append(UNKNOWN, padded[:-1]) < UNKNOWN
@@ -57,7 +58,7 @@ class Segment:
         if digits:
             self.index = codes(padded[:-1], digits)[0][order - digits :].view(np.int64)
 
-    def reversed_contexts(self) -> np.ndarray:
+    def reversed_contexts(self) -> ndarray:
         """(L,) uint64. Not cached: counting needs them once, unsorted."""
         contexts = np.zeros(len(self.bases), np.uint64)
         for distance in range(1, self.order + 1):
@@ -66,7 +67,7 @@ class Segment:
         return contexts
 
     @cached_property
-    def sorted_contexts(self) -> tuple[np.ndarray, np.ndarray]:
+    def sorted_contexts(self) -> tuple[ndarray, ndarray]:
         """The reversed contexts in ascending order, with their positions: searches in this order
         read neighboring memory."""
         contexts = self.reversed_contexts()
@@ -81,7 +82,7 @@ class Counts:
     backwards).
     """
 
-    def __init__(self, bases: np.ndarray, order: int) -> None:
+    def __init__(self, bases: ndarray, order: int) -> None:
         self.order, self.num_bases = order, int((bases < UNKNOWN).sum())
         self._tables = [
             spectrum([bases], k + 1, both_strands=True).reshape(-1, 4)
@@ -97,7 +98,7 @@ class Counts:
                 filled += len(windows)
         self._windows.sort()
 
-    def following(self, segment: Segment, order: int) -> np.ndarray:
+    def following(self, segment: Segment, order: int) -> ndarray:
         """Counts of each base after the context of length `order` at each position: (L, 4) int64, 0
         for contexts that are not known."""
         if order <= TABLE_ORDER:
@@ -115,7 +116,7 @@ class Counts:
             counts[position, x] = through - below
         return counts
 
-    def of_next(self, segment: Segment, order: int) -> tuple[np.ndarray, np.ndarray]:
+    def of_next(self, segment: Segment, order: int) -> tuple[ndarray, ndarray]:
         """n(c, x) of the observed next base x, and n(c): both (L,); the first is meaningless at
         unknown bases."""
         counts = self.following(segment, order)
@@ -126,7 +127,7 @@ def _digit(place: int) -> np.uint64:
     return np.uint64(5**place)
 
 
-def segments(bases: np.ndarray, order: int) -> Iterator[tuple[slice, Segment]]:
+def segments(bases: ndarray, order: int) -> Iterator[tuple[slice, Segment]]:
     """The sequence in consecutive segments, each with the `order` bases before it; the first one is
     preceded by unknown bases."""
     padded = np.concatenate([np.full(order, UNKNOWN, np.uint8), bases])
@@ -160,7 +161,7 @@ class BackoffMarkov:
     @classmethod
     def fit(
         cls,
-        sequences: Iterable[np.ndarray],
+        sequences: Iterable[ndarray],
         order: int,
         strength: float | Sequence[float] | None = None,
     ) -> BackoffMarkov:
@@ -188,7 +189,7 @@ class BackoffMarkov:
         return BackoffMarkov(self.counts, _checked_strengths(strength, self.order))
 
     def tuned(
-        self, valid: Iterable[np.ndarray], grid: Sequence[float] = GRID, sweeps: int = 0
+        self, valid: Iterable[ndarray], grid: Sequence[float] = GRID, sweeps: int = 0
     ) -> BackoffMarkov:
         """The same counts with the strengths of maximum likelihood on `valid`, chosen greedily in
         ascending order of k.
@@ -207,7 +208,7 @@ class BackoffMarkov:
 
     def tuned_each(
         self,
-        valid: Iterable[np.ndarray],
+        valid: Iterable[ndarray],
         orders: Sequence[int],
         grid: Sequence[float] = GRID,
         sweeps: int = 4,
@@ -248,7 +249,7 @@ class BackoffMarkov:
             found[order] = self.with_strengths(chosen + upper)
         return found
 
-    def log_probs(self, bases: np.ndarray, order: int | None = None) -> np.ndarray:
+    def log_probs(self, bases: ndarray, order: int | None = None) -> ndarray:
         """log q_order(x_l | context) of each base of one held-out sequence: (L,), natural
         logarithms, NaN at unknown bases.
 
@@ -279,7 +280,7 @@ class BackoffMarkov:
 
 def _coordinate_search(
     strengths: list[float],
-    counts: Sequence[tuple[np.ndarray, np.ndarray]],
+    counts: Sequence[tuple[ndarray, ndarray]],
     grid: Sequence[float],
     sweeps: int,
 ) -> list[float]:
@@ -294,9 +295,7 @@ def _coordinate_search(
     for _ in range(sweeps):
         before = list(strengths)
         # (rest, factor) of the orders above k, the highest order first.
-        above: list[tuple[np.ndarray, np.ndarray]] = [
-            (np.zeros(1, np.float32), np.ones(1, np.float32))
-        ]
+        above: list[tuple[ndarray, ndarray]] = [(np.zeros(1, np.float32), np.ones(1, np.float32))]
         for (n_x, n), a in zip(counts[:0:-1], strengths[:0:-1]):
             rest, factor = above[-1]
             above.append((rest + factor * n_x / (n + a), factor * (a / (n + a))))
@@ -311,13 +310,13 @@ def _coordinate_search(
     return strengths
 
 
-def _evenly_spaced(sequences: Sequence[np.ndarray], maximum: int, size: int) -> list[np.ndarray]:
+def _evenly_spaced(sequences: Sequence[ndarray], maximum: int, size: int) -> list[ndarray]:
     """The sequences, or, if they have more than `maximum` bases, every k-th block of `size` bases
     of one after the other."""
     total = sum(map(len, sequences))
     if total <= maximum:
         return list(sequences)
-    every, kept, offset = -(-total // maximum), list[np.ndarray](), 0
+    every, kept, offset = -(-total // maximum), list[ndarray](), 0
     for bases in sequences:
         first = offset // size
         for block in range(first + -first % every, -(-(offset + len(bases)) // size), every):
@@ -326,7 +325,7 @@ def _evenly_spaced(sequences: Sequence[np.ndarray], maximum: int, size: int) -> 
     return kept
 
 
-def _joined(sequences: Iterable[np.ndarray]) -> np.ndarray:
+def _joined(sequences: Iterable[ndarray]) -> ndarray:
     """All sequences in one array, separated by an unknown base, so that no context extends from one
     into the next."""
     parts = [

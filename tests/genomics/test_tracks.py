@@ -270,7 +270,7 @@ def test_a_killed_command_continues_to_the_same_bytes(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(ResumableOutput, "append", counted)
-    small = ("window=8", "num_draws=2", "spacing=2", "batch_size=64")  # several groups
+    small = ("window=8", "num_draws=2", "spacing=2", "batch_size=32")  # several groups
     run = ("score", f"checkpoint={trained}", "input=x.fa", *small)
     assert cli(*run, "output=a/s.tsv", f"per_base=a/{name}")[0] == 0
     total, of_table = len(calls), calls.count("s.tsv")

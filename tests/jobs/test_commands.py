@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dnadiff.genomics import information, scores
-from dnadiff.genomics.variants import effects
+from dnadiff.genomics.variants.effects import RowScorer, Scorer
 
 CPU = "accelerator=cpu"
 
@@ -71,7 +71,7 @@ def test_scores_and_tracks(merged, trained, inputs, monkeypatch, args):
     "name", ["v.vcf.gz", *(pytest.param(name, marks=SLOW) for name in ("v.tsv", "v.parquet"))]
 )
 def test_variants(merged, trained, inputs, monkeypatch, name):
-    monkeypatch.setattr(effects, "CHUNK", 6)
+    monkeypatch.setattr(RowScorer, "chunk", 6)
     args = ("vcf=x.vcf", "genome=x.fa", "window=16", "num_orders=2", "block=4")
     assert list(
         merged("variants", 3, f"checkpoint={trained}", CPU, *args, f"output=OUT/{name}")
@@ -82,8 +82,8 @@ def test_variants(merged, trained, inputs, monkeypatch, name):
 def test_all_variants_of_regions_with_several_sites_per_window(
     merged, trained, inputs, monkeypatch
 ):
-    monkeypatch.setattr(effects, "CHUNK", 4)
-    monkeypatch.setattr(effects, "LOOK_AHEAD", 1)
+    monkeypatch.setattr(RowScorer, "chunk", 4)
+    monkeypatch.setattr(Scorer, "look_ahead", 1)
     args = (
         "saturate=r.bed",
         "deletions=true",

@@ -23,6 +23,7 @@ from types import ModuleType
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.data.records import padded_batches, pieces
@@ -59,7 +60,7 @@ class Encoder:
         )
         self.bits = 0.0
 
-    def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
+    def code(self, frequencies: ndarray, symbols: ndarray) -> ndarray:
         """Encode M symbols, each in 0..n-1, and return them.
 
         Args:
@@ -70,7 +71,7 @@ class Encoder:
         self.bits += PRECISION * len(symbols) - float(np.log2(chosen).sum())
         return symbols
 
-    def words(self) -> np.ndarray:
+    def words(self) -> ndarray:
         """The code of everything encoded so far, uint32."""
         return self._encoder.get_compressed()
 
@@ -79,14 +80,14 @@ class Decoder:
     """Recovers symbols from the words of an `Encoder`, in the same order; `source` names the file
     in errors."""
 
-    def __init__(self, words: np.ndarray, source: str = "the code") -> None:
+    def __init__(self, words: ndarray, source: str = "the code") -> None:
         stream, self._source = library().stream, source
         self._family, self._decoder = (
             stream.model.Categorical(perfect=False),
             stream.queue.RangeDecoder(words),
         )
 
-    def code(self, frequencies: np.ndarray, symbols: np.ndarray) -> np.ndarray:
+    def code(self, frequencies: ndarray, symbols: ndarray) -> ndarray:
         """Decode M symbols, as in `Encoder.code`; the given ones are ignored."""
         try:
             return self._decoder.decode(self._family, frequencies / 2.0**PRECISION).astype(np.int64)
@@ -107,7 +108,7 @@ def library() -> ModuleType:
         ) from error
 
 
-def frequencies(log_probs: Tensor) -> np.ndarray:
+def frequencies(log_probs: Tensor) -> ndarray:
     """Probabilities as positive integers that add up to 2^22: `log_probs (M, n)` -> (M, n) int64.
 
     Rounded down in float64, with the remainder added to the most probable symbol: identical input

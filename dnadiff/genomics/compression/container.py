@@ -24,6 +24,7 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
+from numpy import ndarray
 from typing_extensions import TypedDict
 
 from dnadiff import fields as checks
@@ -182,7 +183,7 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
     return layout, sequences
 
 
-def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
+def skeletons(layout: ContainerLayout) -> list[ndarray]:
     """The known letters of each record before its bases are decoded: uint8 letters, 0 in place of
     A, C, G, T and U."""
     rows = [np.zeros(length, np.uint8) for length in layout.lengths()]
@@ -192,7 +193,7 @@ def skeletons(layout: ContainerLayout) -> list[np.ndarray]:
     return rows
 
 
-def restore(layout: ContainerLayout, sequences: list[np.ndarray]) -> bytes:
+def restore(layout: ContainerLayout, sequences: list[ndarray]) -> bytes:
     """The text from its layout and the letters of each record (upper case; letters other than A, C,
     G and T are taken from the layout)."""
     newline = layout.newline.encode()
@@ -337,7 +338,7 @@ def check_size(path: str | Path, what: str, needed: int, limit: int) -> None:
         )
 
 
-def pack(header: ContainerHeader, layout: ContainerLayout, words: np.ndarray) -> bytes:
+def pack(header: ContainerHeader, layout: ContainerLayout, words: ndarray) -> bytes:
     """The content of a .dnd file."""
     plain = layout.json()
     # The default of preset 9, 64 MiB, takes 674 MB for any content.
@@ -352,7 +353,7 @@ def pack(header: ContainerHeader, layout: ContainerLayout, words: np.ndarray) ->
 
 def unpack(
     path: str | Path, max_bytes: int | None = None
-) -> tuple[ContainerHeader, ContainerLayout, np.ndarray]:
+) -> tuple[ContainerHeader, ContainerLayout, ndarray]:
     """Header, layout and code of a .dnd file.
 
     Args:

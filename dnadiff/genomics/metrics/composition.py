@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import DTypeLike
 
 from dnadiff.diffusion.bootstrap import student_t
@@ -30,14 +31,14 @@ def widening(number: int, total: int) -> float:
     return math.sqrt((total + number) / (total - number))
 
 
-def independent_range(values: np.ndarray, number: int, total: int) -> np.ndarray:
+def independent_range(values: ndarray, number: int, total: int) -> ndarray:
     """The range of 95 % of independent sets, (2, ...), from `values (sets, ...)` of random sets of
     `number` out of `total` windows."""
     mean = values.mean(0)
     return mean + widening(number, total) * (np.quantile(values, [0.025, 0.975], axis=0) - mean)
 
 
-def independent_sets(number: int, total: int, num_sets: int, seed: int) -> np.ndarray:
+def independent_sets(number: int, total: int, num_sets: int, seed: int) -> ndarray:
     """Indices (num_sets, m) of windows, drawn with replacement: sets whose fractions vary as those
     of an independent set of `number` do.
 
@@ -48,7 +49,7 @@ def independent_sets(number: int, total: int, num_sets: int, seed: int) -> np.nd
 
 
 Statistic = Callable[
-    [np.ndarray, np.ndarray], float
+    [ndarray, ndarray], float
 ]  # of two sets, arrays with one row for each sequence
 _NOT_A_BASE = 255
 _BASE_OF_CHARACTER = np.full(256, _NOT_A_BASE, np.uint8)
@@ -106,8 +107,8 @@ class RandomSets:
             of those that both are compared with.
     """
 
-    samples: Sequence[np.ndarray]
-    real: Sequence[Sequence[np.ndarray]]
+    samples: Sequence[ndarray]
+    real: Sequence[Sequence[ndarray]]
 
     @classmethod
     def draw(
@@ -122,8 +123,8 @@ class RandomSets:
     def distance(
         self,
         statistic: Statistic,
-        samples: np.ndarray,
-        real: np.ndarray,
+        samples: ndarray,
+        real: ndarray,
         num_sets: int | None = None,
     ) -> Distance:
         """A statistic of samples `(S, ...)` and real windows `(R, ...)` in the first `num_sets`
@@ -164,27 +165,27 @@ class Composition:
 
     k: int
     kmers: tuple[str, ...]
-    sample_frequency: np.ndarray
-    real_frequency: np.ndarray
-    kmer_low: np.ndarray
-    kmer_high: np.ndarray
-    sample_gc: np.ndarray
-    real_gc: np.ndarray
+    sample_frequency: ndarray
+    real_frequency: ndarray
+    kmer_low: ndarray
+    kmer_high: ndarray
+    sample_gc: ndarray
+    real_gc: ndarray
     num_compared: int
     length: int
     kmer_distance: Distance
     gc_distance: Distance
-    gc_sets: np.ndarray
+    gc_sets: ndarray
 
     @property
-    def outside_baseline(self) -> np.ndarray:
+    def outside_baseline(self) -> ndarray:
         """(W,) bool: k-mers whose frequency in the samples is outside the range of real windows."""
         return (self.sample_frequency < self.kmer_low) | (self.sample_frequency > self.kmer_high)
 
 
 def compare(
-    samples: Iterable[str | bytes | np.ndarray],
-    real: Iterable[str | bytes | np.ndarray],
+    samples: Iterable[str | bytes | ndarray],
+    real: Iterable[str | bytes | ndarray],
     k: int = 3,
     both_strands: bool = True,
     num_splits: int = 200,
@@ -233,13 +234,13 @@ def compare(
     )
 
 
-def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
+def as_bases(sequence: str | bytes | ndarray) -> ndarray:
     """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
     ValueError for another character.
 
     An array is checked and returned as it is.
     """
-    if isinstance(sequence, np.ndarray):
+    if isinstance(sequence, ndarray):
         check_bases(sequence)
         return sequence
     raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else bytes(sequence)
@@ -255,7 +256,7 @@ def as_bases(sequence: str | bytes | np.ndarray) -> np.ndarray:
     return bases
 
 
-def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> int:
+def common_length(samples: Sequence[ndarray], real: Sequence[ndarray]) -> int:
     """The length of all sequences; raises ValueError if there are too few, or their lengths
     differ."""
     if len(samples) < 2 or len(real) < 4:
@@ -274,11 +275,11 @@ def common_length(samples: Sequence[np.ndarray], real: Sequence[np.ndarray]) -> 
 
 
 def kmer_counts(
-    sequences: Sequence[np.ndarray] | np.ndarray,
+    sequences: Sequence[ndarray] | ndarray,
     k: int,
     both_strands: bool,
     dtype: DTypeLike = np.int64,
-) -> np.ndarray:
+) -> ndarray:
     """Counts of each k-mer in each sequence: (S, 4**k)."""
     counts = np.empty((len(sequences), 4**k), dtype)
     for row, bases in zip(counts, sequences):
@@ -286,14 +287,14 @@ def kmer_counts(
     return counts
 
 
-def _frequencies(counts: np.ndarray) -> np.ndarray:
+def _frequencies(counts: ndarray) -> ndarray:
     total = counts.sum(
         0, dtype=np.float64
     )  # divergences are small differences of entropies: float32 would lose them
     return total / max(total.sum(), 1)
 
 
-def gc_content(sequences: Sequence[np.ndarray] | np.ndarray, name: str) -> np.ndarray:
+def gc_content(sequences: Sequence[ndarray] | ndarray, name: str) -> ndarray:
     """GC fraction of each sequence, (S,); raises ValueError if one has no known base."""
     known = np.array([(bases < UNKNOWN).sum() for bases in sequences])
     if (known == 0).any():
@@ -301,7 +302,7 @@ def gc_content(sequences: Sequence[np.ndarray] | np.ndarray, name: str) -> np.nd
     return np.array([((bases == 1) | (bases == 2)).sum() for bases in sequences]) / known
 
 
-def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(k: int, both_strands: bool) -> tuple[ndarray, tuple[str, ...]]:
     """The codes to show and their labels; with both strands, one code of each pair of reverse
     complements."""
     every = np.arange(4**k, dtype=np.uint64)
@@ -316,8 +317,8 @@ def _labels(k: int, both_strands: bool) -> tuple[np.ndarray, tuple[str, ...]]:
 
 def bootstrap_interval(
     statistic: Statistic,
-    samples: np.ndarray,
-    real: np.ndarray,
+    samples: ndarray,
+    real: ndarray,
     center: float,
     num_resamples: int = 100,
     seed: int = 0,
@@ -341,13 +342,13 @@ def bootstrap_interval(
     return center - half, center + half
 
 
-def total_variation(a: np.ndarray, b: np.ndarray) -> float:
+def total_variation(a: ndarray, b: ndarray) -> float:
     """Total variation distance between the k-mer frequencies of two sets, from counts (S, W) and
     (R, W): 0 to 1."""
     return float(np.abs(_frequencies(a) - _frequencies(b)).sum() / 2)
 
 
-def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
+def jensen_shannon(a: ndarray, b: ndarray) -> float:
     """Jensen-Shannon divergence in bits between the k-mer frequencies of two sets, from counts (S,
     W) and (R, W): 0 to 1 (Lin 1991).
 
@@ -361,7 +362,7 @@ def jensen_shannon(a: np.ndarray, b: np.ndarray) -> float:
     return max(float((rel_entr(p, mean) + rel_entr(q, mean)).sum()) / (2 * math.log(2)), 0.0)
 
 
-def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
+def wasserstein(a: ndarray, b: ndarray) -> float:
     """Wasserstein-1 distance between two sets of values (S,) and (R,), each represented by 200
     interpolated quantiles."""
     from scipy.stats import wasserstein_distance
@@ -370,7 +371,7 @@ def wasserstein(a: np.ndarray, b: np.ndarray) -> float:
     return float(wasserstein_distance(np.quantile(a, levels), np.quantile(b, levels)))
 
 
-def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def pareto_front(x: ndarray, y: ndarray) -> ndarray:
     """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the
     other, by ascending x.
 
@@ -384,6 +385,6 @@ def pareto_front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.array(front[::-1], int)
 
 
-def evenly_spaced(number: int, maximum: int) -> np.ndarray:
+def evenly_spaced(number: int, maximum: int) -> ndarray:
     """At most `maximum` of the indices of `number` items, evenly spaced."""
     return np.unique(np.linspace(0, number - 1, min(maximum, number)).astype(int))

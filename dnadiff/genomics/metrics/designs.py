@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.kmers import UNKNOWN
@@ -46,11 +47,11 @@ class DesignTable:
     """
 
     names: list[str]
-    columns: Mapping[str, np.ndarray]
-    lengths: np.ndarray
+    columns: Mapping[str, ndarray]
+    lengths: ndarray
     num_distinct: int
-    counts: np.ndarray | None
-    sequences: list[np.ndarray]
+    counts: ndarray | None
+    sequences: list[ndarray]
 
     @classmethod
     def read(cls, path: Path, number: int) -> DesignTable:
@@ -59,7 +60,7 @@ class DesignTable:
         kept = set(evenly_spaced(number, MAX_SEQUENCES).tolist())
         names, sequences, rows, lengths = [], [], [], []
         digests: set[bytes] = set()
-        counts: np.ndarray | None = None
+        counts: ndarray | None = None
         for i, record in zip(range(number), iter_sequences(path)):
             about, bases = header_facts(record.description), as_bases(record.sequence)
             # The bases that were designed, or all if the header does not say which.
@@ -101,7 +102,7 @@ def header_facts(description: str) -> dict[str, str]:
     }
 
 
-def mean_hamming(counts: np.ndarray) -> float:
+def mean_hamming(counts: ndarray) -> float:
     """The mean Hamming distance over all pairs of N sequences, from the counts of letters at each
     position (L, letters), N at least 2."""
     n = int(counts[0].sum())
@@ -109,7 +110,7 @@ def mean_hamming(counts: np.ndarray) -> float:
     return float((1 - same).sum())
 
 
-def information(counts: np.ndarray) -> np.ndarray:
+def information(counts: ndarray) -> ndarray:
     """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at
     positions without a known base.
 
@@ -139,13 +140,13 @@ class DesignComparison:
 
     divergences: Mapping[int, Distance]
     gc: Distance
-    design_gc: np.ndarray
-    real_gc: np.ndarray
+    design_gc: ndarray
+    real_gc: ndarray
     num_compared: int
 
 
 def compare_designs(
-    designs: Sequence[np.ndarray], real: Sequence[np.ndarray], both_strands: bool, seed: int = 0
+    designs: Sequence[ndarray], real: Sequence[ndarray], both_strands: bool, seed: int = 0
 ) -> DesignComparison:
     """Compare designs with real sequences, which need not have the same length.
 

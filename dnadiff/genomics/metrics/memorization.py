@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from dnadiff.data.base import chosen_data
 from dnadiff.data.records import num_tokens
@@ -47,10 +48,10 @@ class _Tables(NamedTuple):
     """Both strands of all sequences as `text (T,)`, their k-mers, and the places of seeds in it:
     those of seed number i are `place[first[i] : first[i + 1]]`."""
 
-    text: np.ndarray
+    text: ndarray
     kmers: KmerSet
-    place: np.ndarray
-    first: np.ndarray
+    place: ndarray
+    first: ndarray
 
 
 class TrainingIndex:
@@ -74,7 +75,7 @@ class TrainingIndex:
 
     matches, few, block = 1 << 21, 16, 1 << 20
 
-    def __init__(self, sequences: Iterable[np.ndarray], k: int = 24) -> None:
+    def __init__(self, sequences: Iterable[ndarray], k: int = 24) -> None:
         self.sequences, self.k = sequences, k
 
     @cached_property
@@ -98,7 +99,7 @@ class TrainingIndex:
         first = np.concatenate([[0], np.cumsum(counts)])
         return _Tables(text, KmerSet(sequences, self.k), sorted_place, first)
 
-    def seen(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+    def seen(self, windows: Iterable[ndarray]) -> ndarray:
         """For each window, its k-mers that occur in the training part, and all its k-mers without
         unknown bases: (S, 2)."""
         return np.array(
@@ -111,12 +112,12 @@ class TrainingIndex:
             ]
         )
 
-    def longest_match(self, windows: Iterable[np.ndarray]) -> np.ndarray:
+    def longest_match(self, windows: Iterable[ndarray]) -> ndarray:
         """Length in bases of the longest exact match of each window with the training part:
         (S,)."""
         return np.array([self._longest(bases) for bases in windows])
 
-    def _longest(self, bases: np.ndarray) -> int:
+    def _longest(self, bases: ndarray) -> int:
         # padded[-1] is before the window as well as after it
         padded = np.append(bases, np.uint8(UNKNOWN))
         longest, tables = 0, self._tables
@@ -140,7 +141,7 @@ class TrainingIndex:
             (k for k in shorter if KmerSet([tables.text], k).contains_any(bases)), 0
         )
 
-    def _extended(self, padded: np.ndarray, start: np.ndarray, values: np.ndarray) -> int:
+    def _extended(self, padded: ndarray, start: ndarray, values: ndarray) -> int:
         """The longest match that begins at one of the starts with its k-mer; 0 if the training part
         does not have these k-mers."""
         tables = self._tables
@@ -163,7 +164,7 @@ class TrainingIndex:
         return max((_match(padded[i:], tables.text[j:], length) for i, j in pairs), default=0)
 
 
-def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
+def _match(a: ndarray, b: ndarray, length: int) -> int:
     """Number of equal known bases at the beginning of two arrays, of which `length` are known to be
     equal."""
     step, size = 64, min(len(a), len(b))  # one of them ends there with an unknown base
@@ -175,16 +176,16 @@ def _match(a: np.ndarray, b: np.ndarray, length: int) -> int:
         length, step = length + step, min(2 * step, 1 << 20)
 
 
-def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _same(a: ndarray, b: ndarray) -> ndarray:
     return (a == b) & (a < UNKNOWN)
 
 
-def read_bases(path: str | Path) -> list[np.ndarray]:
+def read_bases(path: str | Path) -> list[ndarray]:
     """The records of a FASTA file as bases."""
     return [as_bases(record.sequence) for record in iter_sequences(path)]
 
 
-def windows_of(records: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
+def windows_of(records: Iterable[ndarray], length: int) -> list[ndarray]:
     """Consecutive windows of the records."""
     return [
         bases[at : at + length]
@@ -193,13 +194,13 @@ def windows_of(records: Iterable[np.ndarray], length: int) -> list[np.ndarray]:
     ]
 
 
-def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[np.ndarray]:
+def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[ndarray]:
     """The windows of a held-out part as bases, without overlap; raises ValueError if the part is
     not held out, or too short."""
     if part not in ("test", "valid"):
         raise ValueError(f"part {part!r} is not held out; choose test or valid")
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
-    windows: list[np.ndarray] = []
+    windows: list[ndarray] = []
     if longest >= length:
         tiles, to_bases = data.test_windows(part, length), bases_of(data)
         # Complete sequences are padded to a length of their own, whatever length is asked for.
@@ -215,9 +216,7 @@ def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[n
     return windows
 
 
-def cut(
-    records: Sequence[np.ndarray], length: int, max_unknown: float = MAX_UNKNOWN
-) -> list[np.ndarray]:
+def cut(records: Sequence[ndarray], length: int, max_unknown: float = MAX_UNKNOWN) -> list[ndarray]:
     """Consecutive windows of the records, without those that have many unknown bases; raises
     ValueError if there is none."""
     windows = windows_of(records, length)

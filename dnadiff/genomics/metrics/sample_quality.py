@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import DTypeLike
 from typing_extensions import override
 
@@ -52,7 +53,7 @@ from dnadiff.store.disk import atomic_write, write_json
 _STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
 
 
-def pair_counts(windows: np.ndarray, max_distance: int) -> np.ndarray:
+def pair_counts(windows: ndarray, max_distance: int) -> ndarray:
     """Counts of base a at d positions before base b: (S, max_distance, 16) int32 for d = 1 ..
     max_distance, indexed by 4 a + b.
 
@@ -70,7 +71,7 @@ def pair_counts(windows: np.ndarray, max_distance: int) -> np.ndarray:
     return counts
 
 
-def mutual_information(counts: np.ndarray) -> np.ndarray:
+def mutual_information(counts: ndarray) -> ndarray:
     """Mutual information in bits of two bases at distance d: (D,), from `pair_counts` of a set (S,
     D, 16) summed over its windows.
 
@@ -83,7 +84,7 @@ def mutual_information(counts: np.ndarray) -> np.ndarray:
     return (joint * np.log2(ratio)).sum((1, 2))
 
 
-def period_three(windows: np.ndarray) -> np.ndarray:
+def period_three(windows: ndarray) -> ndarray:
     """Spectral power at a period of three bases, for each window, (S,): 1 on average for
     independent bases, more in coding sequence.
 
@@ -102,7 +103,7 @@ def period_three(windows: np.ndarray) -> np.ndarray:
     return (np.abs(centered) ** 2).sum(1) / np.maximum(expected, 1e-12)
 
 
-def longest_orf(windows: np.ndarray) -> np.ndarray:
+def longest_orf(windows: ndarray) -> ndarray:
     """Length in bases of the longest open reading frame of each window, in any of six frames: (S,).
 
     A frame is a run of codons without a stop (TAA, TAG, TGA). It needs no start codon and may
@@ -128,8 +129,8 @@ _FOLDS = 5
 
 
 def cross_validated_scores(
-    samples: np.ndarray, real: np.ndarray, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
+    samples: ndarray, real: ndarray, seed: int = 0
+) -> tuple[ndarray, ndarray]:
     """Cross-validated scores of logistic regressions that discriminate samples from real windows.
 
     Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)`
@@ -156,7 +157,7 @@ def cross_validated_scores(
     return scores, labels
 
 
-def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
+def auroc(scores: ndarray, labels: ndarray) -> float:
     """Area under the ROC curve of `scores (N,)` for `labels (N,)` bool; ties count half
     (Mann-Whitney U)."""
     from scipy.stats import rankdata
@@ -166,13 +167,13 @@ def auroc(scores: np.ndarray, labels: np.ndarray) -> float:
     return float(above / (positive * (len(labels) - positive)))
 
 
-def discriminator_auroc(samples: np.ndarray, real: np.ndarray) -> float:
+def discriminator_auroc(samples: ndarray, real: ndarray) -> float:
     """AUROC of `cross_validated_scores`: 0.5 is chance, 1 separates samples from real windows
     perfectly."""
     return auroc(*cross_validated_scores(samples, real))
 
 
-def train_on_samples_bits(samples: np.ndarray, real: np.ndarray, order: int) -> float:
+def train_on_samples_bits(samples: ndarray, real: ndarray, order: int) -> float:
     """Bits per base of the real windows `real (R, L)` under a Markov model trained on
     `samples (S, L)` only.
 
@@ -239,7 +240,7 @@ class SampleQuality:
     metrics: Sequence[QualityMetric]
     num_compared: int
     length: int
-    information: tuple[np.ndarray, np.ndarray]
+    information: tuple[ndarray, ndarray]
 
     def __getitem__(self, key: str) -> QualityMetric:
         """A metric by its key."""
@@ -290,7 +291,7 @@ class QualityPart(NamedTuple):
     alone."""
 
     metrics: Sequence[QualityMetric]
-    information: tuple[np.ndarray, np.ndarray] | None = None
+    information: tuple[ndarray, ndarray] | None = None
 
 
 class SampleQualityEvaluator:
@@ -312,8 +313,8 @@ class SampleQualityEvaluator:
 
     def __init__(
         self,
-        samples: Sequence[np.ndarray],
-        real: Sequence[np.ndarray],
+        samples: Sequence[ndarray],
+        real: Sequence[ndarray],
         training: TrainingIndex | None = None,
         both_strands: bool = True,
         order: int = 6,
@@ -373,7 +374,7 @@ class SampleQualityEvaluator:
         name: str,
         unit: str,
         statistic: Statistic,
-        data: Sequence[np.ndarray],
+        data: Sequence[ndarray],
         is_distance: bool = True,
         slow: bool = False,
     ) -> QualityMetric:
@@ -398,8 +399,8 @@ class SampleQualityEvaluator:
         key: str,
         name: str,
         unit: str,
-        of: Callable[[np.ndarray], float],
-        data: Sequence[np.ndarray],
+        of: Callable[[ndarray], float],
+        data: Sequence[ndarray],
     ) -> QualityMetric:
         found = self._metric(key, name, unit, lambda a, b: float(of(a)), data, is_distance=False)
         return replace(found, distance=self._of_an_independent_set(found.distance))
@@ -407,11 +408,11 @@ class SampleQualityEvaluator:
     def _of_an_independent_set(self, distance: Distance) -> Distance:
         return distance.of_an_independent_set(self.number, len(self.real))
 
-    def _both(self, of: Callable[[np.ndarray], np.ndarray]) -> list[np.ndarray]:
+    def _both(self, of: Callable[[ndarray], ndarray]) -> list[ndarray]:
         """What is computed of the samples and of the real windows."""
         return [of(self.samples), of(self.real)]
 
-    def _counts(self, k: int, dtype: DTypeLike = np.int64) -> list[np.ndarray]:
+    def _counts(self, k: int, dtype: DTypeLike = np.int64) -> list[ndarray]:
         return self._both(lambda windows: kmer_counts(windows, k, self.both_strands, dtype))
 
     def _kmers(self, k: int) -> QualityPart:
@@ -431,10 +432,10 @@ class SampleQualityEvaluator:
         ours = mutual_information(pairs[0][self.sets.samples[0]])
         limits = independent_range(curves, self.number, len(self.real))
 
-        def mean(a: np.ndarray) -> float:
+        def mean(a: ndarray) -> float:
             return mutual_information(a).mean()
 
-        def gap(a: np.ndarray, b: np.ndarray) -> float:
+        def gap(a: ndarray, b: ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
 
         name, of_curves = f"mean up to {reach} bases", "mean difference of curves"
@@ -461,7 +462,7 @@ class SampleQualityEvaluator:
     def _memorization(self, training: TrainingIndex) -> QualityPart:
         seen, match = self._both(training.seen), self._both(training.longest_match)
 
-        def percent(a: np.ndarray) -> float:
+        def percent(a: ndarray) -> float:
             return 100 * a[:, 0].sum() / max(a[:, 1].sum(), 1)
 
         name = "longest match with training"
@@ -495,7 +496,7 @@ class SampleQualityEvaluator:
         return QualityPart([QualityMetric("discriminator_auroc", name, "AUROC", True, found)])
 
     def _train_on_samples(self) -> QualityPart:
-        def bits(a: np.ndarray, b: np.ndarray) -> float:
+        def bits(a: ndarray, b: ndarray) -> float:
             return train_on_samples_bits(a, b, self.order)
 
         name = f"real windows, order-{self.order} Markov model of samples"

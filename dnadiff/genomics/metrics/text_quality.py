@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.data.base import run_data
@@ -153,7 +154,7 @@ def real_texts(
     return [ids for ids in texts if len(ids)], f"{data.name}, part {part}"
 
 
-def decoded_documents(ids: np.ndarray, tokenizer: Tokenizer) -> list[str]:
+def decoded_documents(ids: ndarray, tokenizer: Tokenizer) -> list[str]:
     """The documents in `ids (L,)`, decoded: special tokens separate them and are dropped."""
     special = np.isin(ids, tokenizer.special_ids)
     runs = np.split(ids, np.flatnonzero(special[1:] != special[:-1]) + 1) if len(ids) else []
@@ -169,14 +170,14 @@ def split_documents(text: str, tokenizer: Tokenizer) -> list[str]:
     return re.split("|".join(map(re.escape, sorted(separators))), text) if separators else [text]
 
 
-def content_span(ids: np.ndarray, tokenizer: Tokenizer) -> tuple[int, int]:
+def content_span(ids: ndarray, tokenizer: Tokenizer) -> tuple[int, int]:
     """Start and end of `ids (L,)` without the special tokens at its beginning and end; equal if
     there are no others."""
     places = np.flatnonzero(~np.isin(ids, tokenizer.special_ids))
     return (int(places[0]), int(places[-1]) + 1) if len(places) else (0, 0)
 
 
-def at_positions(nats: Sequence[np.ndarray], texts: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
+def at_positions(nats: Sequence[ndarray], texts: ndarray, tokenizer: Tokenizer) -> ndarray:
     """(S, L) of each token of `texts (S, L)`, NaN outside their `content_span`, from the values of
     each text that has a content."""
     found, each = np.full(texts.shape, np.nan), iter(nats)
@@ -187,7 +188,7 @@ def at_positions(nats: Sequence[np.ndarray], texts: np.ndarray, tokenizer: Token
     return found
 
 
-def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> np.ndarray:
+def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> ndarray:
     """Token ids `(L,)` of the documents of one sample, separated by the tokenizer's end-of-text
     token if it has one.
 
@@ -214,10 +215,10 @@ class TextStatistics:
         repetition: (S,) fraction of the n-grams of each text that occurred before in the same text.
     """
 
-    nats: np.ndarray | None
-    tokens: np.ndarray
-    entropy: np.ndarray
-    repetition: np.ndarray
+    nats: ndarray | None
+    tokens: ndarray
+    entropy: ndarray
+    repetition: ndarray
 
     def summary(self) -> dict[str, Json]:
         """Plain values for JSON: means over texts (perplexity: over tokens) with 95 % intervals."""
@@ -239,14 +240,14 @@ def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
     return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
 
 
-def entropy(tokens: np.ndarray) -> float:
+def entropy(tokens: ndarray) -> float:
     """Entropy in nats of the token distribution of one text; at most the logarithm of the number of
     tokens."""
     fraction = np.unique(tokens, return_counts=True)[1] / len(tokens)
     return float(-(fraction * np.log(fraction)).sum())
 
 
-def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
+def repeated(tokens: ndarray, n: int) -> ndarray:
     """Whether the n-gram at each position occurred before in the text: (L - n + 1,) bool."""
     if len(tokens) < n:
         return np.zeros(0, dtype=bool)
@@ -257,7 +258,7 @@ def repeated(tokens: np.ndarray, n: int) -> np.ndarray:
 
 
 def describe(
-    texts: Sequence[np.ndarray], n: int, nats: Sequence[np.ndarray] | None = None
+    texts: Sequence[ndarray], n: int, nats: Sequence[ndarray] | None = None
 ) -> TextStatistics:
     """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
     there is a model."""
@@ -272,7 +273,7 @@ def describe(
 
 
 def by_position(
-    texts: np.ndarray, starts: Sequence[int], n: int, nats: np.ndarray | None = None
+    texts: ndarray, starts: Sequence[int], n: int, nats: ndarray | None = None
 ) -> list[dict[str, Json]]:
     """Statistics of each segment of texts of equal length; a segment extends from its start to the
     next one.
@@ -300,7 +301,7 @@ def by_position(
 @torch.no_grad()
 def token_nats(
     judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16
-) -> list[np.ndarray]:
+) -> list[ndarray]:
     """-log p of each token of each text `(L,)` under a causal model, in nats.
 
     The token at position 0 counts too: it is predicted from the start token. Programs that predict

@@ -52,12 +52,6 @@ from dnadiff.genomics.variants.variant import (
 if TYPE_CHECKING:
     import pandas
 
-# Alleles that are scored together; results may depend on it in the last bits, never on batch_size
-# alone.
-CHUNK = 1024
-# Alleles among which sites that share a window are searched: this many per base of a window, with a
-# maximum.
-LOOK_AHEAD, LARGEST_LOOK_AHEAD = 16, 1 << 18
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NO_VALUE = "N at the end of a window"
@@ -125,8 +119,9 @@ class RowScorer:
         method_name: how they are computed.
 
     Attributes:
+        chunk: alleles that are scored together; results may depend on it in the last bits, never on
+            batch_size alone.
         sites_per_window: that may be masked together.
-        alleles_together: of a block: rows that are scored without reading others.
         audit: of `sites_per_window`, since the counts were taken.
         num_scored: alleles scored.
         num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`, since the counts were
@@ -134,12 +129,16 @@ class RowScorer:
         audited: sites that were compared before.
     """
 
-    sites_per_window = 1
+    chunk, sites_per_window = 1024, 1
 
     def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
         self.alleles, self.effects, self.method_name = alleles, effects, method_name
         self.audit, self.num_scored, self.num_missing, self.audited = Audit(), 0, 0, 0
-        self.alleles_together = CHUNK
+
+    @property
+    def alleles_together(self) -> int:
+        """Alleles of a block: rows that are scored without reading others."""
+        return self.chunk
 
     def take_counts(self) -> tuple[Audit, int]:
         """The audit and the alleles without a ratio since the last call; both begin again."""
@@ -148,7 +147,7 @@ class RowScorer:
         return taken
 
     def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
-        """The rows with their effects, in their order, about `CHUNK` alleles at a time.
+        """The rows with their effects, in their order, about `chunk` alleles at a time.
 
         With several sites per window, sites of many chunks share windows. Which ones depends on all
         rows from the first on, so that a resumed run makes the network calls of one that was not
@@ -163,7 +162,7 @@ class RowScorer:
                 continue
             edits = [self.alleles.edits(row)[0] for row in block]
             self.begin_block(_scored_edits(edits), is_new=not done)
-            for chunk in divided(block, CHUNK):
+            for chunk in divided(block, self.chunk):
                 here, edits = edits[: len(chunk)], edits[len(chunk) :]
                 if done < len(chunk):
                     scored = _scored_edits(here[done:])
@@ -184,14 +183,16 @@ def _scored_edits(edits: Sequence[Sequence[Edit | Skipped]]) -> list[Edit]:
     return [each for found in edits for each in found if isinstance(each, Edit)]
 
 
-def divided(rows: Iterable[Row], alleles: int) -> Iterator[list[Row]]:
+def divided(
+    rows: Iterable[Row], alleles: int, largest_text: int = LARGEST_TEXT
+) -> Iterator[list[Row]]:
     """The rows in parts of about `alleles` alleles, or fewer if their text is long."""
     part: list[Row] = []
     number = size = 0
     for row in rows:
         part.append(row)
         number, size = number + len(row.alts), size + len(row.text)
-        if number >= alleles or size >= LARGEST_TEXT:
+        if number >= alleles or size >= largest_text:
             yield part
             part, number, size = [], 0, 0
     if part:
@@ -205,7 +206,13 @@ class Scorer(RowScorer):
         network: the model and its genome.
         method: how log-likelihood ratios are computed.
         embeddings: also compute L2.
+
+    Attributes:
+        look_ahead: alleles among which sites that share a window are searched, per base of a
+            window.
     """
+
+    look_ahead = 16
 
     def __init__(
         self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
@@ -214,9 +221,13 @@ class Scorer(RowScorer):
         self.network, self.method, self.embeddings = network, method, embeddings
         self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None
-        if self.sites_per_window > 1 and not network.denoiser.left_to_right:
-            ahead = min(LOOK_AHEAD * network.window, LARGEST_LOOK_AHEAD)
-            self.alleles_together = max(CHUNK, ahead)
+
+    @property
+    @override
+    def alleles_together(self) -> int:
+        if self.sites_per_window == 1 or self.network.denoiser.left_to_right:
+            return self.chunk
+        return max(self.chunk, min(self.look_ahead * self.network.window, 1 << 18))
 
     @override
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from dnadiff.formats.regions import Region
 from dnadiff.formats.variants import Rows
-from dnadiff.genomics.variants import effects
-from dnadiff.genomics.variants.effects import Audit, Scorer, default_method
+from dnadiff.genomics.variants.effects import Audit, Scorer, default_method, divided
 from dnadiff.genomics.variants.methods import Block
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation
 
@@ -52,9 +51,9 @@ def ratios(chunks):
     ]
 
 
-def test_saturation_needs_a_call_for_as_many_sites_as_share_a_window(make_scorer, monkeypatch):
-    monkeypatch.setattr(effects, "CHUNK", 30)  # ten sites; a window has eight
+def test_saturation_needs_a_call_for_as_many_sites_as_share_a_window(make_scorer):
     one, several = make_scorer(1), make_scorer(8)
+    one.chunk = several.chunk = 30  # ten sites; a window has eight
     alone, together = (ratios(scorer.chunks(saturated(scorer))) for scorer in (one, several))
     assert [each[:2] for each in together] == [each[:2] for each in alone] and len(alone) == 3 * 512
     np.testing.assert_allclose(
@@ -90,15 +89,13 @@ def test_the_error_is_that_of_sites_that_shared_a_window(make_scorer):
 
 
 @pytest.mark.parametrize("sites_per_window", [1, 8])
-def test_a_part_that_is_done_is_left_out_and_the_rest_is_the_same(
-    sites_per_window, make_scorer, monkeypatch
-):
-    monkeypatch.setattr(effects, "CHUNK", 30)
-    monkeypatch.setattr(effects, "LOOK_AHEAD", 6)  # blocks of 128 sites
+def test_a_part_that_is_done_is_left_out_and_the_rest_is_the_same(sites_per_window, make_scorer):
     whole, rest = (
         make_scorer(sites_per_window, local=False),
         make_scorer(sites_per_window, local=False),
     )
+    for scorer in (whole, rest):
+        scorer.chunk, scorer.look_ahead = 30, 6  # blocks of 128 sites
     expected = ratios(whole.chunks(saturated(whole, size=150)))
     for done in (10, 130, 150):
         rest.num_scored = 0
@@ -108,11 +105,9 @@ def test_a_part_that_is_done_is_left_out_and_the_rest_is_the_same(
         assert rest.num_scored == len(expected) - 3 * done
 
 
-def test_rows_are_held_up_to_a_number_of_characters(make_scorer, monkeypatch):
-    monkeypatch.setattr(effects, "LARGEST_TEXT", 100)
-    scorer = make_scorer(1)
-    rows = [row._replace(text="x" * 40) for row in saturated(scorer, size=7)]
-    assert [len(chunk) for chunk in scorer.chunks(rows)] == [3, 3, 1]
+def test_rows_are_held_up_to_a_number_of_characters(make_scorer):
+    rows = [row._replace(text="x" * 40) for row in saturated(make_scorer(1), size=7)]
+    assert [len(part) for part in divided(rows, 1024, largest_text=100)] == [3, 3, 1]
 
 
 def test_the_memory_of_a_block_does_not_grow_with_its_network_calls(inconsistent, make_network):

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 import dnadiff
-from dnadiff.genomics.variants import effects
+from dnadiff.genomics.variants.effects import RowScorer
 from dnadiff.genomics.variants.variant import Edit, Sequences
 from dnadiff.genomics.variants.work import training_part
 from dnadiff.jobs.journal import ResumableOutput
@@ -130,7 +130,7 @@ def test_every_format_has_the_same_numbers(cli, trained, inputs):
     ],
 )
 def test_a_stopped_run_resumes_to_the_same_bytes(name, cli, trained, inputs, tmp_path, monkeypatch):
-    monkeypatch.setattr(effects, "CHUNK", 3)
+    monkeypatch.setattr(RowScorer, "chunk", 3)
     args = [f"checkpoint={trained}", *inputs, *(["sites_per_window=4"] if name == "y.tsv" else [])]
     assert cli("variants", *args, f"output=whole_{name}")[0] == 0
     append, calls = ResumableOutput.append, []
