@@ -108,7 +108,7 @@ def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
     (tmp_path / "g.fa").write_text(f">chr1\n{letters}\n")
     files = []
     for number, lines in enumerate((1, 3, 1 << 16)):
-        monkeypatch.setattr("dnadiff.formats.fasta.LINES_PER_PIECE", lines)
+        monkeypatch.setattr("dnadiff.formats.sequences.LINES_PER_PIECE", lines)
         assert (
             cli(
                 "genome",

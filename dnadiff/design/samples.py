@@ -31,7 +31,7 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, PositiveInt, check_value, is_number
-from dnadiff.formats.fasta import as_bytes, synthetic_record
+from dnadiff.formats.sequences import synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
@@ -336,7 +336,7 @@ Writer: TypeAlias = Callable[
 def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
     """A FASTA record whose header has `key=value` pairs."""
     values = {key: header_value(value) for key, value in about.items()}
-    return as_bytes(synthetic_record(name, text, **values))
+    return b"".join(wrapped(synthetic_record(name, text, **values)))
 
 
 def jsonl_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:

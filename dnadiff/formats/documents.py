@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, TextIO, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from typing_extensions import override
 
@@ -65,19 +66,12 @@ class JsonLines(DocumentFormat):
                         f"{where} is a {type(row).__name__}; expected one object per line, such "
                         'as {"text": "..."}'
                     )
-                half = "\\u" in line and next(
-                    (
-                        c
-                        for name in columns
-                        for c in str(row.get(name))
-                        if "\ud800" <= c <= "\udfff"
-                    ),
-                    None,
-                )
-                if half:
+                # escapes of halves of surrogate pairs
+                texts = "".join(str(row.get(name)) for name in columns) if "\\u" in line else ""
+                if half := re.search("[\ud800-\udfff]", texts):
                     raise ValueError(
-                        f"{where} contains an unpaired surrogate (\\u{ord(half):x}), which is not "
-                        "text; remove it"
+                        f"{where} contains an unpaired surrogate (\\u{ord(half[0]):x}), which is "
+                        "not text; remove it"
                     )
                 yield number, row
 
@@ -124,19 +118,13 @@ def read_documents(
             yield joined(row, columns, f"{path}: {place} {number:,}")
         return
     with open_text(path) as file:
-        yield from file if keep_line_ends and documents != "file" else _SPLIT[documents](file)
-
-
-def _whole_file(file: TextIO) -> Iterator[str]:
-    # Short lines would take many times the memory of their characters.
-    yield "".join(iter(partial(file.read, _PIECE), ""))
-
-
-_SPLIT: dict[str, Callable[[TextIO], Iterable[str]]] = {
-    "file": _whole_file,
-    "line": lambda file: map(str.strip, file),
-    "row": lambda file: (line if line.strip() else "" for line in file),
-}
+        if documents == "file":  # short lines would take many times the memory of their characters
+            yield "".join(iter(partial(file.read, _PIECE), ""))
+        elif keep_line_ends:
+            yield from file
+        else:
+            is_line = documents == "line"
+            yield from (line.strip() if is_line else line if line.strip() else "" for line in file)
 
 
 def joined(
@@ -153,13 +141,10 @@ def joined(
     """
     for column in columns:
         if column not in row:
+            known = [repr(name) for name, value in row.items() if isinstance(value, str)]
             raise ValueError(
-                _no_column(
-                    where,
-                    column,
-                    [name for name, value in row.items() if isinstance(value, str)],
-                    key,
-                )
+                f"{where} has no column {column!r}; set {key} to one of "
+                f"{', '.join(known) or 'its columns'}"
             )
         if not isinstance(value := row[column], str):
             what = "null" if value is None else f"a value of type {type(value).__name__}"
@@ -168,10 +153,3 @@ def joined(
                 f"{key} to a column of text"
             )
     return " ".join(row[column] for column in columns)
-
-
-def _no_column(where: str, column: str, known: Sequence[str], key: str = "data.column") -> str:
-    return (
-        f"{where} has no column {column!r}; set {key} to one of "
-        f"{', '.join(map(repr, known)) or 'its columns'}"
-    )

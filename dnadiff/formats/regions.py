@@ -32,18 +32,15 @@ def check_names(
         ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
     """
     wanted, among = list(dict.fromkeys(wanted)), known if isinstance(known, Mapping) else set(known)
-    found, unknown = (
-        [name for name in wanted if name in among],
-        [name for name in wanted if name not in among],
-    )
+    unknown = [name for name in wanted if name not in among]
     if not unknown:
         return
-    known = list(known)
-    message = f"{where}: no record is called {listing(unknown)}; the records are {listing(known)}"
+    shown = listing(list(known))
+    message = f"{where}: no record is called {listing(unknown)}; the records are {shown}"
     bare = {name.removeprefix("chr") for name in known}
     if any(name.removeprefix("chr") in bare for name in unknown):
         message += " (one side writes 'chr1' where the other writes '1': rename one)"
-    elif found:
+    elif found := [name for name in wanted if name in among]:
         message += f"; found were {listing(found)}"
         if skip_unknown:
             log.warning(f"{message}; rows of other records are left out")
@@ -65,7 +62,6 @@ _UNKNOWN_STRAND = "?"  # of GFF3: the feature has a strand, which is not known
 _MAX_BLANK = 1_000_000
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
-log = logging.getLogger("dnadiff")
 
 
 class Region(NamedTuple):
@@ -94,7 +90,18 @@ def read_bed(
             first row, positions that are not integers, an end that is not after the start, a strand
             other than "+", "-" and ".", or is not inside a record of `lengths`.
     """
-    return _read(path, _bed_rows, _bed_region, lengths, skip_unknown)
+
+    def region(columns: list[str]) -> Region:
+        if len(columns) < 3:
+            raise ValueError(
+                f"has {len(columns)} columns; BED needs chrom, start and end, separated by tabs"
+            )
+        name = columns[3] if len(columns) > 3 else ""
+        strand = columns[5] if len(columns) > 5 else "."
+        start, end = _integers(columns[1:3])
+        return Region(columns[0], start, end, name, strand)
+
+    return _read(path, region, lengths, skip_unknown)
 
 
 def read_gtf(
@@ -125,13 +132,11 @@ def read_gtf(
             return None
         first, last = _integers(columns[3:5])
         match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
-        name = (match.group(1) or match.group(2) or "") if match else ""
+        name = (match[1] or match[2] or "") if match else ""
         strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
-        found = Region(columns[0], *zero_based(first, last), name, strand)
-        if (
-            found.chrom in circular
-            and 0 <= found.start < known.get(found.chrom, found.end) < found.end
-        ):
+        found = Region(columns[0], first - 1, last, name, strand)
+        length = known.get(found.chrom, found.end)
+        if found.chrom in circular and 0 <= found.start < length < found.end:
             skipped.append(found)
             return None
         return found
@@ -144,7 +149,7 @@ def read_gtf(
             f"{listing(list(others))}"
         )
 
-    regions = _read(path, _gff_rows, region, lengths, first=1, why_none=why_none)
+    regions = _read(path, region, lengths, first=1, why_none=why_none)
     if skipped:
         chrom, start, end, *_ = skipped[0]
         log.warning(
@@ -173,14 +178,19 @@ def read_regions(
         FileNotFoundError, ValueError: naming the file and line, or the string; or if there is a
             `feature`, and no GTF or GFF file.
     """
-    members = list(_members(what))
-    if feature is not None and members and not any(map(_is_gff, members)):
+    members, regions = list(_members(what)), list[Region]()
+    if feature is not None and members and not any(map(is_gff, members)):
         kind = "BED" if _is_bed(members[0]) else "not a file"
         raise ValueError(
             f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; "
             "leave feature out"
         )
-    return [region for member in members for region in _regions_of(member, lengths, feature)]
+    for text in members:
+        if is_gff(text):
+            regions += read_gtf(text, feature, lengths)
+        else:
+            regions += read_bed(text, lengths) if _is_bed(text) else [region_of(text, lengths)]
+    return regions
 
 
 def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
@@ -199,18 +209,13 @@ def _members(what: str | Path | Sequence[str]) -> Iterator[str]:
         )
 
 
-def _is_gff(text: str) -> bool:
+def is_gff(text: str) -> bool:
+    """Whether a file or an address has the name of a GTF or GFF file."""
     return bare_name(text).endswith(_GFF)
 
 
 def _is_bed(text: str) -> bool:
     return bare_name(text).endswith(".bed") or is_file(text)
-
-
-def _regions_of(text: str, lengths: Mapping[str, int], feature: str | None) -> list[Region]:
-    if _is_gff(text):
-        return read_gtf(text, feature, lengths)
-    return read_bed(text, lengths) if _is_bed(text) else [region_of(text, lengths)]
 
 
 def region_of(text: str, lengths: Mapping[str, int]) -> Region:
@@ -229,11 +234,8 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
             "chr1:1001-2000"
         )
     chrom, *numbers, strand, bracketed = match.groups()
-    region = Region(
-        chrom,
-        *zero_based(*(int(n.replace(",", "")) for n in numbers)),
-        strand=strand or bracketed or ".",
-    )
+    first, last = (int(number.replace(",", "")) for number in numbers)
+    region = Region(chrom, first - 1, last, strand=strand or bracketed or ".")
     check_names([chrom], lengths, repr(text))
     try:
         _check(region, lengths, first=1)
@@ -247,44 +249,18 @@ def names_of(regions: Iterable[Region]) -> list[str]:
     second of the same region."""
     seen: Counter[str] = Counter()
     names = []
-    for region in regions:
-        name = f"{region.chrom}:{region.start + 1}-{region.end}" + (
-            f"({region.strand})" if region.strand != "." else ""
-        )
+    for chrom, start, end, _, strand in regions:
+        name = f"{chrom}:{start + 1}-{end}" + (f"({strand})" if strand != "." else "")
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
     return names
 
 
-def zero_based(first: int, last: int) -> tuple[int, int]:
-    """0-based half-open (start, end) of the 1-based inclusive first..last of GTF, GFF and VCF."""
-    return first - 1, last
-
-
 def _integers(columns: list[str]) -> list[int]:
-    if not all(
-        _INTEGER.fullmatch(c.strip()) for c in columns
-    ):  # int() also reads +1, 1_000 and digits of other scripts
+    # int() also reads +1, 1_000 and digits of other scripts
+    if not all(_INTEGER.fullmatch(c.strip()) for c in columns):
         raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers")
     return [int(c) for c in columns]
-
-
-def _bed_region(columns: list[str]) -> Region:
-    if len(columns) < 3:
-        raise ValueError(
-            f"has {len(columns)} columns; BED needs chrom, start and end, separated by tabs"
-        )
-    start, end = _integers(columns[1:3])
-    return Region(
-        columns[0],
-        start,
-        end,
-        columns[3] if len(columns) > 3 else "",
-        columns[5] if len(columns) > 5 else ".",
-    )
-
-
-Rows = Iterator[tuple[int, list[str]]]  # line number and columns
 
 
 def filled_lines(path: str | Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
@@ -303,44 +279,32 @@ def filled_lines(path: str | Path, lines: Iterable[str]) -> Iterator[tuple[int, 
             )
 
 
-def _rows(path: str | Path, handle: Iterable[str]) -> Rows:
-    for number, line in filled_lines(path, handle):
-        if not line.startswith("#"):
-            yield number, line.split("\t") if "\t" in line else line.split()
-
-
-def _bed_rows(path: str | Path, handle: Iterable[str]) -> Rows:
-    for number, columns in _rows(path, handle):
-        is_header = columns[0].split()[:1] in (
-            ["track"],
-            ["browser"],
-        )  # for genome browsers, unless a contig has this name
-        if not is_header or (
-            len(columns) > 2 and all(re.fullmatch(r"-?\d+", c.strip()) for c in columns[1:3])
-        ):
-            yield number, columns
-
-
-def _gff_rows(path: str | Path, handle: Iterable[str]) -> Rows:
-    # GFF3 may contain the sequences at the end, after ##FASTA or, from some programs, without it.
-    sequences = ("##FASTA", ">")
-    yield from _rows(path, takewhile(lambda line: not line.startswith(sequences), handle))
-
-
 def _read(
     path: str | Path,
-    rows: Callable[[str | Path, Iterable[str]], Rows],
     parse: Callable[[list[str]], Region | None],
     lengths: Mapping[str, int] | None,
     skip_unknown: bool = False,
     first: int = 0,
     why_none: Callable[[], str] = str,
 ) -> list[Region]:
+    """The regions that `parse` makes of the rows of a file; `first` is the number of a record's
+    first base in it: 0 in BED, 1 in GTF and GFF."""
     regions: list[Region] = []
     line_of_chrom: dict[str, int] = {}
     num_columns = 0
     with open_text(path) as handle:
-        for number, columns in rows(path, handle):
+        # GFF3 may contain the sequences at the end, after ##FASTA or, from some programs, without
+        # it.
+        ends = ("##FASTA", ">") if first else ()
+        lines = takewhile(lambda line: not line.startswith(ends), handle)
+        for number, line in filled_lines(path, lines):
+            columns = line.split("\t") if "\t" in line else line.split()
+            # of BED for genome browsers, unless a contig has this name
+            is_header = not first and columns[0].split()[:1] in (["track"], ["browser"])
+            if is_header and len(columns) > 2:
+                is_header = not all(_INTEGER.fullmatch(c.strip()) for c in columns[1:3])
+            if is_header or line.startswith("#"):
+                continue
             try:
                 region = parse(columns)
                 num_columns = num_columns or len(columns)
@@ -363,11 +327,9 @@ def _read(
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
         check_names(line_of_chrom, lengths, where, skip_unknown)
-    return (
-        [r for r in regions if r.chrom in lengths]
-        if skip_unknown and lengths is not None
-        else regions
-    )
+        if skip_unknown:
+            return [region for region in regions if region.chrom in lengths]
+    return regions
 
 
 def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) -> None:

@@ -1,4 +1,5 @@
-"""Reading of sequence files of any format, plain or compressed, in bounded memory.
+"""Reading of sequence files of any format, plain or compressed, in bounded memory, and writing of
+FASTA.
 
 Records keep their letters and their case; `dnadiff.data.genome` turns them into token ids. Formats
 are found by themselves: every subclass of `SequenceFormat` in an imported module is one, also in a
@@ -8,14 +9,31 @@ user comes before those of the package.
 
 from __future__ import annotations
 
+import io
+import itertools
+import re
+import struct
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, NamedTuple
 
-from dnadiff.formats.nucleotides import NUCLEOTIDES, not_a_nucleotide
-from dnadiff.store.files import ByteReader, check_content, decompressed, resolve
+import numpy as np
+from typing_extensions import override
+
+from dnadiff.formats.nucleotides import (
+    IUPAC,
+    NOT_A_NUCLEOTIDE,
+    NUCLEOTIDE_OR_255,
+    NUCLEOTIDES,
+    not_a_nucleotide,
+)
+from dnadiff.store.disk import atomic_write
+from dnadiff.store.files import ByteReader, check_content, chunks, decompressed, resolve
+
+if TYPE_CHECKING:
+    from Bio.SeqRecord import SeqRecord
 
 _SNIFFED = 1 << 16  # bytes at the beginning of a file that decide on its format
 
@@ -80,7 +98,7 @@ def read_sequences(path: str | Path) -> list[Record]:
 def iter_sequences(path: str | Path) -> Iterator[Record]:
     """Yield the records of a file, with one in memory at a time; errors as of `events`."""
     header, pieces = None, bytearray()
-    for event in chain(events(path), [None]):
+    for event in itertools.chain(events(path), [None]):
         if isinstance(event, bytes):
             pieces += event
             continue
@@ -114,7 +132,7 @@ def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
         content.seek(0)
         kinds = reversed(SequenceFormat.__subclasses__())
         kind = next(kind for kind in kinds if kind.sniff(first))  # FASTA takes what is left
-        for event in chain(kind.records(path, content), [None]):
+        for event in itertools.chain(kind.records(path, content), [None]):
             if isinstance(event, bytes):
                 if event.translate(None, NUCLEOTIDES):
                     raise ValueError(f"{where}: {not_a_nucleotide(event)}")
@@ -135,3 +153,435 @@ def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
             yield event
     if not names:
         raise ValueError(f"{path} is empty; give a file with at least one record")
+
+
+BLANK = b"\n\r \t"
+_BOM = b"\xef\xbb\xbf"
+MAX_HEADER = 1 << 20  # bytes
+# Bytes of white space without a letter; a compressed file of a few kilobytes can hold terabytes of
+# them.
+MAX_BLANK = 1 << 28
+
+
+class Fasta(SequenceFormat):
+    """FASTA, the format of a file that no other format recognizes: its errors name the line."""
+
+    endings = (".fa", ".fasta", ".fna", ".fas", ".ffn", ".fsa")
+    starts = (b"",)  # any content
+
+    @classmethod
+    @override
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        return parse(path, chunks(content))
+
+
+def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
+    r"""Yield headers and letters of FASTA, with any line widths and any mixture of the line ends
+    `\n`, `\r\n` and `\r`.
+
+    Args:
+        path: for messages.
+        chunks: the content in pieces of any size.
+
+    Raises:
+        ValueError: naming file, line and remedy.
+    """
+    line, name, blank, rest = 0, None, 0, b""  # the content begins on line 1, after a line break
+    header: bytes | None = None
+    for chunk in _with_newlines(chunks):
+        chunk = rest + chunk
+        rest = chunk[-1:] if chunk.endswith(b"\n") else b""  # a header may begin after it
+        for number, part in enumerate(chunk[: len(chunk) - len(rest)].split(b"\n>")):
+            if number:
+                if header is not None:
+                    event = _header(path, header, line)
+                    yield event
+                    name = event.name
+                header, line = b"", line + 1
+            if header is not None:
+                text, newline, part = part.partition(b"\n")
+                header += text
+                if len(header) > MAX_HEADER:
+                    raise ValueError(
+                        f"{path}: line {line}: a header of more than {MAX_HEADER:,} bytes; "
+                        "shorten it"
+                    )
+                if not newline:
+                    continue
+                event = _header(path, header, line)
+                yield event
+                name, header, line = event.name, None, line + 1
+            letters = part.translate(NUCLEOTIDE_OR_255, BLANK)
+            blank = 0 if letters else blank + len(part)
+            if letters and (name is None or NOT_A_NUCLEOTIDE in letters):
+                raise ValueError(f"{path}{_problem(part, line, name)}")
+            if blank > MAX_BLANK:
+                raise ValueError(
+                    f"{path}: line {line}: more than {MAX_BLANK:,} bytes of blank lines; remove "
+                    "them"
+                )
+            line += part.count(b"\n")
+            if letters:
+                yield letters
+    if header is not None:
+        yield _header(path, header, line)
+    elif name is None:
+        raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
+
+
+def _with_newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    r"""The chunks with `\n` in place of `\r\n` and `\r`, without a byte order mark, after a line
+    break; a chunk may end between `\r` and `\n`."""
+    held, first = b"", True
+    for chunk in chunks:
+        chunk = held + chunk
+        if first and len(chunk) < len(_BOM) and _BOM.startswith(chunk):
+            held = chunk
+            continue
+        chunk = b"\n" + chunk.removeprefix(_BOM) if first else chunk
+        held, first = b"\r" if chunk.endswith(b"\r") else b"", False
+        if b"\r" in chunk:
+            chunk = chunk[: len(chunk) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        yield chunk
+    if held:
+        yield held.replace(b"\r", b"\n")
+
+
+def _header(path: str, header: bytes, line: int) -> Header:
+    words = header.decode("utf-8", "replace").strip().split(None, 1)
+    if not words:
+        raise ValueError(f"{path}: line {line}: a record has no name; write one after its '>'")
+    return Header(words[0], words[1] if len(words) > 1 else "", line)
+
+
+def _problem(part: bytes, line: int, name: str | None) -> str:
+    """What is wrong with lines that are no letters of a record; they begin on `line`."""
+    before, mark, _ = part.partition(b">")
+    if mark and not before.translate(None, (NUCLEOTIDES if name else b"") + BLANK):
+        number = line + before.count(b"\n")
+        return (
+            f": line {number}: '>' in the middle of a sequence line; begin the header "
+            "of a record on a new line"
+        )
+    if name is not None:
+        return f": {wrong_letter(part, line, name)}"
+    number, text = next(
+        (number, text.strip())
+        for number, text in enumerate(part.split(b"\n"), line)
+        if text.strip()
+    )
+    try:
+        shown = text[:30].decode("utf-8", "strict" if len(text) <= 30 else "ignore")
+    except UnicodeDecodeError as error:
+        return f" is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
+    return (
+        f" is not FASTA: line {number} is {shown!r}, expected a header such as "
+        "'>name' (2bit and GenBank are read as genomes)"
+    )
+
+
+def wrong_letter(piece: bytes, line: int, name: str) -> str:
+    """The message for the first letter of `piece` that is no nucleotide; `piece` begins on
+    `line`."""
+    place = piece.index(piece.translate(None, NUCLEOTIDES + BLANK)[:1])
+    number = line + piece.count(b"\n", 0, place)
+    column = place - piece.rfind(b"\n", 0, place)
+    letter, allowed = piece[place : place + 4].decode("utf-8", "replace")[0], ", ".join(IUPAC)
+    return (
+        f"line {number}: record {name}: letter {letter!r} at column {column} is not a "
+        f"nucleotide; allowed are {allowed} in either case"
+    )
+
+
+LINE_WIDTH = 60
+LINES_PER_PIECE = 1 << 16
+
+
+def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = False) -> int:
+    """Write records one by one, wrapped at 60 letters, and return their number.
+
+    The file appears when it is complete. With a name that ends in `.gz` it is compressed; the same
+    records give the same bytes.
+
+    Raises:
+        FileExistsError: if the file exists and `overwrite` is false.
+        ValueError: if there is no record, or a record that `read_sequences` would refuse.
+    """
+    names: set[str] = set()
+    with atomic_write(path, overwrite) as handle:
+        for record in records:
+            name, description, sequence = record
+            if name.split() != [name] or name in names:
+                raise ValueError(
+                    f"{path}: record name {name!r} is empty, repeated or contains white space; "
+                    "give each record its own"
+                )
+            if "\n" in description or "\r" in description:
+                raise ValueError(
+                    f"{path}: record {name}: the description contains a line break; remove it"
+                )
+            if (
+                problem := not_a_nucleotide(sequence)
+                if sequence
+                else "no sequence; leave the record out"
+            ):
+                raise ValueError(f"{path}: record {name}: {problem}")
+            names.add(name)
+            handle.writelines(wrapped(record))
+        if not names:
+            raise ValueError(f"{path}: there is no record to write; ask for at least one sequence")
+    return len(names)
+
+
+def wrapped(record: Record) -> Iterator[bytes]:
+    """A record as it is written to a file, wrapped at 60 letters, in pieces, so that a chromosome is
+    not held as millions of lines."""
+    yield f">{record.name} {record.description}".rstrip().encode() + b"\n"
+    for start in range(0, len(record.sequence), LINES_PER_PIECE * LINE_WIDTH):
+        end = min(start + LINES_PER_PIECE * LINE_WIDTH, len(record.sequence))
+        yield b"".join(
+            record.sequence[i : min(i + LINE_WIDTH, end)] + b"\n"
+            for i in range(start, end, LINE_WIDTH)
+        )
+
+
+def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
+    """A generated sequence whose header marks it as synthetic and names the settings:
+    `>{name} synthetic sampler=... calls=... seed=...`."""
+    return Record(
+        name,
+        " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]),
+        sequence.encode("ascii"),
+    )
+
+
+SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743
+_CHUNK = 1 << 16  # bytes of packed sequence
+_N = ord("N")
+_LOWER_CASE = 0x20
+_FOUR = np.frombuffer(b"TCAG", np.uint8)[
+    (np.arange(256)[:, None] >> np.array([6, 4, 2, 0])) & 3
+]  # (256, 4)
+
+
+class TwoBit(SequenceFormat):
+    """UCSC's 2bit: four bases per byte, with lists of N blocks and of soft-masked blocks; errors if
+    a file is cut short, contradicts itself, or is of another version.
+
+    Format: https://genome.ucsc.edu/FAQ/FAQformat.html#format7, versions 0 and 1 (64-bit offsets),
+        either byte order.
+    """
+
+    endings, starts = (".2bit",), SIGNATURES
+
+    @classmethod
+    @override
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        try:
+            yield from _TwoBitReader(path, content).events()
+        except (struct.error, EOFError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"{path} is a damaged or cut short 2bit file ({error}); fetch it again"
+            ) from None
+
+
+class _TwoBitReader:
+    def __init__(self, path: str, raw: ByteReader) -> None:
+        self.raw = raw
+        self.order = "<" if self.exactly(4) == SIGNATURES[0] else ">"
+        version, self.count, _ = self.integers(3)
+        if version not in (0, 1):
+            raise ValueError(
+                f"{path} is a 2bit file of version {version}; expected version 0 or 1: convert it "
+                "to FASTA"
+            )
+        self.offset = "Q" if version else "I"
+
+    def exactly(self, size: int) -> bytes:
+        blocks = []
+        while size:  # memory for what is there, not for what a number says
+            blocks.append(self.raw.read(min(size, 1 << 20)))
+            size -= len(blocks[-1])
+            if not blocks[-1]:
+                raise EOFError(f"{size:,} bytes are missing")
+        return b"".join(blocks)
+
+    def integers(self, count: int, kind: str = "I") -> tuple[int, ...]:
+        layout = f"{self.order}{count}{kind}"
+        return struct.unpack(layout, self.exactly(struct.calcsize(layout)))
+
+    def blocks(self, length: int) -> np.ndarray:
+        """Start and end of the blocks of a list, `(K, 2)`."""
+        (count,) = self.integers(1)
+        numbers = np.frombuffer(self.exactly(8 * count), f"{self.order}u4").astype(np.int64)
+        starts, sizes = numbers.reshape(2, count)
+        ends = starts + sizes
+        if (
+            (sizes <= 0).any()
+            or (starts[1:] < ends[:-1]).any()
+            or (len(ends) and ends[-1] > length)
+        ):
+            raise EOFError(
+                f"blocks of N or lower case overlap or exceed the {length:,} bases of a record"
+            )
+        return np.stack([starts, ends], axis=1)
+
+    def events(self) -> Iterator[Header | bytes]:
+        index = []
+        for _ in range(self.count):
+            (size,) = self.exactly(1)
+            name = self.exactly(size).decode("ascii")
+            index.append((name, self.integers(1, self.offset)[0]))
+        spans = [(0, self.raw.tell())]
+        for name, offset in index:
+            yield Header(name)
+            self.raw.seek(offset)
+            (length,) = self.integers(1)
+            unknown, masked = self.blocks(length), self.blocks(length)
+            self.integers(1)
+            for start in range(0, length, 4 * _CHUNK):
+                size = min(4 * _CHUNK, length - start)
+                packed = np.frombuffer(self.exactly(-(-size // 4)), np.uint8)
+                letters = _FOUR[packed].reshape(-1)[:size]
+                for low, high in _inside(unknown, start, start + size):
+                    letters[low:high] = _N
+                for low, high in _inside(masked, start, start + size):
+                    letters[low:high] |= _LOWER_CASE
+                yield letters.tobytes()
+            spans.append((offset, self.raw.tell()))
+        spans.sort()
+        if any(end != start for (_, end), (start, _) in itertools.pairwise(spans)):
+            raise EOFError("its records overlap, or bytes between them belong to none")
+        self.raw.seek(spans[-1][1])
+        if self.raw.read(1):
+            raise EOFError("bytes follow the last record")
+
+
+def _inside(blocks: np.ndarray, start: int, end: int) -> list[list[int]]:
+    """The parts of sorted blocks that are inside [start, end), relative to `start`."""
+    first, last = np.searchsorted(blocks[:, 1], start, "right"), np.searchsorted(blocks[:, 0], end)
+    return (blocks[first:last].clip(start, end) - start).tolist()
+
+
+# in ACCESSION and VERSION of files that programs such as SnapGene and Benchling write
+_NO_ID = ("", ".", "<unknown id>")
+_LOCUS = re.compile(r"LOCUS\s+\S.*?\s(\d+)\s+(?:bp|aa|rc)\b")
+
+
+class _CutShortError(ValueError):
+    pass
+
+
+class _CheckedLines(io.TextIOWrapper):
+    """The lines of a GenBank file; Biopython skips what it does not recognize between records, such
+    as a LOCUS line that was cut.
+
+    `lengths` are the lengths that the LOCUS lines name.
+    """
+
+    def __init__(self, handle: ByteReader) -> None:
+        super().__init__(handle, encoding="utf-8")
+        self.lengths: list[int] = []
+        self.is_inside = False
+        self._num_bases: int | None = None  # of the record so far; None before its ORIGIN
+
+    # As typeshed has it for IO[str].
+    @override
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        line = super().readline(size)
+        if "\0" in line:
+            raise _CutShortError("it contains NUL bytes")
+        if self.is_inside:
+            self.is_inside = line.rstrip() != "//"
+            if self.is_inside and line.strip():
+                self._count(line)
+        elif line.strip() and line.strip() != "//":
+            locus = _LOCUS.match(line)
+            if locus is None:
+                raise _CutShortError(
+                    f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
+                    "length in bp"
+                )
+            self.lengths.append(int(locus[1]))
+            self.is_inside, self._num_bases = True, None
+        return line
+
+    def _count(self, line: str) -> None:
+        """Compare the number at the beginning of a line of sequence with the bases before it."""
+        if self._num_bases is None:
+            self._num_bases = 0 if line.startswith("ORIGIN") else None
+            return
+        number, *letters = line.split()
+        if number != str(self._num_bases + 1):
+            raise _CutShortError(
+                f"a line of sequence begins with {number[:20]!r}, expected the position "
+                f"{self._num_bases + 1}"
+            )
+        self._num_bases += sum(map(len, letters))
+
+
+class GenBank(SequenceFormat):
+    """GenBank, read by Biopython; errors if a record is malformed or has a different length from
+    its LOCUS line."""
+
+    endings = (".gb", ".gbk", ".gbff", ".genbank")
+    starts = (b"LOCUS ", b"LOCUS\t")
+
+    @classmethod
+    @override
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        from Bio import BiopythonParserWarning
+
+        try:
+            for record, length in _genbank_records(content):
+                # the accession with its version, or the name in LOCUS where there is none
+                has_none = record.id is None or record.id.strip() in _NO_ID
+                name = str(record.name if has_none else record.id)
+                if record.seq is not None and len(record.seq) != length:
+                    raise _CutShortError(
+                        f"record {name} has {len(record.seq)} bases, LOCUS says {length}"
+                    )
+                yield Header(name, record.description)
+                if record.seq is None or (len(record.seq) and not record.seq.defined):
+                    raise ValueError(
+                        f"record {name} has no sequence (only its length is given); fetch the full "
+                        "GenBank record"
+                    )
+                letters = bytes(record.seq).translate(None, BLANK)
+                if letters.translate(None, NUCLEOTIDES):
+                    raise ValueError(wrong_letter(letters, 1, name).partition(": record ")[2])
+                yield letters
+        except (ValueError, BiopythonParserWarning) as error:
+            cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError))
+            if cut_short or str(error).startswith("Premature end"):
+                problem = f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again"
+            else:
+                problem = f": {error}"
+            raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+
+
+def _genbank_records(handle: ByteReader) -> Iterator[tuple[SeqRecord, int]]:
+    """Biopython's records, with the lengths that their LOCUS lines name; its warnings of a wrong length in LOCUS and of a missing `//` at the end
+    become errors."""
+    from Bio import BiopythonParserWarning, SeqIO
+
+    lines = _CheckedLines(handle)
+    try:
+        records = iter(SeqIO.parse(lines, "genbank"))
+        while True:
+            with warnings.catch_warnings():
+                for message in ("Expected sequence length", "Premature end of file"):
+                    warnings.filterwarnings("error", message, BiopythonParserWarning)
+                try:
+                    record = next(records, None)
+                except (AssertionError, AttributeError, IndexError, KeyError, TypeError) as error:
+                    raise _CutShortError(
+                        f"Biopython cannot read it: {type(error).__name__} {error}".rstrip()
+                    ) from error
+            if record is None:
+                if lines.is_inside:
+                    raise _CutShortError("the last record does not end with //")
+                return
+            yield record, lines.lengths[-1]
+    finally:
+        lines.detach()

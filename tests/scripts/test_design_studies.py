@@ -24,8 +24,7 @@ import study
 
 from dnadiff import finetune
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
-from dnadiff.formats.fasta import write_fasta
-from dnadiff.formats.sequences import Record
+from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.genomics.kmers import reverse_complement
 
 SPEC = importlib.util.spec_from_file_location(

@@ -82,7 +82,7 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
             "trust": ["subprocess"],
         },
         {
-            "_target_": "dnadiff.formats.fasta.write_fasta",
+            "_target_": "dnadiff.formats.sequences.write_fasta",
             "path": "pwned",
             "records": [["a", "b", b"ACGT"]],
             "overwrite": True,

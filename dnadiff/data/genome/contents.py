@@ -11,9 +11,8 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.packed import RecordInfo
 from dnadiff.data.records import num_tokens
 from dnadiff.fields import Json
-from dnadiff.formats.fasta import write_fasta
 from dnadiff.formats.regions import Region, names_of, read_bed, read_regions
-from dnadiff.formats.sequences import Record
+from dnadiff.formats.sequences import Record, write_fasta
 
 
 def contents(data: DNADataModule) -> dict[str, Json]:

@@ -161,11 +161,11 @@ _CODES = _codes.tobytes()
 
 
 class Packer:
-    """Writes the letters of records to a file, one byte each, and counts them, many records at
-    once."""
+    """Writes the letters of records to a file, one byte each, and counts them, `piece` bases at a
+    time, of many records."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file = file
+    def __init__(self, file: BinaryIO, piece: int = _PIECE) -> None:
+        self.file, self.piece = file, piece
         self._headers, self._header_ends = bytearray(), array("q")
         self._starts = array("q")  # of the records
         self._size = self._written = 0  # bases that were taken, and those that were counted
@@ -181,11 +181,11 @@ class Packer:
             self._header_ends.append(len(self._headers))
             self._starts.append(self._size)
             return
-        for start in range(0, len(event), _PIECE):
-            codes = event[start : start + _PIECE].translate(_CODES)
+        for start in range(0, len(event), self.piece):
+            codes = event[start : start + self.piece].translate(_CODES)
             self._pending.append(codes)
             self._size += len(codes)
-            if self._size - self._written >= _PIECE:
+            if self._size - self._written >= self.piece:
                 self.finish()
 
     def finish(self) -> None:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import json
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -53,24 +54,22 @@ def parse(content: str, name: str) -> Tokenizer:
     Raises:
         ValueError: if the content is not a tokenizer.
     """
+    from tokenizers import Tokenizer
+
     table = json_object(content, f"tokenizer {name}: the content of its tokenizer.json")
     model = table.get("model")
     vocab = model.get("vocab") if isinstance(model, dict) else None
-    if not isinstance(model, dict) or not isinstance(
-        vocab, dict
-    ):  # in a Unigram model a list, whose places are the ids
-        return _tokenizer(content, name)
-    check_ids(vocab, len(content), name)
-    if model.get("merges") is not None:
-        check_merges(
-            vocab, _pairs(model["merges"], name), name, model.get("continuing_subword_prefix")
-        )
-    taken = set(vocab.values())
-    gaps = sorted(set(range(max(taken, default=-1))) - taken)
-    if not gaps:
-        return _tokenizer(content, name)
-    model["vocab"] = vocab | {f"[no token {number}]": number for number in gaps}
-    return _tokenizer(json.dumps(table, ensure_ascii=False), name)
+    # In a Unigram model the vocabulary is a list, whose places are the ids.
+    if isinstance(model, dict) and isinstance(vocab, dict):
+        check_ids(vocab, len(content), name)
+        if (merges := model.get("merges")) is not None:
+            check_merges(vocab, merges, name, model.get("continuing_subword_prefix"))
+        taken = set(vocab.values())
+        if gaps := sorted(set(range(max(taken, default=-1))) - taken):
+            model["vocab"] = vocab | {f"[no token {number}]": number for number in gaps}
+            content = json.dumps(table, ensure_ascii=False)
+    with refused(f"tokenizer {name}: not the content of a tokenizer.json"):
+        return Tokenizer.from_str(content)
 
 
 def check_ids(vocab: Mapping[str, Json], size: int, name: str) -> None:
@@ -96,28 +95,28 @@ def check_ids(vocab: Mapping[str, Json], size: int, name: str) -> None:
             )
 
 
-def check_merges(
-    vocab: Mapping[str, int], pairs: Sequence[tuple[str, str]], name: str, prefix: Json = None
-) -> None:
-    """Raise ValueError unless both symbols of every merge, and what they are merged to, are in the
-    vocabulary."""
+def check_merges(vocab: Mapping[str, int], merges: Json, name: str, prefix: Json = None) -> None:
+    """Raise ValueError unless every merge is of two symbols, as a list or with a space between
+    them, which are in the vocabulary, and so is what they are merged to."""
     inside = prefix if isinstance(prefix, str) else ""  # how a symbol inside a word starts
-    for first, second in pairs:
+    for merge in merges if isinstance(merges, list) else [merges]:
+        symbols = merge.split(" ") if isinstance(merge, str) else merge
+        is_list = isinstance(symbols, (list, tuple)) and len(symbols) == 2
+        if not is_list or not all(isinstance(symbol, str) for symbol in symbols):
+            raise ValueError(f"tokenizer {name}: a merge is {merge!r}; expected two symbols")
+        first, second = symbols
         if not second.startswith(inside):
             raise ValueError(
                 f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix "
                 f"{inside!r} of symbols inside a word"
             )
-        if missing := [
-            token
-            for token in (first, second, first + second.removeprefix(inside))
-            if token not in vocab
-        ]:
-            raise ValueError(
-                f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token "
-                f"{missing[0]!r}, which is not in the vocabulary; "
-                "use vocabulary and merges that belong together"
-            )
+        for token in (first, second, first + second.removeprefix(inside)):
+            if token not in vocab:
+                raise ValueError(
+                    f"tokenizer {name}: the merge of {first!r} and {second!r} needs the token "
+                    f"{token!r}, which is not in the vocabulary; "
+                    "use vocabulary and merges that belong together"
+                )
 
 
 @contextmanager
@@ -130,29 +129,6 @@ def refused(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         raise ValueError(f"{what} ({' '.join(str(error).split())[:120]})") from error
-
-
-def _tokenizer(content: str, name: str) -> Tokenizer:
-    from tokenizers import Tokenizer
-
-    with refused(f"tokenizer {name}: not the content of a tokenizer.json"):
-        return Tokenizer.from_str(content)
-
-
-def _pairs(merges: Json, name: str) -> list[tuple[str, str]]:
-    """The two symbols of each merge, which is a list of two or a string with a space between
-    them."""
-    pairs = []
-    for merge in merges if isinstance(merges, list) else [merges]:
-        symbols = merge.split(" ") if isinstance(merge, str) else merge
-        if (
-            not isinstance(symbols, list)
-            or len(symbols) != 2
-            or not all(isinstance(symbol, str) for symbol in symbols)
-        ):
-            raise ValueError(f"tokenizer {name}: a merge is {merge!r}; expected two symbols")
-        pairs.append((symbols[0], symbols[1]))
-    return pairs
 
 
 class SubwordTokenizer:
@@ -186,52 +162,34 @@ class SubwordTokenizer:
         eos: str | None = None,
         unk: str | None = None,
     ) -> None:
-        for key, text in {
-            "json": json,
-            "name": name,
-            "mask": mask,
-            "pad": pad,
-            "bos": bos,
-            "eos": eos,
-            "unk": unk,
-        }.items():
-            if not isinstance(text, str) and (text is not None or key in ("json", "name")):
-                raise ValueError(f"tokenizer.{key} {text!r} must be a string")
-        self.name = name
+        self.name, self.bos, self.eos, self.unk = name, bos, eos, unk
         rules = self._rules = parse(json, name)
-        for role, token in (("mask", mask), ("pad", pad), ("bos", bos), ("eos", eos), ("unk", unk)):
+        roles = {"mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}
+        for role, token in roles.items():
             if token is not None and rules.token_to_id(token) is None:
                 raise ValueError(
                     f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its "
                     "tokens, or null for none"
                 )
-        self.mask, self.pad = mask or _unused(rules, "[MASK]"), pad or _unused(rules, "[PAD]")
-        self.bos, self.eos, self.unk = bos, eos, unk
-        rules.add_special_tokens(
-            [token for token in (self.mask, self.pad, bos, eos, unk) if token is not None]
-        )
+        roles["mask"] = self.mask = mask or _unused(rules, "[MASK]")
+        roles["pad"] = self.pad = pad or _unused(rules, "[PAD]")
+        for role, other in itertools.combinations(("mask", "pad", "bos", "eos"), 2):
+            if role in ("mask", "pad") and roles[role] == roles[other]:
+                raise ValueError(
+                    f"tokenizer {name}: {role} and {other} are both {roles[role]!r}; set "
+                    f"tokenizer.{role}=null for a new token"
+                )
+        rules.add_special_tokens([token for token in roles.values() if token is not None])
         rules.encode_special_tokens = True
         rules.no_padding()
         rules.no_truncation()
         ids: dict[str | None, int] = dict(rules.get_vocab(with_added_tokens=True).items())
-        mask_id, pad_id = ids[self.mask], ids[self.pad]
-        self.bos_id, self.eos_id = ids.get(bos), ids.get(eos)
-        roles = [("mask", self.mask), ("pad", self.pad), ("bos", bos), ("eos", eos)]
-        for number, (role, token) in enumerate(roles[:2]):
-            if same := [other for other, theirs in roles[number + 1 :] if theirs == token]:
-                raise ValueError(
-                    f"tokenizer {name}: {role} and {same[0]} are both {token!r}; set "
-                    f"tokenizer.{role}=null for a new token"
-                )
-        self.vocab = Vocab(
-            size=1 + max(ids.values()),
-            mask_id=mask_id,
-            pad_id=pad_id,
-            never_emitted=(mask_id, pad_id),
-        )
-        added = {i for i, token in rules.get_added_tokens_decoder().items() if token.special}
-        special = added | {i for i in (self.bos_id, self.eos_id) if i is not None}
-        self.special_ids: tuple[int, ...] = tuple(sorted(special - {mask_id, pad_id, ids.get(unk)}))
+        mask_id, pad_id, self.bos_id, self.eos_id, unk_id = map(ids.get, roles.values())
+        assert mask_id is not None and pad_id is not None  # both have just been added
+        self.vocab = Vocab(1 + max(ids.values()), mask_id, pad_id, never_emitted=(mask_id, pad_id))
+        special = {i for i, token in rules.get_added_tokens_decoder().items() if token.special}
+        special |= {i for i in (self.bos_id, self.eos_id) if i is not None}
+        self.special_ids: tuple[int, ...] = tuple(sorted(special - {mask_id, pad_id, unk_id}))
         self.dtype = np.dtype(np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
 
     @property
@@ -274,24 +232,13 @@ class SubwordTokenizer:
 
     def config(self) -> dict[str, Json]:
         """A configuration from which the tokenizer can be built again, without its file."""
-        named = {
-            "name": self.name,
-            "mask": self.mask,
-            "pad": self.pad,
-            "bos": self.bos,
-            "eos": self.eos,
-            "unk": self.unk,
-        }
-        return {
-            "_target_": "dnadiff.data.text.pretrained.SubwordTokenizer",
-            "json": self._rules.to_str(),
-            **named,
-        }
+        named = {key: getattr(self, key) for key in ("name", "mask", "pad", "bos", "eos", "unk")}
+        target = "dnadiff.data.text.pretrained.SubwordTokenizer"
+        return {"_target_": target, "json": self._rules.to_str(), **named}
 
-    def __reduce__(
-        self,
-    ) -> tuple[Callable[[dict[str, Json]], SubwordTokenizer], tuple[dict[str, Json]]]:
-        return _from_config, (self.config(),)
+    def __reduce__(self) -> tuple[type[SubwordTokenizer], tuple[Json, ...]]:
+        _, *arguments = self.config().values()
+        return SubwordTokenizer, tuple(arguments)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SubwordTokenizer) and self.fingerprint == other.fingerprint
@@ -301,10 +248,6 @@ class SubwordTokenizer:
 
     def __repr__(self) -> str:
         return f"SubwordTokenizer({self.name}, {self.vocab.size:,} tokens)"
-
-
-def _from_config(config: dict[str, Json]) -> SubwordTokenizer:
-    return SubwordTokenizer(**{key: value for key, value in config.items() if key != "_target_"})
 
 
 def _unused(rules: Tokenizer, token: str) -> str:
@@ -339,6 +282,7 @@ USUAL_TOKENS = {
     "eos": ("[EOS]", "</s>", "<eos>", "<|end_of_text|>", "[SEP]", "<|endoftext|>"),
     "unk": ("[UNK]", "<unk>"),
 }
+CONFIGURATIONS = ("tokenizer_config.json", "special_tokens_map.json")
 ROLES_OF_KEYS = {  # keys of tokenizer_config.json and special_tokens_map.json, preferred first
     "mask_token": "mask",
     "pad_token": "pad",
@@ -428,58 +372,56 @@ class Pretrained(TokenizerSource):
 
     @override
     def load(self, texts: Texts | None = None) -> SubwordTokenizer:
-        content, configured = self._read()
+        files, folder = self._files()
+        content = from_files(files)
+        configured = {} if folder is None else configured_special_tokens(folder)
         rules = parse(content, self.name)
         chosen: dict[str, str | None] = {}
         for role in ("bos", "eos", "unk", "mask", "pad"):
+            chosen[role] = self.special_tokens[role]
+            if chosen[role] != AUTO:
+                continue
             # Many tokenizers pad with their end-of-text token; here mask and padding are tokens of
             # their own.
-            taken = chosen.values() if role in ("mask", "pad") else ()
-            candidates = (
-                t
-                for t in (configured.get(role), *USUAL_TOKENS[role])
-                if t is not None and t not in taken
-            )
-            usual = (t for t in candidates if rules.token_to_id(t) is not None)
-            chosen[role] = (
-                next(usual, None)
-                if self.special_tokens[role] == AUTO
-                else self.special_tokens[role]
-            )
+            taken = set(chosen.values()) if role in ("mask", "pad") else set()
+            usual = (configured.get(role), *USUAL_TOKENS[role])
+            known = (t for t in usual if t is not None and rules.token_to_id(t) is not None)
+            chosen[role] = next((token for token in known if token not in taken), None)
         return SubwordTokenizer(content, self.name, **chosen)
 
-    def _read(self) -> tuple[str, dict[str, str]]:
+    def _files(self) -> tuple[list[Path], Path | None]:
+        """The files of the tokenizer, and the folder that may have their configuration."""
         if not isinstance(self.source, (str, Path)):
-            return from_files([expand_user(s) for s in self.source]), {}
-        path = expand_user(self.source)
+            return [expand_user(source) for source in self.source], None
+        path, text = expand_user(self.source), str(self.source)
         if path.is_dir():
-            return from_folder(path), configured_special_tokens(path)
+            return found_in(path), path
         if path.is_file():
-            return from_files([path]), configured_special_tokens(
-                path.parent
-            ) if path.name.startswith(TOKENIZER_JSON) else {}
+            return [path], path.parent if path.name.startswith(TOKENIZER_JSON) else None
         # Ids of the Hub may contain dots too, as in `pythia-1.4b`.
         is_file = path.suffix in (".json", ".txt", ".bpe", ".model", ".gz")
-        if (
-            is_file
-            or str(self.source).startswith((".", "/", "~"))
-            or str(self.source).count("/") > 1
-        ):
+        if is_file or text.startswith((".", "/", "~")) or text.count("/") > 1:
             raise FileNotFoundError(
                 f"tokenizer.source {self.source} does not exist; give a tokenizer.json, a "
                 "vocab.txt, or a folder with one"
             )
-        return self._from_hub()
+        files = self._from_hub(text)
+        return files, files[0].parent
 
-    def _from_hub(self) -> tuple[str, dict[str, str]]:
+    def _from_hub(self, repository: str) -> list[Path]:
+        files: list[Path] = []
         try:
             from huggingface_hub import hf_hub_download
+            from huggingface_hub.errors import EntryNotFoundError
 
-            offline = not hub_is_reachable()
-            fetch = partial(
-                hf_hub_download, str(self.source), revision=self.revision, local_files_only=offline
-            )
-            found = _fetched(fetch)
+            how = {"revision": self.revision, "local_files_only": not hub_is_reachable()}
+            fetch = partial(hf_hub_download, repository, **how)
+            for names in FILE_SETS:  # old repositories have no tokenizer.json
+                try:
+                    files = files or [Path(fetch(name)) for name in names]
+                except EntryNotFoundError:
+                    if names == FILE_SETS[-1]:
+                        raise
         except Exception as error:  # several libraries raise, depending on what fails
             raise ValueError(
                 f"tokenizer {self.source} could not be fetched from the Hugging Face Hub "
@@ -487,39 +429,23 @@ class Pretrained(TokenizerSource):
                 f"put its {TOKENIZER_JSON} (or vocab.txt, or encoder.json and vocab.bpe) into a "
                 "folder and set tokenizer.source=FOLDER"
             ) from error
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            try:
+        for name in CONFIGURATIONS:
+            with suppress(Exception):  # optional: without it, the usual tokens are used
                 fetch(name)
-            except Exception:  # optional: without it, the usual tokens are used
-                continue
-        return from_files(found), configured_special_tokens(found[0].parent)
+        return files
 
 
-def _fetched(fetch: Callable[[str], str]) -> list[Path]:
-    """The first complete set of `FILE_SETS` in a repository; old repositories have no
-    tokenizer.json."""
-    from huggingface_hub.errors import EntryNotFoundError
-
-    missing: EntryNotFoundError | None = None
+def found_in(folder: Path) -> list[Path]:
+    """The files of the tokenizer in a folder; raises FileNotFoundError if there is none."""
     for names in FILE_SETS:
-        try:
-            return [Path(fetch(name)) for name in names]
-        except EntryNotFoundError as error:
-            missing = missing or error
-    assert missing is not None
-    raise missing
-
-
-def from_folder(folder: Path) -> str:
-    """The tokenizer in a folder, as the content of a tokenizer.json; raises FileNotFoundError if
-    there is none."""
-    for names in FILE_SETS:
-        choices = [
-            [path for path in (folder / name, folder / f"{name}.gz") if path.is_file()]
+        found = [
+            next(
+                (path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), folder
+            )
             for name in names
         ]
-        if all(choices):
-            return from_files([paths[0] for paths in choices])
+        if folder not in found:
+            return found
     raise FileNotFoundError(
         f"tokenizer.source {folder} contains no tokenizer: expected {TOKENIZER_JSON}, {VOCAB_TXT}, "
         f"or {' or '.join(map(' and '.join, BPE_FILES))}"
@@ -534,14 +460,16 @@ def from_files(paths: Sequence[Path]) -> str:
     """
     texts = [_text(path) for path in paths]
     suffix = Path(paths[0].name.removesuffix(".gz")).suffix if paths else ""
-    if (len(paths), suffix) == (1, ".json"):
-        return texts[0]
-    if (len(paths), suffix) == (1, ".txt"):
-        return word_piece(lines_of(texts[0]), f"tokenizer.source {paths[0]}")
-    if (len(paths), suffix) == (2, ".json"):
-        vocab = json_object(texts[0], f"tokenizer.source {paths[0]}")
-        check_ids(vocab, len(texts[0]), str(paths[0]))
-        return byte_pairs(vocab, lines_of(texts[1]), f"tokenizer.source {paths[0]} and {paths[1]}")
+    source = f"tokenizer.source {' and '.join(map(str, paths))}"
+    match len(paths), suffix:
+        case 1, ".json":
+            return texts[0]
+        case 1, ".txt":
+            return word_piece(lines_of(texts[0]), source)
+        case 2, ".json":
+            vocab = json_object(texts[0], f"tokenizer.source {paths[0]}")
+            check_ids(vocab, len(texts[0]), str(paths[0]))
+            return byte_pairs(vocab, lines_of(texts[1]), source)
     raise ValueError(
         f"tokenizer.source {', '.join(map(str, paths))}: expected {TOKENIZER_JSON}, {VOCAB_TXT}, "
         "or a list of two files, [vocab.json,merges.txt] or [encoder.json,vocab.bpe]"
@@ -604,7 +532,7 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
     """Special tokens in `tokenizer_config.json` and `special_tokens_map.json` of a folder, by
     role."""
     found: dict[str, str] = {}
-    for path in (folder / "tokenizer_config.json", folder / "special_tokens_map.json"):
+    for path in (folder / name for name in CONFIGURATIONS):
         content = json_object(_text(path), f"tokenizer.source {path}") if path.is_file() else {}
         for key, role in ROLES_OF_KEYS.items():
             value = content.get(key)

@@ -235,7 +235,6 @@ def test_the_leak_of_the_published_protocol_on_chr20_is_measured_and_said(
         windows="intervals",
         max_n=1.0,
     )
-    monkeypatch.setattr(logging.getLogger("dnadiff"), "propagate", True)
     with caplog.at_level(logging.INFO, logger="dnadiff"):
         data.prepare()
     assert (

@@ -1,13 +1,15 @@
 """Tables of records: the same rows from numbers as from an index, and what does not fit is
 refused."""
 
+import io
+
 import numpy as np
 import pytest
 
-from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.packed import NUMBERS, RecordTable, pack
+from dnadiff.data.genome.packed import NUMBERS, Packer, RecordTable, pack
 from dnadiff.data.splits import ChromosomeSplit, DefaultSplit
+from dnadiff.formats.sequences import Header
 
 ROW = {
     "name": "a",
@@ -39,19 +41,17 @@ def text_of(draw, count):
 
 
 @pytest.mark.parametrize("piece", [3, 64, 1 << 22])
-def test_many_records_are_counted_as_one_by_one(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(packed, "_PIECE", piece)
-    monkeypatch.setattr(packed, "MAX_LISTED", 50)
-    records = text_of(np.random.default_rng(piece), 60)
-    (tmp_path / "g.fa").write_text(
-        "".join(f">{name} {about}\n{text}\n" for name, about, text in records)
-    )
-    one = pack(tmp_path / "g.fa")
-    assert (one.folder / NUMBERS).is_file() and one.records.names() == [
-        name for name, _, _ in records
-    ]
+def test_many_records_are_counted_as_one_by_one(piece):
+    records, file = text_of(np.random.default_rng(piece), 60), io.BytesIO()
+    packer = Packer(file, piece)
+    for name, about, text in records:
+        packer.take(Header(name, about))
+        packer.take(text.encode())
+    packer.finish()
+    table = packer.records()
+    assert table.names() == [name for name, _, _ in records]
     runs, start = [], 0
-    for row, (name, about, text) in zip(one.records, records):
+    for row, (name, about, text) in zip(table, records):
         upper = text.upper()
         ambiguous = [place for place, letter in enumerate(upper) if letter in "RY"]
         assert row == {
@@ -67,8 +67,19 @@ def test_many_records_are_counted_as_one_by_one(tmp_path, monkeypatch, piece):
         edges = np.flatnonzero(is_n[1:] != is_n[:-1])
         runs += (edges.reshape(-1, 2) + start).tolist()
         start += len(text)
-    assert one.runs.tolist() == runs and one.verify() > start
-    assert Genome.open(tmp_path / "g.fa").rows[59] == {
+    assert packer.runs().tolist() == runs and len(file.getvalue()) == start
+
+
+def test_thousands_of_records_have_a_table_of_their_own(tmp_path):
+    records = text_of(np.random.default_rng(0), 5000)
+    (tmp_path / "g.fa").write_text(
+        "".join(f">{name} {about}\n{text}\n" for name, about, text in records)
+    )
+    one = pack(tmp_path / "g.fa")
+    assert (one.folder / NUMBERS).is_file() and one.verify() > one.offsets[-1]
+    assert one.records.names() == [name for name, _, _ in records]
+    assert one.records[59]["length"] == len(records[59][2])
+    assert Genome.open(tmp_path / "g.fa").row(59) == {
         **one.records[59],
         "label": None,
         "file": str(tmp_path / "g.fa"),

@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dnadiff.formats.fasta import write_fasta
-from dnadiff.formats.sequences import Record
+from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.genomics.metrics import designs
 from dnadiff.genomics.metrics.composition import as_bases, pareto_front
 from dnadiff.genomics.metrics.designs import DesignTable, compare_designs, information, mean_hamming
