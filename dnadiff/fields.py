@@ -39,7 +39,7 @@ class Built:
     """In a type hint: an object that a configuration describes by its `_target_`."""
 
 
-def is_number(value: object) -> typing.TypeGuard[float]:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether the value is a finite number; booleans are not."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
@@ -332,11 +332,14 @@ def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):  # of a class that is not written in Python
         return {}, {}
-    try:
-        hints = typing.get_type_hints(holder, include_extras=True)
-    except (NameError, TypeError):  # a hint that only type checkers can read: leave it out
-        holders = reversed(bases) if is_record else [inspect.unwrap(holder)]
-        hints = {name: hint for one in holders for name, hint in _readable_hints(one).items()}
+    hints: dict[str, Any] = {}
+    for one in reversed(bases) if is_record else [inspect.unwrap(holder)]:
+        for name, hint in inspect.get_annotations(one).items():
+            # A hint that only type checkers can read is left out.
+            with contextlib.suppress(NameError, TypeError):
+                alone = types.SimpleNamespace(__annotations__={name: hint})
+                names = vars(sys.modules[one.__module__])
+                hints |= typing.get_type_hints(alone, names, include_extras=True)
     found: dict[str, object] = {}
     for parameter in parameters:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -347,99 +350,6 @@ def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict
     return found, {p.name: p.default for p in parameters if p.default is not p.empty}
 
 
-def _readable_hints(holder: Callable[..., object]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    for name, hint in inspect.get_annotations(holder).items():
-        with contextlib.suppress(NameError, TypeError):
-            found |= typing.get_type_hints(
-                types.SimpleNamespace(__annotations__={name: hint}),
-                vars(sys.modules[holder.__module__]),
-                include_extras=True,
-            )
-    return found
-
-
-__all__ = [
-    "LARGEST",
-    "Built",
-    "Fraction",
-    "Natural",
-    "NonNegative",
-    "Positive",
-    "PositiveInt",
-    "Range",
-    "check_arguments",
-    "check_value",
-    "is_built",
-    "is_number",
-]
-
-
-def Range(
-    minimum: float | None = None,
-    maximum: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> Interval:
-    """The limits of a number in a type hint."""
-    return Interval(ge=minimum, le=maximum, gt=above, lt=below)
-
-
 def is_integer(value: object, minimum: float = -math.inf) -> TypeGuard[float]:
     """Whether the value is an integer of at least `minimum`, in any notation: 1e1 is one."""
     return is_number(value) and value == int(value) and value >= minimum
-
-
-def integer(key: str, value: object, minimum: int = 1, maximum: int | None = None) -> int:
-    """The value as an integer from `minimum` to `maximum` (None is `LARGEST`); 1e3 is one."""
-    if not is_integer(value, minimum) or value > (LARGEST if maximum is None else maximum):
-        limit = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        if maximum is None and is_integer(value, minimum):
-            limit = f"from {minimum} to {LARGEST}"
-        raise ValueError(f"{key} {value!r} must be an integer {limit}")
-    return int(value)
-
-
-def optional_integer(
-    key: str, value: object, minimum: int = 1, maximum: int | None = None
-) -> int | None:
-    """As `integer`; None stays None."""
-    return None if value is None else integer(key, value, minimum, maximum)
-
-
-def number(key: str, value: object) -> float:
-    """The value unchanged, if it is a finite number."""
-    if not is_number(value):
-        raise ValueError(f"{key} {value!r} must be a finite number")
-    return value  # an int stays one, so that a configuration is written back as it was read
-
-
-def fraction(key: str, value: object, inclusive: bool = True) -> float:
-    """A number from 0 to 1; with `inclusive=False` neither 0 nor 1."""
-    if not is_number(value) or not (0 <= value <= 1 if inclusive else 0 < value < 1):
-        raise ValueError(
-            f"{key} {value!r} must be a number {'from 0 to 1' if inclusive else 'between 0 and 1'}"
-        )
-    return float(value)
-
-
-def below_one(key: str, value: object) -> float:
-    """A number of at least 0 and below 1, such as a probability of dropout."""
-    if not is_number(value) or not 0 <= value < 1:
-        raise ValueError(f"{key} {value!r} must be a number of at least 0 and below 1")
-    return float(value)
-
-
-def boolean(key: str, value: object) -> bool:
-    """True or False. Strings are refused, because any non-empty string counts as true."""
-    if not isinstance(value, bool):
-        raise ValueError(f"{key} {value!r} must be true or false")
-    return value
-
-
-def name(key: str, value: object) -> str:
-    """A non-empty string; a number is converted to one, because YAML reads `task.label_column=1` as
-    a number."""
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value == "":
-        raise ValueError(f"{key} {value!r} must be a name")
-    return str(value)

@@ -19,7 +19,6 @@ from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.request import (
     Request,
-    check_request,
     from_text,
     infill_sequence,
     read_motifs,
@@ -35,7 +34,7 @@ from dnadiff.diffusion.sampler.ar import Autoregressive
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import integer
+from dnadiff.fields import Natural, PositiveInt, check_value, checked
 from dnadiff.formats.nucleotides import is_sequence, name_of, plain
 from dnadiff.genomics.information import Information, window_nats
 from dnadiff.supervised.embeddings import Embedder, Embeddings, pool_of
@@ -51,6 +50,15 @@ if TYPE_CHECKING:
     from dnadiff.genomics.variants.methods import VariantMethod
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
+
+
+_EXCLUSIVE = (
+    ("infill", "template"),
+    ("infill", "motif"),
+    ("infill", "start"),
+    ("start", "length"),
+    ("template", "length"),
+)
 
 
 class Model:
@@ -85,20 +93,21 @@ class Model:
         the network takes any number."""
         return self.loaded.training_length()
 
+    @checked
     def sample(
         self,
-        num_samples: int = 1,
-        length: int | None = None,
+        num_samples: PositiveInt = 1,
+        length: PositiveInt | None = None,
         sampler: Sampler | None = None,
-        seed: int = 1,
-        batch_size: int = 32,
+        seed: Natural = 1,
+        batch_size: PositiveInt = 32,
         label: Labels = None,
         guidance: float = 1.0,
         template: str | None = None,
         motif: str | Sequence[str] | None = None,
         prompt: str = "",
         gc: float | None = None,
-        num_draws: int | None = None,
+        num_draws: Natural | None = None,
     ) -> Designs:
         """Generate sequences, free or under constraints.
 
@@ -127,28 +136,28 @@ class Model:
             ValueError: for a length that the network does not accept, an unknown label, a sampler
                 for another kind of model, or constraints that cannot be satisfied.
         """
-        seed = integer("seed", seed, 0)
-        num_samples, known = check_request(None, num_samples, 1 if length is None else length)
-        length = known if length is not None else self.length if template is None else None
+        if length is None and template is None:
+            length = self.length
         request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
         if num_draws is None and template is None and not motif and not prompt and gc is None:
             num_draws = 0
         return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
 
+    @checked
     def infill(
         self,
         sequence: DNASequence,
         start: int,
         end: int,
-        n: int = 1,
-        length: int | None = None,
+        n: PositiveInt = 1,
+        length: PositiveInt | None = None,
         sampler: Sampler | None = None,
-        seed: int = 1,
-        batch_size: int = 32,
+        seed: Natural = 1,
+        batch_size: PositiveInt = 32,
         label: Labels = None,
         guidance: float = 1.0,
         gc: float | None = None,
-        num_draws: int | None = None,
+        num_draws: Natural | None = None,
     ) -> Designs:
         """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the
         whole sequence with each of `n` designs.
@@ -168,32 +177,31 @@ class Model:
             ValueError: for an interval outside the sequence or wider than `length`, and as
                 `sample`.
         """
-        sequence, seed = text_of(sequence), integer("seed", seed, 0)
-        n, length = check_request(None, n, self.length if length is None else length)
+        text, window = text_of(sequence), length or self.length
         self.check_infill()
-        request, low = infill_sequence(self.tokenizer, sequence, start, end, n, length)
-        start, end = int(start), int(end)
+        request, low = infill_sequence(self.tokenizer, text, start, end, n, window)
         designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
-        return Designs(in_flanks(design, sequence, start, end, low) for design in designs)
+        return Designs(in_flanks(design, text, start, end, low) for design in designs)
 
+    @checked
     def design(
         self,
         reward: Reward | Callable[[Sequence[str]], ArrayLike],
-        n: int = 1,
+        n: PositiveInt = 1,
         method: DesignMethod | None = None,
         beta: float = 10.0,
         target: float | None = None,
-        length: int | None = None,
+        length: PositiveInt | None = None,
         template: str | None = None,
         motif: str | Sequence[str] | None = None,
         infill: tuple[DNASequence, int, int] | None = None,
         start: str | None = None,
         sampler: Sampler | None = None,
-        seed: int = 1,
-        batch_size: int = 32,
+        seed: Natural = 1,
+        batch_size: PositiveInt = 32,
         label: Labels = None,
         guidance: float = 1.0,
-        num_draws: int = 8,
+        num_draws: Natural = 8,
     ) -> Designs:
         """Design sequences with a high reward; see docs/guided_design.md.
 
@@ -220,11 +228,7 @@ class Model:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit
                 together.
         """
-        method, batch_size, seed = (
-            method or BestOfN(),
-            integer("batch_size", batch_size),
-            integer("seed", seed, 0),
-        )
+        method = method or BestOfN()
         if start is not None and not method.changes_given:
             raise ValueError(
                 f"start is for methods that change given sequences, and {type(method).__name__} "
@@ -235,17 +239,22 @@ class Model:
                 f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the "
                 "bounds out"
             )
-        check_exclusions(
-            {
-                "infill": infill,
-                "start": start,
-                "template": template,
-                "length": length,
-                "motif": motif,
-            }
-        )
-        unset = self.length if template is None and start is None else 1
-        n, window = check_request(None, n, unset if length is None else length)
+        named: dict[str, object] = {
+            "infill": infill,
+            "start": start,
+            "template": template,
+            "length": length,
+        }
+        for one, other in _EXCLUSIVE:
+            if named[one] is not None and (named | {"motif": motif})[other]:
+                raise ValueError(f"{one} and {other} exclude each other; leave one out")
+        if start is not None and motif and template is None:
+            raise ValueError(
+                "start has complete sequences, without motif; fix positions with template"
+            )
+        if infill is not None and (not isinstance(infill, (tuple, list)) or len(infill) != 3):
+            raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
+        window = length or (self.length if template is None and start is None else 1)
         if infill is not None:
             self.check_infill()
             given = text_of(infill[0])
@@ -302,13 +311,10 @@ class Model:
         num_draws: int | None,
     ) -> Designs:
         longest, maximum = request.lengths[1], self.denoiser.max_length
-        too_long = (
-            maximum is not None and longest > maximum
-        )  # for one call; windows (`SemiAR`) can be sampled
-        num_draws = integer(
-            "num_draws", (0 if too_long else 8) if num_draws is None else num_draws, 0
-        )
-        batch_size = integer("batch_size", batch_size)
+        # For one call; windows (`SemiAR`) can be sampled.
+        too_long = maximum is not None and longest > maximum
+        if num_draws is None:
+            num_draws = 0 if too_long else 8
         if num_draws % 2:
             raise ValueError(
                 f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo "
@@ -344,7 +350,7 @@ class Model:
         sampler.check_model(self.denoiser)
         sampler = sampler.fitted(self.denoiser)
         longer = "" if self.denoiser.left_to_right else "sampler=semi_ar for longer sequences, "
-        check_request(self.denoiser.max_length, num_samples, sampler.window_for(length), longer)
+        self._check_length(sampler.window_for(length), longer)
         sampler.check_length(length)
         return sampler
 
@@ -370,12 +376,13 @@ class Model:
             (self.config.get("data") or {}).get("label_dropout"),
         )
 
+    @checked
     def nll(
         self,
         sequences: Sequence[DNASequence],
-        num_draws: int = 8,
-        seed: int = 1,
-        batch_size: int = 32,
+        num_draws: Natural = 8,
+        seed: Natural = 1,
+        batch_size: PositiveInt = 32,
     ) -> np.ndarray:
         """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`;
         exact for an autoregressive model.
@@ -385,7 +392,6 @@ class Model:
         token, needs none. N and other letters that the model does not generate are read but not
         counted; a sequence without a countable letter gets NaN.
         """
-        seed, batch_size = integer("seed", seed, 0), integer("batch_size", batch_size)
         encoded = self._encoded(sequences)
         # The noise of a sequence does not depend on the others.
         keys = [hash64(ids.numpy().tobytes().hex()) >> 1 for ids in encoded]
@@ -420,22 +426,22 @@ class Model:
             ids of records as names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
-        sequences = (
-            sequences if is_sequence(sequences) else list(sequences)
-        )  # a generator is read once
+        if not is_sequence(sequences):
+            sequences = list(sequences)  # a generator is read once
         vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
         if embedder.pool.per_position:
             return vectors
         names = [name_of(sequence) or str(i) for i, sequence in enumerate(sequences)]
         return Embeddings.of(np.array(vectors, embedder.dtype).reshape(-1, embedder.width), names)
 
+    @checked
     def information(
         self,
         sequences: Sequence[DNASequence],
-        window: int | None = None,
-        spacing: int = 32,
+        window: PositiveInt | None = None,
+        spacing: PositiveInt = 32,
         stranded: bool = False,
-        batch_size: int = 32,
+        batch_size: PositiveInt = 32,
     ) -> list[np.ndarray]:
         """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
         for N; see `dnadiff.genomics.information`.
@@ -450,13 +456,10 @@ class Model:
             raise ValueError(
                 f"information is for models of DNA, and {self.path} was trained on text"
             )
-        window = self.length if window is None else integer("window", window)
-        stranded = (
-            stranded or self.denoiser.backbone.reads_both_strands
-        )  # which predicts the same for both
-        batch_size = integer("batch_size", batch_size)
+        # A network that reads both strands predicts the same for both.
+        stranded = stranded or self.denoiser.backbone.reads_both_strands
         information = Information(
-            self.denoiser, self.process, window, integer("spacing", spacing), stranded, batch_size
+            self.denoiser, self.process, window or self.length, spacing, stranded, batch_size
         )
         return information.of_sequences(
             [ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)]
@@ -523,8 +526,20 @@ class Model:
             for sequence in sequences
         ]
         for ids in encoded:
-            check_request(self.denoiser.max_length if limited else None, 1, len(ids))
+            check_value("length", len(ids), PositiveInt)
+            if limited:
+                self._check_length(len(ids))
         return encoded
+
+    def _check_length(self, length: int, otherwise: str = "") -> None:
+        """Refuse what is longer than the network takes; `otherwise`, which ends in a comma, is what
+        the user can do about it."""
+        maximum = self.denoiser.max_length
+        if maximum is not None and length > maximum:
+            raise ValueError(
+                f"length {length} is more than this network takes; use at most {maximum}, "
+                f"{otherwise}or train with a larger data.length"
+            )
 
     def __repr__(self) -> str:
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
@@ -584,25 +599,3 @@ def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> 
     """The sequence with [start, end) from a design of the window that begins at `low`."""
     text = sequence[:start] + design[start - low : end - low] + sequence[end:]
     return Design(text, **vars(design))
-
-
-_EXCLUSIVE = (
-    ("infill", "template"),
-    ("infill", "motif"),
-    ("infill", "start"),
-    ("start", "length"),
-    ("template", "length"),
-)
-
-
-def check_exclusions(given: Mapping[str, object]) -> None:
-    """Raise ValueError for arguments of `Model.design` that exclude each other, or that have a
-    wrong form."""
-    for one, other in _EXCLUSIVE:
-        if given[one] is not None and given[other]:
-            raise ValueError(f"{one} and {other} exclude each other; leave one out")
-    if given["start"] is not None and given["motif"] and given["template"] is None:
-        raise ValueError("start has complete sequences, without motif; fix positions with template")
-    infill = given["infill"]
-    if infill is not None and (not isinstance(infill, (tuple, list)) or len(infill) != 3):
-        raise ValueError(f"infill {infill!r} must be (sequence, start, end)")

@@ -501,7 +501,7 @@ def pieces(lengths: Iterable[int], window: int) -> Iterator[Interval]:
     Raises:
         ValueError: if the window is below 1.
     """
-    checks.integer("window", window)
+    checks.check_value("window", window, checks.PositiveInt)
     for record, length in enumerate(lengths):
         count = -(-length // window)
         for i in range(count):
@@ -535,7 +535,7 @@ def padded_batches(
     Raises:
         ValueError: if the batch size is below 1.
     """
-    checks.integer("batch_size", batch_size)
+    checks.check_value("batch_size", batch_size, checks.PositiveInt)
     order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
     for first in range(0, len(order), batch_size):
         number = order[first : first + batch_size]

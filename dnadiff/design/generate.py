@@ -8,10 +8,11 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from dnadiff.design.conditioning import Constrained
@@ -29,7 +30,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
-from dnadiff.fields import Json, fraction
+from dnadiff.fields import Json, check_value
 
 if TYPE_CHECKING:
     import pandas
@@ -385,7 +386,7 @@ MAX_ERROR = 0.02  # larger errors are an error
 def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
     """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked
     positions of the request cannot reach it."""
-    gc = fraction("gc", gc, inclusive=False)
+    gc = check_value("gc", gc, Annotated[float, Interval(gt=0, lt=1)])
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
     low = high = total = 0

@@ -470,24 +470,6 @@ def starting_from(
     return Templates(named, each, tokenizer.vocab.mask_id, start=starts)
 
 
-def check_request(
-    max_length: int | None, num_samples: int, length: int, otherwise: str = ""
-) -> tuple[int, int]:
-    """The number and the length of samples as integers; a length of more than `max_length` (None is
-    any) is a ValueError.
-
-    Its message gives `otherwise`, which ends in a comma, as what the user can do about it.
-    """
-    num_samples = check_value("num_samples", num_samples, PositiveInt)
-    length = check_value("length", length, PositiveInt)
-    if max_length is not None and length > max_length:
-        raise ValueError(
-            f"length {length} is more than this network takes; use at most {max_length}, "
-            f"{otherwise}or train with a larger data.length"
-        )
-    return num_samples, length
-
-
 class Infill(Request):
     """Intervals of a genome, designed again within their flanks.
 

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
-from dnadiff.fields import Json, optional_integer
+from dnadiff.fields import Json, PositiveInt, check_value
 from dnadiff.formats.nucleotides import DNASequence, is_sequence
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table, read_rows
@@ -392,7 +392,7 @@ class ClassifierEnsemble:
     def window_of(self, window: int | None) -> int:
         """The bases of a window: those of the longest sequence of the task, unless given;
         ValueError for a length that is not accepted."""
-        window = optional_integer("window", window) or self.longest
+        window = check_value("window", window, PositiveInt | None) or self.longest
         self.limits.check_window(window)
         return window
 
@@ -415,7 +415,7 @@ class ClassifierEnsemble:
     ) -> Predicted:
         """The predictions for a chunk of queries; `report` is called with the tokens read after
         each seed."""
-        batch_size = optional_integer("batch_size", batch_size) or self.batch_size
+        batch_size = check_value("batch_size", batch_size, PositiveInt | None) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
         items = Items.from_sequences(

@@ -21,7 +21,7 @@ from typing_extensions import Unpack, override
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, Positive, PositiveInt, checked, integer
+from dnadiff.fields import Config, Json, Positive, PositiveInt, check_value, checked
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
@@ -199,7 +199,7 @@ class Frozen(NamedTuple):
         """From `freeze=` of the command: `none`, `backbone`, or a number of layers."""
         if isinstance(freeze, str):
             return cls(backbone=freeze == "backbone")
-        return cls(layers=integer("freeze", freeze))
+        return cls(layers=check_value("freeze", freeze, PositiveInt))
 
     def apply(self, backbone: Backbone) -> None:
         """Leave the parameters without gradients.

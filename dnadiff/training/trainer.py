@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
-from dnadiff.fields import Config, Json, integer, is_integer
+from dnadiff.fields import Config, Json, PositiveInt, check_value, is_integer
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.networks.backbone.context import Peers, ProcessGroupPeers
 from dnadiff.store.disk import atomic_write
@@ -109,7 +109,9 @@ def trainer_settings(trainer: Config) -> Config:
         raise ValueError(
             f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2"
         )
-    trainer = trainer | {key: integer(f"trainer.{key}", trainer[key], 1) for key in INTEGERS}
+    trainer = trainer | {
+        key: check_value(f"trainer.{key}", trainer[key], PositiveInt) for key in INTEGERS
+    }
     accumulated = trainer["accumulate_grad_batches"]
     for key in ("limit_train_batches", "overfit_batches"):
         limit = trainer.get(key)

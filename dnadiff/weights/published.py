@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
 
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Fraction, Json, Natural, Range, check_value
+from dnadiff.fields import Config, Fraction, Json, Natural, check_value
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.caduceus import BiMambaBackbone
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS, complement_table
@@ -51,9 +52,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 HUB_PREFIX = "hf:"
 _HUB = re.compile(rf"({HUB_PREFIX})?(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 # A file with larger values is damaged or hostile.
-Width = Annotated[int, Range(1, 2**16)]
-Layers = Annotated[int, Range(1, 2**12)]
-Count = Annotated[int, Range(1, 2**24)]
+Width = Annotated[int, Interval(ge=1, le=2**16)]
+Layers = Annotated[int, Interval(ge=1, le=2**12)]
+Count = Annotated[int, Interval(ge=1, le=2**24)]
 T = TypeVar("T")
 log = logging.getLogger("dnadiff")
 

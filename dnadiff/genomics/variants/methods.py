@@ -12,6 +12,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -19,7 +20,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
-from dnadiff.fields import Json, PositiveInt, Range, checked
+from dnadiff.fields import Json, PositiveInt, checked
 from dnadiff.genomics.information import window_nats
 from dnadiff.genomics.variants.network import NUM_BASES, Bools, Floats, Network
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Pair, Places
@@ -204,7 +205,7 @@ class Block(VariantMethod):
     name = "block"
 
     def __init__(
-        self, block: PositiveInt | None = None, num_orders: Annotated[int, Range(2)] = 4
+        self, block: PositiveInt | None = None, num_orders: Annotated[int, Interval(ge=2)] = 4
     ) -> None:
         self.block, self.num_orders = block, num_orders
 
