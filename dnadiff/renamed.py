@@ -52,6 +52,7 @@ MOVED = {
     },
     "dnadiff.jobs.launcher.processes": "dnadiff.jobs.launcher",
     "dnadiff.jobs.launcher.ray": "dnadiff.jobs.launcher",
+    "dnadiff.networks.backbone.gpt2": "dnadiff.networks.backbone.transformer",
     "dnadiff.noise.mask_fraction": "dnadiff.diffusion.noise",
     "dnadiff.noise.total_noise": "dnadiff.diffusion.noise",
     "dnadiff.objective.clipped": "dnadiff.diffusion.objective.masking",

@@ -28,13 +28,12 @@ from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Fraction, Json, Natural, check_value
 from dnadiff.networks.backbone.base import Backbone
-from dnadiff.networks.backbone.caduceus import BiMambaBackbone
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS, complement_table
 from dnadiff.networks.backbone.dit import DiT
-from dnadiff.networks.backbone.gpt2 import GPT2
 from dnadiff.networks.backbone.layers import RMSNorm
-from dnadiff.networks.backbone.mamba_backbone import MambaBlock
+from dnadiff.networks.backbone.mamba import BiMambaBackbone, MambaBlock
 from dnadiff.networks.backbone.mixer import BiMamba
+from dnadiff.networks.backbone.transformer import GPT2
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
 from dnadiff.store.objects import build
 from dnadiff.store.remote import hub_is_reachable
@@ -460,7 +459,7 @@ def gpt2_backbone(config: Config) -> Config:
         tie_word_embeddings=True,
     )
     return {
-        "_target_": "dnadiff.networks.backbone.gpt2.GPT2",
+        "_target_": "dnadiff.networks.backbone.transformer.GPT2",
         "start": given.vocab_size - 1 if given.bos_token_id is None else given.bos_token_id,
         "rows": given.vocab_size,
         "d_model": given.n_embd,

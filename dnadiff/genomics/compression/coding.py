@@ -34,7 +34,7 @@ from dnadiff.diffusion.sampler.base import time_of
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.genomics.compression import container
-from dnadiff.networks.backbone.mamba_backbone import MambaBackbone
+from dnadiff.networks.backbone.mamba import MambaBackbone
 from dnadiff.networks.kernels.select import AUTO, SCANS, chosen_scan
 from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write, check_output

@@ -1,21 +1,30 @@
 """What the transformers `dit` and `transformer` share: rotary attention with a feed-forward
-network, and a stack of such blocks."""
+network, a stack of such blocks, and attention of block diffusion (BD3-LM, arXiv 2503.09573): all
+blocks of a sequence at once, or one block after a cache.
+
+All blocks at once are two streams in one sequence of 2L positions: the noised one, then the clean
+one. A query of noised block i sees noised block i and the clean blocks 0..i-1; a query of clean
+block i sees the clean blocks 0..i. The rule is written once, in `_sees`.
+`scaled_dot_product_attention` takes it as two dense masks, `flex_attention` (CUDA) as a function
+with a list of non-empty tiles.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias, TypedDict
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, Probability
-from dnadiff.networks.backbone.base import Backbone
-from dnadiff.networks.backbone.block_attention import BlockAttention
+from dnadiff.networks.backbone.base import Backbone, OptTensor
 from dnadiff.networks.backbone.layers import (
     KernelLinear,
     LayerNorm,
@@ -24,8 +33,244 @@ from dnadiff.networks.backbone.layers import (
     rotated,
 )
 
+MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Angles: TypeAlias = tuple[Tensor, Tensor]
-Mask: TypeAlias = Tensor | BlockAttention | None
+# Queries, keys (rotated) and values (B, heads, n, d) -> (B, heads, m, d), m <= n: the results of the
+# first m positions.
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+Mask: TypeAlias = Tensor | Attention | None
+
+_TILE = 128  # queries and keys of a tile of `flex_attention`
+_MIN_HEAD_WIDTH = 16  # of its CUDA kernel
+_HIDDEN = 2**30  # number of a key that only its own query sees
+
+
+class Positions(NamedTuple):
+    """The 2L positions of both streams, by the block that each is in.
+
+    Attributes:
+        number: (2L,) i in clean block i, -1 - i in noised block i.
+        limit: (2L,) the last clean block that its query sees, -1 for none.
+        key: (B, 2L) the number, `_HIDDEN` on padding.
+    """
+
+    number: Tensor
+    limit: Tensor
+    key: Tensor
+
+    def dense(self, rows: slice, columns: slice) -> Tensor:
+        """The mask of some queries and some keys: (B, 1, rows, columns) bool, with B = 1 if all
+        sequences have the same."""
+        index = torch.arange(len(self.number), device=self.number.device)
+        itself = index[rows, None] == index[columns]
+        return _sees(
+            self.number[rows, None],
+            self.limit[rows, None],
+            self.key[:, None, None, columns],
+            itself,
+        )
+
+    def function(self, batch_size: int) -> MaskFunction:
+        """The mask as a function of the indices of sequence, head, query and key."""
+        number, limit = self.number, self.limit
+        key = self.key.expand(
+            batch_size, -1
+        ).contiguous()  # the same strides with and without padding: one compilation
+
+        def mask(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
+            return _sees(number[q], limit[q], key[b, kv], q == kv)
+
+        return mask
+
+
+def _sees(number: Tensor, limit: Tensor, key: Tensor, itself: Tensor) -> Tensor:
+    """Whether a query sees a key. Padding sees itself, so that no query is without a key."""
+    return (key == number) | ((key >= 0) & (key <= limit)) | itself
+
+
+def positions(
+    length: int, block_size: int, valid: OptTensor, device: torch.device | str = "cpu"
+) -> Positions:
+    """The positions of both streams of sequences of `length` tokens; valid (B, L) is False on
+    padding."""
+    block = torch.arange(length, dtype=torch.int32, device=device) // block_size
+    number = torch.cat([-1 - block, block])
+    key = (
+        number[None]
+        if valid is None
+        else torch.where(torch.cat([valid, valid], 1), number, _HIDDEN)
+    )
+    return Positions(number, torch.cat([block - 1, block]), key)
+
+
+class DenseStreams:
+    """Attention of the noised and the clean stream, in this order, with dense masks: L x 2L for the
+    noised queries, and L x L for the clean ones, which see clean keys only.
+
+    Args:
+        noised: (B or 1, 1, L, 2L) bool.
+        clean: (B or 1, 1, L, L) bool; None for `noised_only`.
+    """
+
+    def __init__(self, noised: Tensor, clean: OptTensor) -> None:
+        self.noised, self.clean = noised, clean
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attention`."""
+        length = self.noised.shape[2]
+        mixed = masked_attention(q[:, :, :length], k, v, self.noised)
+        if self.clean is None:
+            return mixed
+        q, k, v = (x[:, :, length:] for x in (q, k, v))
+        return torch.cat([mixed, masked_attention(q, k, v, self.clean)], 2)
+
+    def noised_only(self) -> DenseStreams:
+        """The same for the last layer, where the clean stream gives keys and values only: the
+        results of the first L positions."""
+        return DenseStreams(self.noised, None)
+
+
+class FlexStreams:
+    """Both streams with `flex_attention`, which skips empty tiles and holds no dense mask.
+
+    Args:
+        mask: of all 2L queries and keys.
+        attention: `flex_attention`, compiled.
+        length: positions to return; the last layer computes the others too, because another size
+            would be another compilation.
+    """
+
+    def __init__(
+        self, mask: BlockMask, attention: Callable[..., Tensor], length: int | None = None
+    ) -> None:
+        self.mask, self.attention, self.length = mask, attention, length
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attention`."""
+        return self.attention(q, k, v, block_mask=self.mask)[:, :, : self.length]
+
+    def noised_only(self) -> FlexStreams:
+        """See `DenseStreams.noised_only`."""
+        return FlexStreams(self.mask, self.attention, self.mask.seq_lengths[0] // 2)
+
+
+def two_streams(
+    x: Tensor, head_width: int, block_size: int, valid: OptTensor
+) -> DenseStreams | FlexStreams:
+    """The attention of both streams x (B, 2L, D); valid (B, L) is False on padding."""
+    length = x.shape[1] // 2
+    where = positions(length, block_size, valid, x.device)
+    if x.device.type != "cuda" or head_width < _MIN_HEAD_WIDTH or x.dtype == torch.float64:
+        return dense_streams(where, length)
+    function, padded = where.function(len(x)), valid is not None
+    mask = block_mask(function, length, block_size, padded, x.device)
+    return FlexStreams(mask, compiled_flex())
+
+
+def dense_streams(where: Positions, length: int) -> DenseStreams:
+    """The dense masks of both streams of L positions."""
+    noised, clean = slice(0, length), slice(length, None)
+    return DenseStreams(where.dense(noised, slice(None)), where.dense(clean, clean))
+
+
+@cache
+def compiled_flex() -> Callable[..., Tensor]:
+    """`flex_attention`, compiled when it is called first, once for all layers."""
+    return torch.compile(flex_attention)
+
+
+def block_mask(
+    function: MaskFunction,
+    length: int,
+    block_size: int,
+    padded: bool,
+    device: torch.device | str,
+    tile: int = _TILE,
+) -> BlockMask:
+    """The mask of both streams in tiles. `function` is not evaluated in tiles that are seen as a
+    whole, unless keys may be padding.
+
+    PyTorch's `create_block_mask` finds the tiles from the dense mask, which this avoids.
+    """
+    some, whole = (
+        x[None, None].to(device=device, dtype=torch.int32) for x in tiles(length, block_size, tile)
+    )
+    if padded:
+        whole = torch.zeros_like(whole)
+    (partial, partial_order), (whole, whole_order) = _listed(some - whole), _listed(whole)
+    ends = 2 * length, 2 * length
+    listed = partial, partial_order, whole, whole_order
+    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=tile, mask_mod=function, seq_lengths=ends)
+
+
+def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """How many tiles of each row are chosen, and all tiles of the row, these first.
+
+    (..., columns) of 0 and 1 -> (...) and (..., columns).
+    """
+    order = chosen.argsort(dim=-1, descending=True, stable=True)
+    return chosen.sum(-1, dtype=torch.int32), order.to(torch.int32)
+
+
+def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tensor]:
+    """Whether some query of a tile sees some key, and whether all see all: two of (tiles, tiles)
+    bool.
+
+    The positions of one stream in one tile are an interval, and so are their blocks. One tile may
+    have the end of the noised stream and the beginning of the clean one. A tile beyond the last
+    position is not seen as a whole, because the kernel would not mask its end.
+    """
+    start = torch.arange(0, 2 * length, tile)
+    end = (start + tile).clamp(max=2 * length) - 1  # the last position
+    noised, clean = start < length, end >= length
+    n0, n1 = (
+        start // block_size,
+        end.clamp(max=length - 1) // block_size,
+    )  # first and last noised block
+    c0, c1 = (
+        (start - length).clamp(min=0) // block_size,
+        (end - length) // block_size,
+    )  # first and last clean block
+
+    full = start + tile <= 2 * length
+    # those of a query, against every tile of keys
+    q = [x[:, None] for x in (noised, clean, n0, n1, c0, c1, full)]
+    q_noised, q_clean, q_n0, q_n1, q_c0, q_c1, q_full = q
+    own, earlier, causal = q_noised & noised, q_noised & clean, q_clean & clean
+    some = (own & (n0 <= q_n1) & (q_n0 <= n1)) | (earlier & (c0 < q_n1)) | (causal & (c0 <= q_c1))
+    whole = (
+        (~own | ((q_n0 == n1) & (q_n1 == n0))) & (~earlier | (c1 < q_n0)) & (~causal | (c1 <= q_c0))
+    )
+    return some, whole & ~(q_clean & noised) & q_full & full
+
+
+def cached_mask(seen: Tensor, size: int) -> Tensor:
+    """The mask of the last `size` of m tokens: (B, 1, size, m) bool.
+
+    seen (B, 1, m) is False on padding, which sees itself, as in `_sees`.
+    """
+    itself = torch.eye(size, dtype=torch.bool, device=seen.device)
+    return seen[:, :, None] | pad(itself, (seen.shape[2] - size, 0))
+
+
+class CachedAttention:
+    """Attention of one block to the tokens before it and to itself.
+
+    Args:
+        cached: keys (rotated) and values of the tokens before, (B, heads, m, D / heads) each;
+            nothing if there are none. A call replaces them by those with the block, in new tensors.
+        mask: (B, 1, n, m + n) bool; None for all keys.
+    """
+
+    def __init__(self, cached: Sequence[Tensor], mask: OptTensor) -> None:
+        self.cached, self.mask = cached, mask
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """See `Attention`."""
+        if self.cached:
+            k, v = (torch.cat([before, x], 2) for before, x in zip(self.cached, (k, v)))
+        self.cached = k, v
+        return masked_attention(q, k, v, self.mask)
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -62,9 +307,9 @@ class AttentionBlock(nn.Module):
         angles: Angles,
         mask: Mask,
         causal: bool = False,
-        gate: Tensor | None = None,
+        gate: OptTensor = None,
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D), or of the first positions only, see `BlockAttention`.
+        """(B, L, D) -> (B, L, D), or of the first positions only, see `Attention`.
 
         Args:
             x: (B, L, D), normalized.
@@ -77,7 +322,7 @@ class AttentionBlock(nn.Module):
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
         q, k = rotated(qkv[:2], angles)
-        if isinstance(mask, BlockAttention):
+        if callable(mask):
             mixed = mask(q, k, qkv[2])
         elif mask is None:
             mixed = scaled_dot_product_attention(q, k, qkv[2], is_causal=causal)

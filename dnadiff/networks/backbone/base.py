@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.networks.backbone.context import WHOLE, Context, Peers
+
+OptTensor: TypeAlias = Tensor | None
 
 
 @dataclass
@@ -55,9 +57,8 @@ class Backbone(nn.Module, ABC):
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    )
+    # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    buildable: ClassVar[bool] = True
     described: ClassVar[str] = "a network"  # with examples, for messages
 
     max_length: int | None = None
@@ -107,9 +108,9 @@ class Backbone(nn.Module, ABC):
     def mix(
         self,
         h: Tensor,
-        sigma: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        sigma: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """The features (B, L, D) of vectors h (B, L, D), which may be other ones than those of
         tokens; other arguments as in `features`."""
@@ -118,9 +119,9 @@ class Backbone(nn.Module, ABC):
     def features(
         self,
         ids: Tensor,
-        sigma: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        sigma: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """Normalized features of each position, the input of `head`.
 
@@ -145,7 +146,7 @@ class Backbone(nn.Module, ABC):
     def head(self, features: Tensor) -> Tensor:
         """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
 
-    def head_matrix(self) -> tuple[Tensor, Tensor | None] | None:
+    def head_matrix(self) -> tuple[Tensor, OptTensor] | None:
         """Weight (rows, D) and bias (rows,) or None of a `head` that is a single linear map; None
         for any other head.
 
@@ -157,14 +158,14 @@ class Backbone(nn.Module, ABC):
     def forward(
         self,
         ids: Tensor,
-        sigma: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        sigma: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))
 
-    def check_inputs(self, ids: Tensor, sigma: Tensor | None, cond: Tensor | None) -> None:
+    def check_inputs(self, ids: Tensor, sigma: OptTensor, cond: OptTensor) -> None:
         """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
         name = type(self).__name__
         if self.max_length is not None and ids.shape[1] > self.max_length:
@@ -199,7 +200,7 @@ class CausalBackbone(Backbone):
     described = "a causal network, transformer or mamba"
 
     def step(
-        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         """Read one more token of each sequence: what `features` returns for the last position,
         given the earlier tokens.
@@ -221,7 +222,7 @@ class CausalBackbone(Backbone):
         )
 
     def read(
-        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last
         state."""
@@ -259,10 +260,10 @@ class BlockBackbone(Backbone):
         xt: Tensor,
         x0: Tensor,
         block_size: int,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
         clean: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, OptTensor]:
         """Normalized features of all blocks of xt at once, the input of `head`, with x0 in the
         blocks before each.
 
@@ -282,8 +283,8 @@ class BlockBackbone(Backbone):
         self,
         xt: Tensor,
         state: State | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         """What `block_features` returns for one block xt (B, n), after the blocks in `state`: (B,
         n, D). The state is not modified."""
@@ -293,8 +294,8 @@ class BlockBackbone(Backbone):
         self,
         x0: Tensor,
         state: State | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> State:
         """The state after one more block x0 (B, n) of the clean stream, from the state before it
         (None at the first), not modified."""
@@ -308,7 +309,7 @@ class AttentionCacheBackbone(BidirectionalBackbone, BlockBackbone):
 
     @abstractmethod
     def around(
-        self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None
+        self, ids: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
         """Read a sequence in both directions and keep the tokens outside some positions, as a state
         for `step_block` at these positions.

@@ -3,55 +3,17 @@ its embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache, partial
-from typing import Literal, Unpack
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
-from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import PositiveInt, checked
-from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
-from dnadiff.networks.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
-from dnadiff.networks.backbone.mixer import BiMamba
+from dnadiff.fields import checked
+from dnadiff.networks.backbone.base import BlockBackbone, OptTensor, State
+from dnadiff.networks.backbone.mamba import BiMambaBackbone, MambaBlock
 from dnadiff.networks.kernels.select import check_states
-
-
-class CaduceusOptions(MambaOptions, total=False):
-    """Keyword arguments of `BiMambaBackbone`."""
-
-    bidirectional_strategy: Literal["add", "ew_multiply"]
-    bidirectional_weight_tie: bool
-
-
-class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
-    """Bidirectional Mamba blocks: what `Caduceus` and `CaduceusPS` share.
-
-    Args:
-        vocab, d_model, n_layers, **options: as in `MambaBackbone`.
-        bidirectional_strategy, bidirectional_weight_tie: as in `BiMamba`.
-    """
-
-    def __init__(
-        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
-        bidirectional_strategy: Literal["add", "ew_multiply"] = "add",
-        bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
-    ) -> None:  # fmt: skip
-        mixer = partial(
-            BiMamba,
-            bidirectional_strategy=bidirectional_strategy,
-            bidirectional_weight_tie=bidirectional_weight_tie,
-        )
-        super().__init__(vocab, d_model, n_layers, mixer, **options)
-
-    def mixers(self) -> Iterator[tuple[MambaBlock, BiMamba]]:
-        """Each layer with its mixer."""
-        for layer in self.layers:
-            assert isinstance(layer, MambaBlock) and isinstance(layer.mixer, BiMamba)
-            yield layer, layer.mixer
 
 
 @checked
@@ -100,57 +62,38 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         xt: Tensor,
         x0: Tensor,
         block_size: int,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
         clean: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, OptTensor]:
         self.check_inputs(xt, None, cond)
-        condition = None if self.condition is None else self.condition(None, cond)
-        streams = self.embed(xt), self.embed(x0)
-        branches: tuple[Tensor | None, Tensor | None] = None, None
+        condition = self.conditioned(None, cond)
+        streams: tuple[Tensor, Tensor] = self.embed(xt), self.embed(x0)
+        branches: tuple[OptTensor, ...] = None, None
         run = compiled_two_streams() if self.compiled else two_streams
-        for number, (layer, mixer) in enumerate(self.mixers()):
+        for number, layer in enumerate(self.layers):
             clean_output = clean or number + 1 < len(self.layers)
-            inputs = (
-                layer,
-                mixer,
-                streams,
-                branches,
-                block_size,
-                condition,
-                valid,
-                clean_output,
-                self.scan,
-            )
-            if self.activation_checkpointing and torch.is_grad_enabled():
-                streams, branches = checkpoint(
-                    run, *inputs, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                streams, branches = run(*inputs)
-            branches = (
-                self.dropout(branches[0]),
-                None if branches[1] is None else self.dropout(branches[1]),
-            )
-        return self.normalized(streams[0], branches[0]), self.normalized(
-            streams[1], branches[1]
-        ) if clean else None
+            inputs = layer, streams, branches, block_size, condition, valid, clean_output, self.scan
+            streams, branches = self.run(run, *inputs)
+            branches = tuple(None if each is None else self.dropout(each) for each in branches)
+        noised = self.normalized(streams[0], branches[0])
+        return noised, self.normalized(streams[1], branches[1]) if clean else None
 
     @override
     def step_block(
         self,
         xt: Tensor,
         state: State | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         self.check_inputs(xt, None, cond)
-        condition = None if self.condition is None else self.condition(None, cond)
+        condition = self.conditioned(None, cond)
         stream, branch = self.embed(xt), None
-        for number, (layer, mixer) in enumerate(self.mixers()):
+        for number, layer in enumerate(self.layers):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
-            mixed = mixer.block(hidden, past, h, valid, self.scan)
+            mixed = layer.mixer.block(hidden, past, h, valid, self.scan)
             branch = mixed if gate is None else gate * mixed
         return self.normalized(stream, branch)
 
@@ -159,8 +102,8 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         self,
         x0: Tensor,
         state: State | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> State:
         self.check_inputs(x0, None, cond)
         return self.carried(x0, state, cond, valid)[2]
@@ -168,30 +111,25 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
 
 def two_streams(
     layer: MambaBlock,
-    mixer: BiMamba,
     streams: tuple[Tensor, Tensor],
-    branches: tuple[Tensor | None, Tensor | None],
+    branches: tuple[OptTensor, ...],
     block_size: int,
-    condition: Tensor | None,
-    valid: Tensor | None,
+    condition: OptTensor,
+    valid: OptTensor,
     clean_output: bool,
     scan: str,
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-    """`MambaBlock.forward` of one layer, with its mixer, for the noised and the clean stream."""
+) -> tuple[tuple[Tensor, Tensor], tuple[OptTensor, ...]]:
+    """`MambaBlock.forward` of one layer for the noised and the clean stream."""
     noised, hidden, gate = layer.enter(streams[0], branches[0], condition)
     clean, hidden_clean, _ = layer.enter(streams[1], branches[1], condition)
-    mixed, mixed_clean = mixer.two_streams(
-        hidden, hidden_clean, block_size, valid, scan, clean_output
-    )
+    mixed = layer.mixer.two_streams(hidden, hidden_clean, block_size, valid, scan, clean_output)
     if gate is not None:
-        mixed, mixed_clean = gate * mixed, None if mixed_clean is None else gate * mixed_clean
-    return (noised, clean), (mixed, mixed_clean)
+        mixed = tuple(None if each is None else gate * each for each in mixed)
+    return (noised, clean), mixed
 
 
 @cache
-def compiled_two_streams() -> Callable[
-    ..., tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor | None]]
-]:
+def compiled_two_streams() -> Any:
     """`two_streams`, compiled when it is called first: once for the first layer, the last one, and
     all others."""
     return torch.compile(two_streams)

@@ -18,8 +18,9 @@ from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
-from dnadiff.networks.backbone.caduceus import BiMambaBackbone, CaduceusOptions
+from dnadiff.networks.backbone.base import OptTensor
 from dnadiff.networks.backbone.layers import at_least_float32
+from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
 
 
 @checked
@@ -74,9 +75,9 @@ class CaduceusPS(BiMambaBackbone):
     def mix(
         self,
         h: Tensor,
-        sigma: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        sigma: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         first, second = h.chunk(2, -1)
         sigma, cond = (
@@ -86,7 +87,7 @@ class CaduceusPS(BiMambaBackbone):
         return join(super().mix(torch.cat([first, second.flip(1)]), sigma, cond, valid))
 
     @override
-    def before_layer(self, stream: Tensor, branch: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def before_layer(self, stream: Tensor, branch: OptTensor) -> tuple[Tensor, OptTensor]:
         if not self.swap_strands:
             return stream, branch
         return swap(stream if branch is None else stream + branch), None

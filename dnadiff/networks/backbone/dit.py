@@ -18,10 +18,12 @@ from dnadiff.networks.backbone.attention import (
     AttentionBackbone,
     AttentionBlock,
     AttentionOptions,
+    CachedAttention,
     Mask,
+    cached_mask,
+    two_streams,
 )
-from dnadiff.networks.backbone.base import AttentionCacheBackbone, State
-from dnadiff.networks.backbone.block_attention import CachedAttention, cached_mask, two_streams
+from dnadiff.networks.backbone.base import AttentionCacheBackbone, OptTensor, State
 from dnadiff.networks.backbone.layers import (
     KernelLinear,
     LayerNorm,
@@ -54,7 +56,7 @@ class DiTBlock(AttentionBlock):
         nn.init.zeros_(self.adaLN_modulation.weight)
         nn.init.zeros_(self.adaLN_modulation.bias)
 
-    def feed_forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+    def feed_forward(self, x: Tensor, gate: OptTensor = None) -> Tensor:
         """(B, L, D) -> (B, L, D); `gate (D,)` multiplies the result."""
         return self.mlp[2](self.mlp[1](self.mlp[0](x)), gate)
 
@@ -153,16 +155,16 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     def mix(
         self,
         h: Tensor,
-        sigma: Tensor | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        sigma: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         condition = self._condition(sigma, h.device)
         mask = None if valid is None else valid[:, None, None, :]
         angles = self.rotary_emb.angles(h.shape[1], h.device)
         return self.output_layer(self.through_blocks(h, condition, angles, mask), condition)
 
-    def _condition(self, sigma: Tensor | None, device: torch.device) -> Tensor:
+    def _condition(self, sigma: OptTensor, device: torch.device) -> Tensor:
         """What modulates the layers: (B, cond_dim); (1, cond_dim) without time conditioning, where
         MDLM's network gets sigma = 0."""
         return silu(self.sigma_map(torch.zeros(1, device=device) if sigma is None else sigma))
@@ -173,10 +175,10 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         xt: Tensor,
         x0: Tensor,
         block_size: int,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
         clean: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, OptTensor]:
         self.check_inputs(xt, None, cond)
         length, condition = xt.shape[1], self._condition(None, xt.device)
         cos, sin = self.rotary_emb.angles(length, xt.device)
@@ -195,8 +197,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         self,
         xt: Tensor,
         state: State | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> Tensor:
         self.check_inputs(xt, None, cond)
         return self._read(xt, state or State([]), valid)[0]
@@ -206,8 +208,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         self,
         x0: Tensor,
         state: State | None = None,
-        cond: Tensor | None = None,
-        valid: Tensor | None = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
     ) -> State:
         self.check_inputs(x0, None, cond)
         state = state or State([])
@@ -222,16 +224,15 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
 
     @override
     def around(
-        self, ids: Tensor, columns: slice, cond: Tensor | None = None, valid: Tensor | None = None
+        self, ids: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
         self.check_inputs(ids, None, cond)
         kept = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
         kept[columns] = False
-        return State(
-            [x[:, :, kept] for x in self._read(ids, State([]), valid)[1]], columns.start or 0
-        )
+        tensors = self._read(ids, State([]), valid)[1]
+        return State([x[:, :, kept] for x in tensors], columns.start or 0)
 
-    def _read(self, ids: Tensor, state: State, valid: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+    def _read(self, ids: Tensor, state: State, valid: OptTensor) -> tuple[Tensor, list[Tensor]]:
         """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with
         this block.
 
@@ -239,40 +240,25 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         on padding, if there is any.
         """
         size = ids.shape[1]
-        past = (
-            state.tensors
-            if self.max_length is None
-            else [x[:, :, max(0, x.shape[2] + size - self.max_length) :] for x in state.tensors]
-        )
-        seen = self._seen(past, ids, valid)
+        past = state.tensors
+        if self.max_length is not None:
+            past = [x[:, :, max(0, x.shape[2] + size - self.max_length) :] for x in past]
+        seen = past[2 * len(self.blocks) :]
+        if valid is not None or seen:
+            known = past[0].shape[2] if past else 0
+            before = seen[0] if seen else ids.new_ones(len(ids), 1, known, dtype=torch.bool)
+            here = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+            seen = [torch.cat([before, here[:, None]], 2)]
         mask = cached_mask(seen[0], size) if seen else None
-        x, condition, tensors = (
-            self.embed(ids),
-            self._condition(None, ids.device),
-            list[Tensor](),
-        )
+        x, tensors = self.embed(ids), list[Tensor]()
+        condition = self._condition(None, ids.device)
         angles = self.rotary_emb.angles(size, ids.device, state.length - self._origin(state.length))
         for number, block in enumerate(self.blocks):
             attention = CachedAttention(past[2 * number : 2 * number + 2], mask)
-            x = block.forward(
-                x, condition, angles, attention
-            )  # not a compiled one: it would be compiled again for most lengths
+            # not a compiled one: it would be compiled again for most lengths
+            x = block.forward(x, condition, angles, attention)
             tensors += attention.cached
         return self.output_layer(x, condition), tensors + seen
-
-    def _seen(self, past: list[Tensor], ids: Tensor, valid: Tensor | None) -> list[Tensor]:
-        """Which of the tokens in `past` and in a block (B, n) are no padding, (B, 1, m) bool;
-        nothing if none is padding."""
-        seen = past[2 * len(self.blocks) :]
-        if valid is None and not seen:
-            return []
-        before = (
-            seen[0]
-            if seen
-            else ids.new_ones(len(ids), 1, past[0].shape[2] if past else 0, dtype=torch.bool)
-        )
-        block = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
-        return [torch.cat([before, block[:, None]], 2)]
 
     def _origin(self, length: int) -> int:
         """The index of the token with rotary position 0 in the state after `length` tokens.
@@ -280,16 +266,13 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         It moves, by `max_length` at a time, because large angles are inexact in float32. Attention
         depends on differences of positions only.
         """
-        return (
-            0
-            if self.max_length is None
-            else max(0, length // self.max_length - 1) * self.max_length
-        )
+        size = self.max_length
+        return 0 if size is None else max(0, length // size - 1) * size
 
     @override
     def head(self, features: Tensor) -> Tensor:
         return at_least_float32(self.output_layer.linear(features))
 
     @override
-    def head_matrix(self) -> tuple[Tensor, Tensor | None]:
+    def head_matrix(self) -> tuple[Tensor, OptTensor]:
         return self.output_layer.linear.weight, self.output_layer.linear.bias

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from dnadiff.networks.backbone.base import OptTensor
 from dnadiff.networks.kernels.facade import add_norm, linear, linear_halves, rms_norm
 
 # cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678),
@@ -21,7 +22,7 @@ from dnadiff.networks.kernels.facade import add_norm, linear, linear_halves, rms
 _MASKED_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: OptTensor) -> Tensor:
     """`scaled_dot_product_attention` with a mask (None: all keys), by kernels whose gradients are
     right.
 
@@ -53,7 +54,7 @@ class RMSNorm(nn.Module):
         """(..., D) -> (..., D)."""
         return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
 
-    def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after(self, x: Tensor, added: OptTensor) -> tuple[Tensor, Tensor]:
         """x + added (..., D), and its norm in the type of the weights (or autocast's, see
         `dnadiff.networks.kernels.add_norm`)."""
         return add_norm(x, added, self.weight, self.eps, scan=self.scan)
@@ -78,14 +79,14 @@ class KernelLinear(nn.Linear):
     """A linear map with an optional gate, computed by the fastest library on this processor
     (`dnadiff.networks.kernels.linear`)."""
 
-    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, gate: OptTensor = None) -> Tensor:
         """(..., in) -> (..., out); `gate (out,)` multiplies the result.
 
         The gate multiplies the weight: D^2 products instead of B L D, and no result of that size to
         save for the gradient.
         """
         weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
+        bias: OptTensor = self.bias
         if gate is not None:
             gate = gate.to(weight.dtype)
             weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
@@ -108,9 +109,7 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
-    def forward(
-        self, x: Tensor, scale: Tensor | None = None, shift: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, x: Tensor, scale: OptTensor = None, shift: OptTensor = None) -> Tensor:
         """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together,
         multiply by 1 + scale and add shift."""
         x = x if x.dtype == torch.float64 else x.float()
@@ -120,7 +119,7 @@ class LayerNorm(nn.Module):
             weight, bias = weight * scale, shift if bias is None else bias * scale + shift
         return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
-    def after(self, x: Tensor, added: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after(self, x: Tensor, added: OptTensor) -> tuple[Tensor, Tensor]:
         """x + added (..., D), and its norm in the type of the weights."""
         x = x if added is None else x + added
         return x, self(x).to(self.weight.dtype)
@@ -214,7 +213,7 @@ class Condition(nn.Module):
             self.sigma_map = SigmaMap(cond_dim) if time_conditioning else None
             self.label_map = nn.Linear(num_labels, cond_dim, bias=False) if num_labels else None
 
-    def forward(self, sigma: Tensor | None, cond: Tensor | None) -> Tensor | None:
+    def forward(self, sigma: OptTensor, cond: OptTensor) -> OptTensor:
         """sigma (B,) and cond (B, C) -> (B, cond_dim); a row of zeros in `cond` is equivalent to
         None."""
         total = None if sigma is None or self.sigma_map is None else self.sigma_map(sigma)

@@ -1,20 +1,299 @@
-"""Mamba (arXiv 2312.00752): a unidirectional network for autoregressive models."""
+"""Mamba (arXiv 2312.00752), a unidirectional network for autoregressive models, and what the
+networks of Mamba mixers share: embedding, residual stream of blocks, final norm, and a head tied to
+the embedding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Unpack
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypedDict, Unpack
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import PositiveInt, Probability, checked
-from dnadiff.networks.backbone.base import CausalBackbone, State
-from dnadiff.networks.backbone.layers import modulate
-from dnadiff.networks.backbone.mamba_backbone import MambaBackbone, MambaBlock, MambaOptions
-from dnadiff.networks.backbone.mixer import UniMamba
-from dnadiff.networks.kernels.select import SCANS, chosen_scan
+from dnadiff.fields import Natural, PositiveInt, Probability, checked
+from dnadiff.networks.backbone.base import (
+    Backbone,
+    BidirectionalBackbone,
+    CausalBackbone,
+    OptTensor,
+    State,
+)
+from dnadiff.networks.backbone.context import WHOLE, Context, Peers, SequencePiece
+from dnadiff.networks.backbone.layers import (
+    Condition,
+    LayerNorm,
+    Modulation,
+    RMSNorm,
+    at_least_float32,
+    modulate,
+)
+from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
+from dnadiff.networks.kernels.select import SCANS, check_scan, check_states, chosen_scan
+
+
+class MambaOptions(TypedDict, total=False):
+    """Keyword arguments of every `MambaBackbone`, which documents them and has the defaults."""
+
+    d_state: PositiveInt
+    d_conv: PositiveInt
+    expand: PositiveInt
+    dt_rank: PositiveInt | None
+    norm_eps: float
+    rms_norm: bool
+    residual_in_fp32: bool
+    pad_vocab_to: PositiveInt
+    num_labels: Natural
+    time_conditioning: bool | None
+    cond_dim: PositiveInt
+    activation_checkpointing: bool
+    scan: str
+    compile: bool
+
+
+class MambaBlock(nn.Module):
+    """One layer: adds the previous layer's output to the residual stream, then normalizes,
+    modulates by the condition, mixes and gates.
+
+    The gate is 1 plus an output that starts at zero: a new network is the same with and without a
+    condition, and no layer starts disconnected.
+    """
+
+    def __init__(
+        self, norm: RMSNorm | LayerNorm, mixer: Any, modulation: Modulation | None
+    ) -> None:
+        super().__init__()
+        self.norm, self.mixer, self.adaLN_modulation = norm, mixer, modulation
+
+    def forward(
+        self,
+        stream: Tensor,
+        branch: OptTensor,
+        condition: OptTensor,
+        valid: OptTensor,
+        scan: str,
+        context: Context = WHOLE,
+    ) -> tuple[Tensor, Tensor]:
+        """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's
+        branch, which the next layer adds."""
+        stream, hidden, gate = self.enter(stream, branch, condition)
+        mixed = context.mix(self.mixer, hidden, valid, scan)
+        return stream, mixed if gate is None else gate * mixed
+
+    def enter(
+        self, stream: Tensor, branch: OptTensor, condition: OptTensor
+    ) -> tuple[Tensor, Tensor, OptTensor]:
+        """stream + branch, the input of the mixer, and what multiplies its output (None without a
+        condition)."""
+        stream, hidden = self.norm.after(stream, branch)
+        if condition is None or self.adaLN_modulation is None:
+            return stream, hidden, None
+        shift, scale, gate = self.adaLN_modulation(condition)
+        return stream, modulate(hidden, shift, scale), 1 + gate
+
+
+class MambaBackbone(Backbone):
+    """A residual stream of mixers.
+
+    The published code adds a branch before each norm and once more at the end, which is the same
+    stream.
+
+    Args:
+        vocab: the vocabulary.
+        d_model: width D of the stream.
+        n_layers: number of blocks.
+        mixer: makes the mixer of one block from d_model, d_state, d_conv, expand and dt_rank.
+        d_state: N, states per channel.
+        d_conv: taps of the short convolution.
+        expand: inner width over D.
+        dt_rank: rank of the step-size projection; None is D/16, rounded up.
+        norm_eps: epsilon of every norm.
+        rms_norm: RMSNorm; False is LayerNorm with a bias.
+        residual_in_fp32: keep the stream in float32 if the weights are narrower.
+        pad_vocab_to: the rows of the embedding are rounded up to a multiple of this.
+        num_labels: C, columns of `cond`; 0 for no labels.
+        time_conditioning: take the noise level as an input.
+        cond_dim: width of the vector to which labels and noise level are mapped.
+        activation_checkpointing: save only each layer's input and recompute the layer in the
+            backward pass.
+        scan: which kernel computes the recurrence; `auto` is the fastest that works here.
+        dropout: on what each block adds to the stream.
+        compile: compile the layers (`torch.compile`); all but the first, which adds no branch,
+            share one compilation. In block diffusion it is the pass over two streams that is
+            compiled, not the reading of one block after another.
+    """
+
+    layers: Any  # a list of `MambaBlock`s
+
+    def __init__(
+        self, vocab: Vocab, d_model: PositiveInt, n_layers: PositiveInt,
+        mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
+        d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2,
+        dt_rank: PositiveInt | None = None,
+        norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False,
+        pad_vocab_to: PositiveInt = 8,
+        num_labels: Natural = 0, time_conditioning: bool | None = False,
+        cond_dim: PositiveInt = 128, dropout: Probability = 0.0,
+        activation_checkpointing: bool = False, scan: str = "auto", compile: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
+        self.dropout = nn.Dropout(dropout)
+        self.pad_vocab_to = pad_vocab_to
+        self.scan, self.residual_in_fp32 = check_scan(scan), residual_in_fp32
+        self.activation_checkpointing = activation_checkpointing
+        conditioned = bool(num_labels or time_conditioning)
+
+        def norm() -> RMSNorm | LayerNorm:
+            if rms_norm:
+                return RMSNorm(d_model, norm_eps, scan)
+            return LayerNorm(d_model, norm_eps, bias=True)
+
+        def block() -> MambaBlock:
+            made = norm(), mixer(d_model, d_state, d_conv, expand, dt_rank)
+            return MambaBlock(*made, Modulation(cond_dim, d_model) if conditioned else None)
+
+        self.embedding = nn.Embedding(math.ceil(vocab.size / pad_vocab_to) * pad_vocab_to, d_model)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.layers = nn.ModuleList(block() for _ in range(n_layers))
+        self.norm_f = norm()
+        self.condition = Condition(cond_dim, num_labels, time_conditioning) if conditioned else None
+        with torch.no_grad():  # as in GPT-2: the residual stream of n layers starts at unit scale
+            for name, parameter in self.layers.named_parameters():
+                if ".mixer.out_proj" in name:
+                    parameter.div_(math.sqrt(n_layers))
+        self.d_conv = d_conv
+        self.context: Context = WHOLE
+        self.compiled = compile
+        for layer in self.layers if compile else ():
+            layer.compile()
+
+    @property
+    @override
+    def trunk(self) -> nn.ModuleList:
+        return self.layers
+
+    @override
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        check_states(self.scan)
+        if length is None:
+            raise ValueError(
+                f"context_parallel {num_pieces} needs windows of one length, and these data have "
+                "sequences of many; set context_parallel=1"
+            )
+        if length % num_pieces:
+            nearest = max(1, round(length / num_pieces)) * num_pieces
+            raise ValueError(
+                f"data.length {length} is not a multiple of context_parallel {num_pieces}, the "
+                f"pieces of a sequence; set data.length={nearest}"
+            )
+        if length // num_pieces < self.d_conv - 1:
+            raise ValueError(
+                f"context_parallel {num_pieces} cuts data.length {length} into pieces of "
+                f"{length // num_pieces} tokens, shorter than the "
+                f"{self.d_conv - 1} that a convolution reads across their border; set "
+                f"data.length={num_pieces * (self.d_conv - 1)} or more"
+            )
+
+    @override
+    def spread(self, peers: Peers) -> None:
+        self.context = SequencePiece(peers, self.reads_both_strands)
+
+    @override
+    def embed(self, ids: Tensor) -> Tensor:
+        found = self.embedding(ids)
+        return at_least_float32(found) if self.residual_in_fp32 else found
+
+    @override
+    def mix(
+        self,
+        h: Tensor,
+        sigma: OptTensor = None,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        condition = self.conditioned(sigma, cond)
+        stream, branch = h, None
+        for layer in self.layers:
+            stream, branch = self.before_layer(stream, branch)
+            inputs = stream, branch, condition, valid, self.scan, self.context
+            stream, branch = self.run(layer, *inputs)
+            branch = self.dropout(branch)
+        return self.normalized(stream, branch)
+
+    def conditioned(self, sigma: OptTensor, cond: OptTensor) -> OptTensor:
+        """What modulates the layers, (B, cond_dim)."""
+        return None if self.condition is None else self.condition(sigma, cond)
+
+    def carried(
+        self, ids: Tensor, state: State | None, cond: OptTensor, valid: OptTensor
+    ) -> tuple[Tensor, OptTensor, State]:
+        """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and
+        the state after them."""
+        condition = self.conditioned(None, cond)
+        stream, branch, tensors = self.embed(ids), None, list[Tensor]()
+        for number, layer in enumerate(self.layers):
+            stream, hidden, gate = layer.enter(stream, branch, condition)
+            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
+            mixed, past, h = layer.mixer.carry(hidden, past, h, valid, self.scan)
+            branch = mixed if gate is None else gate * mixed
+            tensors += [past, h]
+        return stream, branch, State(tensors, (0 if state is None else state.length) + ids.shape[1])
+
+    def normalized(self, stream: Tensor, branch: OptTensor) -> Tensor:
+        """The final norm of stream + branch (B, L, D), in the type of the weights."""
+        return self.norm_f.after(stream, branch)[1].to(self.norm_f.weight.dtype)
+
+    def before_layer(self, stream: Tensor, branch: OptTensor) -> tuple[Tensor, OptTensor]:
+        """Transforms the stream (B, L, D) and its last branch before each layer; the identity
+        unless a subclass exchanges strands."""
+        return stream, branch
+
+    def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """The results of a layer, which the backward pass recomputes with
+        `activation_checkpointing`."""
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+        return function(*inputs)
+
+    @override
+    def head(self, features: Tensor) -> Tensor:
+        return at_least_float32(nn.functional.linear(features, self.embedding.weight))
+
+    @override
+    def head_matrix(self) -> tuple[Tensor, OptTensor] | None:
+        return self.embedding.weight, None
+
+
+class CaduceusOptions(MambaOptions, total=False):
+    """Keyword arguments of `BiMambaBackbone`."""
+
+    bidirectional_strategy: Literal["add", "ew_multiply"]
+    bidirectional_weight_tie: bool
+
+
+class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
+    """Bidirectional Mamba blocks: what `Caduceus` and `CaduceusPS` share.
+
+    Args:
+        vocab, d_model, n_layers, **options: as in `MambaBackbone`.
+        bidirectional_strategy, bidirectional_weight_tie: as in `BiMamba`.
+    """
+
+    def __init__(
+        self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
+        bidirectional_strategy: Literal["add", "ew_multiply"] = "add",
+        bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
+    ) -> None:  # fmt: skip
+        mixer = partial(
+            BiMamba,
+            bidirectional_strategy=bidirectional_strategy,
+            bidirectional_weight_tie=bidirectional_weight_tie,
+        )
+        super().__init__(vocab, d_model, n_layers, mixer, **options)
 
 
 @checked
@@ -38,26 +317,28 @@ class Mamba(MambaBackbone, CausalBackbone):
 
     @override
     def step(
-        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         self.check_inputs(ids[:, None], None, cond)
         if state is None:
-            state = State(
-                [x for _, mixer in self._blocks() for x in mixer.fwd.initial_state(len(ids))]
-            )
-        condition = None if self.condition is None else self.condition(None, cond)
-        stream = self.embed(ids)
+            zero = (layer.mixer.fwd.initial_state(len(ids)) for layer in self.layers)
+            state = State([x for pair in zero for x in pair])
+        condition, stream = self.conditioned(None, cond), self.embed(ids)
         tensors: list[Tensor] = []
-        for number, (block, mixer) in enumerate(self._blocks()):
+        for number, layer in enumerate(self.layers):
+            hidden, gate = layer.norm(stream).to(layer.norm.weight.dtype), None
+            if condition is not None and layer.adaLN_modulation is not None:
+                shift, scale, gate = (x[:, 0] for x in layer.adaLN_modulation(condition))
+                hidden = modulate(hidden, shift, scale)
             past, h = state.tensors[2 * number : 2 * number + 2]
-            change, past, h = _step(block, mixer, stream, condition, past, h)
-            stream = stream + change
+            change, past, h = layer.mixer.step(hidden, past, h)
+            stream = stream + (change if gate is None else (1 + gate) * change)
             tensors += [past, h]
         return self.norm_f(stream).to(self.norm_f.weight.dtype), State(tensors, state.length + 1)
 
     @override
     def read(
-        self, ids: Tensor, state: State | None = None, cond: Tensor | None = None
+        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         self.check_inputs(ids, None, cond)
         weight = self.embedding.weight
@@ -65,26 +346,3 @@ class Mamba(MambaBackbone, CausalBackbone):
             return super().read(ids, state, cond)
         stream, branch, state = self.carried(ids, state, cond, None)
         return self.normalized(stream, branch), state
-
-    def _blocks(self) -> Iterator[tuple[MambaBlock, UniMamba]]:
-        for block in self.layers:
-            assert isinstance(block, MambaBlock) and isinstance(block.mixer, UniMamba)
-            yield block, block.mixer
-
-
-def _step(
-    block: MambaBlock,
-    mixer: UniMamba,
-    stream: Tensor,
-    condition: Tensor | None,
-    past: Tensor,
-    h: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`MambaBlock.forward` at one position: stream (B, D) -> what is added to it (B, D), and the
-    mixer's new state."""
-    hidden = block.norm(stream).to(block.norm.weight.dtype)
-    if condition is None or block.adaLN_modulation is None:
-        return mixer.step(hidden, past, h)
-    shift, scale, gate = (x[:, 0] for x in block.adaLN_modulation(condition))
-    mixed, past, h = mixer.step(modulate(hidden, shift, scale), past, h)
-    return (1 + gate) * mixed, past, h

@@ -11,9 +11,8 @@ from dnadiff.diffusion.sampler.ar import Autoregressive
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
-from dnadiff.networks.backbone.gpt2 import GPT2
 from dnadiff.networks.backbone.mamba import Mamba
-from dnadiff.networks.backbone.transformer import Transformer
+from dnadiff.networks.backbone.transformer import GPT2, Transformer
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 PROCESS = AbsorbingProcess(DNA, LogLinear())

@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
-from dnadiff.networks.backbone import block_attention, layers
-from dnadiff.networks.backbone.block_attention import (
+from dnadiff.networks.backbone.attention import (
     FlexStreams,
     block_mask,
     cached_mask,
+    compiled_flex,
     dense_streams,
     positions,
     two_streams,
 )
+from dnadiff.networks.backbone.layers import masked_attention
 
 SHAPES = [
     (1, 1),
@@ -107,20 +109,13 @@ def test_with_padding_every_tile_is_masked():
     assert torch.equal(mask.to_dense(), whole.to_dense())
 
 
-@pytest.fixture
-def streams(monkeypatch):
-    """streams(length, size, valid, device) -> the attention of both streams with dense masks, and
-    with `flex_attention`."""
-
-    def make(length, size, valid, device="cpu"):
-        if device == "cpu":  # not compiled: the rule without the kernel
-            monkeypatch.setattr(block_attention, "compiled_flex", lambda: flex_attention)
-        where = positions(length, size, valid, device)
-        return dense_streams(where, length), FlexStreams(
-            block_mask(where.function(2), length, size, valid is not None, device)
-        )
-
-    return make
+def streams(length, size, valid, device="cpu"):
+    """The attention of both streams with dense masks, and with `flex_attention`."""
+    where = positions(length, size, valid, device)
+    mask = block_mask(where.function(2), length, size, valid is not None, device)
+    # on a CPU not compiled: the rule without the kernel
+    flex = FlexStreams(mask, flex_attention if device == "cpu" else compiled_flex())
+    return dense_streams(where, length), flex
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -128,7 +123,7 @@ def streams(monkeypatch):
 @pytest.mark.parametrize(
     ("length", "size"), [(9, 4), pytest.param(100, 16, marks=pytest.mark.slow)]
 )
-def test_flex_attention_equals_dense_masks(streams, length, size, padded):
+def test_flex_attention_equals_dense_masks(length, size, padded):
     q, k, v = torch.randn(
         3, 2, 2, 2 * length, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
     )
@@ -143,9 +138,7 @@ def test_flex_attention_equals_dense_masks(streams, length, size, padded):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(("length", "size"), [(64, 1), (200, 16), (512, 48), (333, 333)])
-def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(
-    streams, length, size, padded, dtype
-):
+def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(length, size, padded, dtype):
     torch._dynamo.reset()  # it stops compiling a function that other tests compiled often
     device = torch.device("cuda")
     valid = padding(length).to(device) if padded else None
@@ -167,17 +160,19 @@ def test_compiled_flex_attention_and_its_gradient_equal_dense_masks(
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_attention_with_a_mask_never_uses_cudnn(monkeypatch, given):
+def test_attention_with_a_mask_never_uses_cudnn(given):
     """Its gradients are wrong on some GPUs, where it is PyTorch's first choice."""
     allowed = []
 
-    def recorded(*args, **options):
-        allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
-        return scaled_dot_product_attention(*args, **options)
+    class Recorded(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if function is scaled_dot_product_attention:
+                allowed.append(torch.backends.cuda.cudnn_sdp_enabled())
+            return function(*args, **kwargs or {})
 
-    monkeypatch.setattr(layers, "scaled_dot_product_attention", recorded)
     q, k, v = torch.randn(3, 1, 2, 4, 8, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(4, 4, dtype=torch.bool).tril() if given else None
-    mixed = layers.masked_attention(q, k, v, mask)
+    with Recorded():
+        mixed = masked_attention(q, k, v, mask)
     assert allowed == [not given] and torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.equal(mixed, scaled_dot_product_attention(q, k, v, attn_mask=mask))

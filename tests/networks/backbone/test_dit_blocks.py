@@ -6,8 +6,8 @@ import copy
 import pytest
 import torch
 
+from dnadiff.networks.backbone.attention import DenseStreams
 from dnadiff.networks.backbone.base import State
-from dnadiff.networks.backbone.block_attention import DenseStreams
 from dnadiff.networks.backbone.dit import DiT
 
 LENGTH = 11
