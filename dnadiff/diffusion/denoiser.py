@@ -39,12 +39,12 @@ from dnadiff.networks.backbone.base import (
     BidirectionalBackbone,
     BlockBackbone,
     CausalBackbone,
+    OptTensor,
+    Peers,
     State,
 )
-from dnadiff.networks.backbone.context import Peers
 from dnadiff.networks.kernels.log_sum import linear_log_sum
 
-OptTensor: TypeAlias = Tensor | None
 Kind: TypeAlias = Literal["log_probs", "x0_log_probs", "log_score"]
 # From this size of the vocabulary on, losses do not hold the logits; smaller arrays are not worth
 # computing twice.
@@ -585,9 +585,9 @@ class CausalDenoiser(NetworkDenoiser):
 
     @override
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
-        context, valid = self.backbone.context, query.valid
-        before = context.shifted(query.xt if x0 is None else x0, self.vocab.mask_id)
-        valid = None if valid is None else context.shifted(valid, True)
+        shifted, valid = self.backbone.shifted, query.valid
+        before = shifted(query.xt if x0 is None else x0, self.vocab.mask_id)
+        valid = None if valid is None else shifted(valid, True)
         return self.backbone.features(before.long(), None, query.cond, valid)
 
     def next_log_probs(

@@ -22,7 +22,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser, PiecewiseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.objective.base import Loss, Objective
 from dnadiff.fields import Config
-from dnadiff.networks.backbone.context import Peers
+from dnadiff.networks.backbone.base import Peers
 from dnadiff.training.optim import parameter_groups
 from dnadiff.training.trainer import DATA_STATE, reshard, spread, with_current_state
 

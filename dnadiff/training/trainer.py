@@ -29,8 +29,8 @@ from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.fields import Config, Json, PositiveInt, check_value, is_integer
-from dnadiff.networks.backbone.base import BlockBackbone
-from dnadiff.networks.backbone.context import Peers, ProcessGroupPeers
+from dnadiff.networks.backbone.base import BlockBackbone, Peers
+from dnadiff.networks.backbone.context import ProcessGroupPeers
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.objects import build
 from dnadiff.weights.tensors import read_sharded, shards_of, write_sharded

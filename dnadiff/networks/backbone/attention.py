@@ -35,8 +35,8 @@ from dnadiff.networks.backbone.layers import (
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Angles: TypeAlias = tuple[Tensor, Tensor]
-# Queries, keys (rotated) and values (B, heads, n, d) -> (B, heads, m, d), m <= n: the results of the
-# first m positions.
+# Queries, keys (rotated) and values (B, heads, n, d) -> (B, heads, m, d), m <= n: the results of
+# the first m positions.
 Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 Mask: TypeAlias = Tensor | Attention | None
 

@@ -9,16 +9,30 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, checked
-from dnadiff.networks.backbone.context import WHOLE, Context, Peers
 
 OptTensor: TypeAlias = Tensor | None
+
+
+class Peers(Protocol):
+    """The processes of one group, numbered in the order of their pieces.
+
+    Attributes:
+        rank: the number of this process, 0 to size - 1.
+        size: P, the number of processes.
+    """
+
+    rank: int
+    size: int
+
+    def gather(self, x: Tensor) -> Tensor:
+        """`x` of every process, all of the same shape: (P, *x.shape). No gradient passes."""
 
 
 @dataclass
@@ -50,7 +64,8 @@ class Backbone(nn.Module, ABC):
         d_model: width D of `features`; a network that reads both strands has twice the width of
             one.
         max_length: longest sequence it accepts, None for any.
-        context: whether it reads whole sequences, or one piece of each (`spread`).
+        peers: the processes that read the other pieces of each sequence (`spread`); None if it
+            reads whole sequences.
         reads_both_strands: whether features hold the channels of both strands, as `rc.join`
             arranges them.
         takes_sigma: whether it can be conditioned on the noise level.
@@ -63,7 +78,7 @@ class Backbone(nn.Module, ABC):
 
     max_length: int | None = None
     reads_both_strands: bool = False
-    context: Context = WHOLE
+    peers: Peers | None = None
 
     def __init__(
         self,
@@ -100,6 +115,15 @@ class Backbone(nn.Module, ABC):
         parameters are the part of this piece.
         """
         raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
+
+    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
+        """x (B, n) moved one position to the right; the first position of the sequence gets
+        `first`."""
+        before = torch.full_like(x[:, :1], first)
+        if self.peers is not None:
+            left = self.peers.gather(x[:, -1:])[self.peers.rank - 1]
+            before = left if self.peers.rank else before
+        return torch.cat([before, x[:, :-1]], 1)
 
     def embed(self, ids: Tensor) -> Tensor:
         """One vector (B, L, D) for each of the token ids (B, L), the input of `mix`."""

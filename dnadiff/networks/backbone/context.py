@@ -9,36 +9,20 @@ pass: no process waits for a message that another one does not send.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import override
 
+from dnadiff.networks.backbone.base import OptTensor, Peers
 from dnadiff.networks.kernels.backend import ScanInputs
 from dnadiff.networks.kernels.facade import selective_scan
 
 if TYPE_CHECKING:
     from dnadiff.networks.backbone.mixer import ForwardMixer
-
-
-class Peers(Protocol):
-    """The processes of one group, numbered in the order of their pieces.
-
-    Attributes:
-        rank: the number of this process, 0 to size - 1.
-        size: P, the number of processes.
-    """
-
-    rank: int
-    size: int
-
-    def gather(self, x: Tensor) -> Tensor:
-        """`x` of every process, all of the same shape: (P, *x.shape). No gradient passes."""
 
 
 class ProcessGroupPeers:
@@ -83,7 +67,7 @@ class _Exchange(torch.autograd.Function):
         return _exchange(to_left, to_right, peers, both_strands)
 
     @staticmethod
-    def backward(ctx: Any, from_left: Tensor, from_right: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, from_left: Tensor, from_right: Tensor) -> tuple[OptTensor, ...]:
         return *_exchange(from_left, from_right, ctx.peers, ctx.both_strands), None, None
 
 
@@ -142,7 +126,7 @@ class _CarriedStates(torch.autograd.Function):
         return h
 
     @staticmethod
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dh: Tensor) -> tuple[OptTensor, ...]:
         totals, A, h, total, turned = ctx.saved_tensors
         gradients = _in_order(ctx.peers.gather(dh), turned)
         dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(
@@ -183,33 +167,7 @@ def _carried(decay: Tensor, gain: Tensor) -> Tensor:
     return torch.stack(states)
 
 
-class Context(ABC):
-    """How a layer mixes positions, and how tokens shift by one position."""
-
-    @abstractmethod
-    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
-        """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and
-        `valid` (B, n)."""
-
-    @abstractmethod
-    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
-        """x (B, n) moved one position to the right; the first position of the sequence gets
-        `first`."""
-
-
-class WholeSequence(Context):
-    """All positions are here."""
-
-    @override
-    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
-        return mixer(hidden, valid, scan)
-
-    @override
-    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
-        return torch.cat([torch.full_like(x[:, :1], first), x[:, :-1]], 1)
-
-
-class SequencePiece(Context):
+class SequencePiece:
     """This process holds piece `peers.rank` of every sequence, and its peers the other pieces, of
     the same length.
 
@@ -226,16 +184,12 @@ class SequencePiece(Context):
         self.peers, self.both_strands = peers, both_strands
         self._run = torch.compiler.disable(_run_piece)  # here, because it imports the compiler
 
-    @override
-    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: Tensor | None, scan: str) -> Tensor:
+    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: OptTensor, scan: str) -> Tensor:
+        """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and
+        `valid` (B, n)."""
         return self._run(mixer, hidden, self, valid, scan)
 
-    @override
-    def shifted(self, x: Tensor, first: int | bool) -> Tensor:
-        left, is_first = self.peers.gather(x[:, -1:])[self.peers.rank - 1], self.peers.rank == 0
-        return torch.cat([torch.full_like(x[:, :1], first) if is_first else left, x[:, :-1]], 1)
-
-    def edges(self, x: Tensor, x_rev: Tensor, num_taps: int) -> tuple[Tensor | None, Tensor | None]:
+    def edges(self, x: Tensor, x_rev: Tensor, num_taps: int) -> tuple[OptTensor, OptTensor]:
         """The inputs (B, K - 1, E) of a convolution of K taps before x (B, n, E), and those after
         x_rev of one in reverse."""
         near = num_taps - 1
@@ -263,7 +217,7 @@ class SequencePiece(Context):
 
 
 def _run_piece(
-    mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: Tensor | None, scan: str
+    mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: OptTensor, scan: str
 ) -> Tensor:
     return mixer.piece(hidden, piece, valid, scan)
 
@@ -274,6 +228,3 @@ def _total_step(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
     return F.softplus(
         delta if inputs.delta_bias is None else delta + inputs.delta_bias.to(dtype)
     ).sum(1)
-
-
-WHOLE = WholeSequence()

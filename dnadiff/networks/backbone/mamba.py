@@ -21,9 +21,10 @@ from dnadiff.networks.backbone.base import (
     BidirectionalBackbone,
     CausalBackbone,
     OptTensor,
+    Peers,
     State,
 )
-from dnadiff.networks.backbone.context import WHOLE, Context, Peers, SequencePiece
+from dnadiff.networks.backbone.context import SequencePiece
 from dnadiff.networks.backbone.layers import (
     Condition,
     LayerNorm,
@@ -76,12 +77,15 @@ class MambaBlock(nn.Module):
         condition: OptTensor,
         valid: OptTensor,
         scan: str,
-        context: Context = WHOLE,
+        piece: SequencePiece | None = None,
     ) -> tuple[Tensor, Tensor]:
         """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's
         branch, which the next layer adds."""
         stream, hidden, gate = self.enter(stream, branch, condition)
-        mixed = context.mix(self.mixer, hidden, valid, scan)
+        if piece is None:
+            mixed = self.mixer(hidden, valid, scan)
+        else:
+            mixed = piece.mix(self.mixer, hidden, valid, scan)
         return stream, mixed if gate is None else gate * mixed
 
     def enter(
@@ -166,7 +170,7 @@ class MambaBackbone(Backbone):
                 if ".mixer.out_proj" in name:
                     parameter.div_(math.sqrt(n_layers))
         self.d_conv = d_conv
-        self.context: Context = WHOLE
+        self.piece: SequencePiece | None = None
         self.compiled = compile
         for layer in self.layers if compile else ():
             layer.compile()
@@ -200,7 +204,7 @@ class MambaBackbone(Backbone):
 
     @override
     def spread(self, peers: Peers) -> None:
-        self.context = SequencePiece(peers, self.reads_both_strands)
+        self.peers, self.piece = peers, SequencePiece(peers, self.reads_both_strands)
 
     @override
     def embed(self, ids: Tensor) -> Tensor:
@@ -219,7 +223,7 @@ class MambaBackbone(Backbone):
         stream, branch = h, None
         for layer in self.layers:
             stream, branch = self.before_layer(stream, branch)
-            inputs = stream, branch, condition, valid, self.scan, self.context
+            inputs = stream, branch, condition, valid, self.scan, self.piece
             stream, branch = self.run(layer, *inputs)
             branch = self.dropout(branch)
         return self.normalized(stream, branch)
