@@ -20,9 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO, TypeAlias, cast
-
-from typing_extensions import override
+from typing import IO, BinaryIO, TextIO, TypeAlias
 
 from dnadiff.store.address import CACHED, expand_user, file_name, is_remote
 from dnadiff.store.remote import expand, local_copy
@@ -73,17 +71,13 @@ def matches(text: str) -> list[str] | None:
         FileNotFoundError: if there are none.
     """
     if is_remote(text):
-        pattern = (
-            text.partition("?")[0] if text.lower().startswith("http") else text
-        )  # what follows is a query
-        return expand(text) if glob.has_magic(pattern) else None
-    if text.startswith(CACHED) or not glob.has_magic(text) or expand_user(text).exists():
+        # What follows is a query.
+        is_pattern = glob.has_magic(text.partition("?")[0] if "http" in text[:4].lower() else text)
+        return expand(text) if is_pattern else None
+    path = expand_user(text)
+    if text.startswith(CACHED) or not glob.has_magic(text) or path.exists():
         return None
-    found = sorted(
-        name
-        for name in glob.glob(str(expand_user(text)), recursive=True)
-        if not Path(name).is_dir()
-    )
+    found = sorted(name for name in glob.glob(str(path), recursive=True) if not Path(name).is_dir())
     if not found:
         raise FileNotFoundError(
             f"{text} matches no file; check the pattern (it is read from {Path.cwd()})"
@@ -126,7 +120,7 @@ def check_content(path: str | Path, file: Path) -> None:
     """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not
     known before it is read."""
     found = file.stat()
-    if stat.S_ISFIFO(found.st_mode) or stat.S_ISCHR(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISREG(found.st_mode):
         raise ValueError(
             f"{path} is a pipe or a device, and inputs are read more than once; write it to a file "
             "first"
@@ -171,78 +165,40 @@ def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
     if opened is None:
         yield raw
         return
+    check_bgzip(path, raw)
     try:
-        with opened(path, raw) as content:
+        with opened(raw) as content:
             yield content
             for _ in chunks(content):
                 pass
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _DamagedError) as error:
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        # Errors of the system pass.
+        of_content = isinstance(error, gzip.BadGzipFile) or str(error) == _DAMAGED_BZIP2
+        if isinstance(error, OSError) and not of_content:
+            raise
         raise ValueError(
             f"{path} is damaged or cut short ({error}); fetch or compress it again"
         ) from error
 
 
-class _DamagedError(Exception):
-    pass
-
-
-class _Bzip2(bz2.BZ2File):
-    """Its error for damaged content is an `OSError` like any other."""
-
-    @override
-    def read(self, size: int | None = -1) -> bytes:
-        return self._checked(super().read, size)
-
-    @override
-    def read1(self, size: int = -1) -> bytes:
-        return self._checked(super().read1, size)
-
-    def _checked(self, read: Callable[..., bytes], size: int | None) -> bytes:
-        try:
-            return read(size)
-        except OSError as error:
-            raise _DamagedError(str(error)) from error
-
-
-class _KeptOpen(io.BufferedReader):
-    """A file that its reader cannot close."""
-
-    @override
-    def close(self) -> None:
-        pass
-
-
-def _zstd(path: str | Path, raw: BinaryIO) -> IO[bytes]:
+def _zstd(raw: BinaryIO) -> IO[bytes]:
     """The content of a zstd file in a temporary file, because the stream cannot rewind."""
     import pyarrow  # 0.1 s
 
     content = tempfile.TemporaryFile()  # noqa: SIM115  # whoever reads it closes it
     try:
-        packed = pyarrow.input_stream(_KeptOpen(cast(io.RawIOBase, raw)), compression="zstd")
-        shutil.copyfileobj(packed, content)
+        with pyarrow.input_stream(raw.name, compression="zstd") as packed:
+            shutil.copyfileobj(packed, content)
     except OSError as error:
-        raise _DamagedError(str(error)) from error
+        raise EOFError(str(error)) from error
     content.seek(0)
     return content
 
 
-def _xz(path: str | Path, raw: BinaryIO) -> lzma.LZMAFile:
-    return lzma.LZMAFile(raw)
-
-
-def _bzip2(path: str | Path, raw: BinaryIO) -> bz2.BZ2File:
-    return _Bzip2(raw)
-
-
-def _gzip(path: str | Path, raw: BinaryIO) -> gzip.GzipFile:
-    check_bgzip(path, raw)
-    return gzip.GzipFile(fileobj=raw)
-
-
-_READ: dict[re.Pattern[bytes], Callable[[str | Path, BinaryIO], ByteReader]] = {
-    re.compile(re.escape(_GZIP)): _gzip,
-    re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"): _bzip2,
-    re.compile(rb"\xfd7zXZ\0"): _xz,
+_READ: dict[re.Pattern[bytes], Callable[[BinaryIO], ByteReader]] = {
+    re.compile(re.escape(_GZIP)): lambda raw: gzip.GzipFile(fileobj=raw),
+    re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"): bz2.BZ2File,
+    re.compile(rb"\xfd7zXZ\0"): lzma.LZMAFile,
     re.compile(rb"\x28\xb5\x2f\xfd"): _zstd,
 }
 _NOT_READ = {
@@ -251,6 +207,7 @@ _NOT_READ = {
     "lz4": b"\4\x22\x4d\x18",
     "compress": b"\x1f\x9d",
 }
+_DAMAGED_BZIP2 = "Invalid data stream"  # an `OSError` like any other
 
 
 def chunks(content: ByteReader, size: int = 1 << 22) -> Iterator[bytes]:
