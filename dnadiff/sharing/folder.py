@@ -17,6 +17,7 @@ from dnadiff.sharing import record
 from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_json
 from dnadiff.store.objects import config_dir
 from dnadiff.weights import checkpoint
+from dnadiff.weights.loaded import DESCRIPTION, description
 from dnadiff.weights.published import export_published, published_layout
 from dnadiff.weights.tensors import fingerprint, round_weights
 
@@ -75,7 +76,7 @@ def export_model(
             duplicate_tied=duplicate_tied,
             dtype=kind,
         )
-        write_json(folder / checkpoint.DESCRIPTION, checkpoint.description(loaded, origin))
+        write_json(folder / DESCRIPTION, description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
             write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, title))
         with atomic_write(folder / "README.md") as file:

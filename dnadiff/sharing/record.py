@@ -15,8 +15,14 @@ from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
 from dnadiff.store.objects import PACKAGE, build
-from dnadiff.weights.checkpoint import data_name, portable
-from dnadiff.weights.loaded import ChangedDataError, Loaded, Origin, held_out_likelihood
+from dnadiff.weights.loaded import (
+    ChangedDataError,
+    Loaded,
+    Origin,
+    data_name,
+    held_out_likelihood,
+    portable,
+)
 from dnadiff.weights.tensors import fingerprint
 
 # What reading a file that something else wrote or damaged can raise.

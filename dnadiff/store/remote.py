@@ -769,3 +769,81 @@ def hub_is_reachable() -> bool:
         return True
     except OSError:
         return False
+
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+HUB_PREFIX = "hf:"
+_HUB = re.compile(rf"({HUB_PREFIX})?(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+
+
+def is_hub_commit(name: str) -> bool:
+    """Whether a name is that of a commit of a repository of the Hub, `ORG/NAME@<40 digits>`."""
+    hub = _HUB.fullmatch(name)
+    return hub is not None and _COMMIT.fullmatch(hub["revision"] or "") is not None
+
+
+def fetch_hub(name: str, required: Sequence[str], optional: Sequence[str] = ()) -> Path:
+    """Fetch files of the repository `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`, and return their
+    folder in the Hub's cache.
+
+    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If the
+    revision is not a commit (40 hexadecimal digits), the commit that it resolves to today, or
+    without the Hub resolved to then, is logged.
+
+    Raises:
+        ValueError: if the name has another form, the files can neither be fetched nor are in the
+            cache, or the repository lacks a required file; it says which files to put where.
+    """
+    import huggingface_hub
+
+    found = _HUB.fullmatch(name)
+    if found is None:
+        raise ValueError(
+            f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or "
+            "hf:ORG/NAME@REVISION"
+        )
+    repository, revision = found["repository"], found["revision"]
+    shown = f"{HUB_PREFIX}{repository}"
+    remedy = (
+        f"download {' and '.join(required)} (and {', '.join(optional)}, if they exist) of "
+        f"https://huggingface.co/{repository} into a folder, and give checkpoint=FOLDER"
+    )
+
+    def snapshot(local_files_only: bool) -> Path:
+        return Path(
+            huggingface_hub.snapshot_download(
+                repository,
+                revision=revision,
+                allow_patterns=[*required, *optional],
+                local_files_only=local_files_only,
+            )
+        )
+
+    try:  # several libraries raise, depending on what fails
+        if not hub_is_reachable():
+            raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
+        # Raises where `snapshot_download` would use what is stored.
+        huggingface_hub.HfApi().model_info(repository, revision=revision)
+        path = snapshot(local_files_only=False)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        path = Path()
+        with suppress(Exception):
+            path = snapshot(local_files_only=True)
+        if not all((path / each).is_file() for each in required):
+            raise ValueError(
+                f"{shown} could not be fetched from the Hugging Face Hub "
+                f"({reason}), nor is it in the Hub's cache; {remedy}"
+            ) from error
+        log.info(
+            f"{shown}: not fetched ({reason}); the files of an earlier download "
+            f"are used, commit {path.name}"
+        )
+    if not _COMMIT.fullmatch(revision or ""):
+        log.info(f"{shown}: commit {path.name}; to pin it: {shown}@{path.name}")
+    if missing := [each for each in required if not (path / each).is_file()]:
+        raise ValueError(
+            f"{shown} has no {' and no '.join(missing)}, and only weights in "
+            f"safetensors are read; {remedy}"
+        )
+    return path

@@ -14,70 +14,51 @@ itself and of the weights.
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import logging
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
-from dnadiff.data.text.pretrained import FILE_SETS, Pretrained
-from dnadiff.fields import Config, Json, Natural, check_value
-from dnadiff.networks.backbone.base import Backbone
-from dnadiff.renamed import VERSION
+from dnadiff.data.tokenizer import FILE_SETS
+from dnadiff.fields import Json
 from dnadiff.store.address import Address, expand_user, is_remote, parse
-from dnadiff.store.disk import atomic_write, read_json
+from dnadiff.store.disk import atomic_write
 from dnadiff.store.objects import PACKAGE
-from dnadiff.store.remote import LostError, fetch, fetch_some, target_of
+from dnadiff.store.remote import (
+    HUB_PREFIX,
+    LostError,
+    fetch,
+    fetch_hub,
+    fetch_some,
+    is_hub_commit,
+    target_of,
+)
 from dnadiff.weights import tensors
 from dnadiff.weights.loaded import (
+    CARD,
+    CONFIG,
+    DESCRIPTION,
+    TENSORS,
     Loaded,
     Origin,
     build_denoiser,
     built_tokenizer,
     label_names,
     names_file,
-    other_process,
-    read_origin,
-    wrapped,
 )
-from dnadiff.weights.published import (
-    CONFIG,
-    DESCRIPTION,
-    DESCRIPTION_KEY,
-    HUB_PREFIX,
-    TENSORS,
-    described_config,
-    fetch_hub,
-    filled_network,
-    is_published,
-)
-from dnadiff.weights.published import read as read_published
 
-FORMAT = 1
-# Of the configuration: what the denoiser is built from.
-MODEL = ("backbone", "objective", "noise", "time_conditioning")
-_KEYS: Mapping[str, object] = {
-    **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
-    "time_conditioning": bool | None,
-    "data": dict | None,
-    "labels": list[str],
-    "step": Natural,
-    "fingerprint": str,
-}
-_REMEDY, _BUNDLED = "use another copy of it", "bundled:"
-# How a network is computed, not which one it is.
-_DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
-CARD, EVALUATION, SUMMARY = "README.md", "evaluate.json", "metrics.json"
-_FILES = [file for files in FILE_SETS for file in files]  # of tokenizers
-_OPTIONAL = (DESCRIPTION, EVALUATION, CARD, *_FILES)  # next to weights
+EVALUATION, SUMMARY = "evaluate.json", "metrics.json"
+_OPTIONAL = (
+    DESCRIPTION,
+    EVALUATION,
+    CARD,
+    *(name for names in FILE_SETS for name in names),
+)  # next to weights
 _CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
-_LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
 log = logging.getLogger("dnadiff")
 _PREFIX, LATEST, _FOLDER = "denoiser.", "latest", "checkpoints"
 
@@ -117,8 +98,7 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
     if is_remote(name):
         return _load_remote(parse(name), allowed)
     path = expand_user(name)
-    # `hf:ORG/NAME[@REVISION]` or `ORG/NAME@COMMIT`
-    if name.startswith(HUB_PREFIX) or (is_published(name) and not path.is_dir()):
+    if name.startswith(HUB_PREFIX) or (is_hub_commit(name) and not path.is_dir()):
         files = fetch_hub(
             HUB_PREFIX + name.removeprefix(HUB_PREFIX), (CONFIG, TENSORS[0]), _OPTIONAL
         )
@@ -143,16 +123,6 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
 def bundled_names() -> list[str]:
     """The names of the models that ship with the package."""
     return sorted(path.parent.name for path in BUNDLED.glob(f"*/{DESCRIPTION}"))
-
-
-def license_in(card: Path) -> str | None:
-    """The license that the metadata of a model card name; None if there is no card, or it names
-    none."""
-    with suppress(OSError, ValueError):
-        head, *_ = card.read_text(encoding="utf-8").split("\n---", 1)
-        if head.startswith("---\n") and (found := _LICENSE.search(head)):
-            return found[1]
-    return None
 
 
 @functools.cache
@@ -325,20 +295,12 @@ def _is_linked(path: Path, target: Path) -> bool:
 
 
 def _load_folder(folder: Path, trust: Sequence[str]) -> Loaded | None:
-    """The model of a folder that `python -m dnadiff.export` wrote, or of one in a published layout
-    (Caduceus-Ph, Caduceus-PS, MDLM's DiT); None for any other."""
-    if (folder / DESCRIPTION).is_file():
-        return load_exported(folder, trust)
-    if not (folder / CONFIG).is_file():
+    """The model of an exported folder or of one in a published layout; None for any other."""
+    if not any((folder / name).is_file() for name in (DESCRIPTION, CONFIG)):
         return None
-    found = read_published(folder)
-    origin = Origin("published folder", license=license_in(folder / CARD))
-    found = replace(found, origin=origin)
-    if found.known_tokenizer is None and any(
-        (folder / f"{name}{end}").is_file() for name in _FILES for end in ("", ".gz")
-    ):
-        return found.with_tokenizer(Pretrained(str(folder), name=folder.name).load())
-    return found
+    from dnadiff.weights.published import load_folder  # a run needs none of its networks
+
+    return load_folder(folder, trust)
 
 
 def _from(kind: str, loaded: Loaded | None) -> Loaded:
@@ -366,155 +328,4 @@ def _load_remote(address: Address, trust: Sequence[str]) -> Loaded:
         f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
         "published model, or with "
         "checkpoints/best.ckpt; check the address"
-    )
-
-
-def description(loaded: Loaded, origin: Origin) -> Config:
-    """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without
-    paths of this machine."""
-    config = {key: loaded.config[key] for key in MODEL} | other_process(loaded.config)
-    backbone = dict(config["backbone"])
-    config["backbone"] = backbone | {
-        key: value for key, value in _DEFAULTS.items() if key in backbone
-    }
-    content = {
-        "format": FORMAT,
-        "version": VERSION,
-        **config,
-        "data": portable_data(loaded.config.get("data")),
-        "tokenizer": {
-            key: portable(value) if key == "name" else value
-            for key, value in loaded.tokenizer.config().items()
-        },
-        "labels": list(loaded.labels),
-        "step": loaded.step,
-        "origin": {key: value for key, value in asdict(origin).items() if key != "kind"},
-        "fingerprint": tensors.fingerprint(loaded.denoiser),
-    }
-    content = json.loads(json.dumps(content))  # as it is read again: lists for tuples
-    return content | {"check": check_of(content)}
-
-
-def portable(value: Json) -> Json:
-    """Nested values in which the absolute paths of this machine are replaced by the names of their
-    files."""
-    if isinstance(value, Mapping):
-        return {str(key): portable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [portable(each) for each in value]
-    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
-
-
-def portable_data(data: Config | None) -> Config | None:
-    """The configuration of training data for other machines: files keep their path only if all of
-    them ship with the package.
-
-    Elsewhere the data are named again by data=. The tokenizer is left out, because the model has
-    its own.
-    """
-    if data is None:
-        return None
-    kept = {key: value for key, value in data.items() if key != "tokenizer"}
-    result = portable(kept)
-    if result == kept and all(path.startswith(_BUNDLED) for path in _strings(kept.get("path"))):
-        return result
-    return result | {"path": None, "name": data_name(kept)}
-
-
-def data_name(data: Config) -> str | None:
-    """The name of training data in their configuration, or else of their files; None if they have
-    neither."""
-    names = [Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))]
-    return str(data.get("name") or ", ".join(names)) or None
-
-
-def _strings(value: Json) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(each)
-
-
-def check_of(content: Config) -> str:
-    """SHA-256 of everything in a description besides `check`."""
-    return hashlib.sha256(
-        json.dumps({k: v for k, v in content.items() if k != "check"}, sort_keys=True).encode()
-    ).hexdigest()
-
-
-def read_description(folder: Path) -> Config:
-    """The contents of the `dnadiff.json` in a folder, in which every key has its type.
-
-    Raises:
-        ValueError: if it is damaged or was changed, or another version of dnadiff wrote it.
-    """
-    path = folder / DESCRIPTION
-    content = read_json(path, ("format",), _REMEDY)
-    if content["format"] != FORMAT:
-        raise ValueError(
-            f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads "
-            f"{FORMAT}; update dnadiff"
-        )
-    if missing := [key for key in ("check", *_KEYS) if key not in content]:
-        raise ValueError(f"{path} lacks {', '.join(missing)}; {_REMEDY}")
-    if content["check"] != check_of(content):
-        raise ValueError(
-            f"{path} was changed after it was exported; {_REMEDY}, or export the model again"
-        )
-    with names_file(path):
-        for key, hint in _KEYS.items():
-            check_value(key, content[key], hint)
-    return content
-
-
-def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
-    """The model of an exported folder.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, names classes that are not trusted, or the files are not
-            of one model.
-    """
-    about, content = folder / DESCRIPTION, read_description(folder)
-    for name in (CONFIG, TENSORS[0]):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}"
-            )
-    with names_file(about):
-        origin = read_origin("exported folder", content["origin"])
-        tokenizer = built_tokenizer(content["tokenizer"], trust, about)
-
-    @names_file(about)
-    def make() -> Backbone:
-        return build_denoiser(content, tokenizer, trust)[0].backbone
-
-    network, path = filled_network(folder, make)
-    denoiser, process = wrapped(network, content, trust)
-    # A folder without the key is complete if it has the file.
-    expected, given = (
-        {**json.loads(json.dumps(each)), DESCRIPTION_KEY: DESCRIPTION}
-        for each in (
-            described_config(network, denoiser.time_conditioning),
-            read_json(folder / CONFIG, (), _REMEDY),
-        )
-    )
-    if changed := sorted(
-        key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key)
-    ):
-        raise ValueError(
-            f"{folder / CONFIG} and {DESCRIPTION} describe different networks: "
-            f"{', '.join(changed)[:200]}; {_REMEDY}"
-        )
-    if tensors.fingerprint(denoiser) != content["fingerprint"]:
-        raise ValueError(
-            f"{path} holds different weights from those that {DESCRIPTION} describes; {_REMEDY}"
-        )
-    config = {key: content[key] for key in MODEL} | other_process(content)
-    if content["data"] is not None:  # of published weights nothing is known
-        config["data"] = content["data"]
-    labels = label_names(content, network.num_labels)
-    return Loaded(
-        denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
     )

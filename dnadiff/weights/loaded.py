@@ -3,9 +3,11 @@ what its source records besides the network: training data, held-out likelihood,
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, get_type_hints
 
@@ -20,9 +22,18 @@ from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Json, check_arguments, check_value
 from dnadiff.networks.backbone.base import Backbone
-from dnadiff.networks.backbone.dit import DiT
+from dnadiff.renamed import VERSION
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
+from dnadiff.weights.tensors import fingerprint
 
+CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
+CARD, DESCRIPTION = "README.md", "dnadiff.json"  # of an exported model; published folders have none
+FORMAT = 1
+# Of the configuration: what the denoiser is built from.
+MODEL = ("backbone", "objective", "noise", "time_conditioning")
+_BUNDLED = "bundled:"
+# How a network is computed, not which one it is.
+_DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}
 # The process of versions that had no other one.
 ABSORBING = {"_target_": "dnadiff.diffusion.process.AbsorbingProcess", "_partial_": True}
 
@@ -328,7 +339,7 @@ def with_vocab(network: Backbone, config: Config, vocab: Vocab, source: Path) ->
     last = known.size - 1  # of published text models only the number of ids is known
     new = vocab.size - known.size
     if (
-        not isinstance(network, DiT)
+        "vocab_embed.embedding" not in (state := network.state_dict())  # of a DiT
         or known != Vocab(size=known.size, mask_id=last, pad_id=last, never_emitted=(last,))
         or vocab.complement is not None
         or new < 0
@@ -342,11 +353,10 @@ def with_vocab(network: Backbone, config: Config, vocab: Vocab, source: Path) ->
             "(tokenizer=gpt2 for MDLM on OpenWebText)"
         )
     with torch.random.fork_rng(devices=()):
-        wider: DiT = build(config["backbone"], vocab=vocab)
-    state = network.state_dict()
+        wider: Backbone = build(config["backbone"], vocab=vocab)
     for name, rows in {
         "vocab_embed.embedding": state["vocab_embed.embedding"][vocab.mask_id].expand(new, -1),
-        "output_layer.linear.weight": torch.zeros(new, network.d_model),
+        "output_layer.linear.weight": torch.zeros(new, state["vocab_embed.embedding"].shape[1]),
         "output_layer.linear.bias": torch.zeros(new),
     }.items():
         state[name] = torch.cat([state[name], rows])
@@ -458,3 +468,77 @@ def names_file(path: Path) -> Iterator[None]:
         raise ValueError(
             f"{path} does not describe a model that can be built ({reason}); use another copy of it"
         ) from error
+
+
+def description(loaded: Loaded, origin: Origin) -> Config:
+    """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without
+    paths of this machine."""
+    config = {key: loaded.config[key] for key in MODEL} | other_process(loaded.config)
+    backbone = dict(config["backbone"])
+    config["backbone"] = backbone | {
+        key: value for key, value in _DEFAULTS.items() if key in backbone
+    }
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        **config,
+        "data": portable_data(loaded.config.get("data")),
+        "tokenizer": {
+            key: portable(value) if key == "name" else value
+            for key, value in loaded.tokenizer.config().items()
+        },
+        "labels": list(loaded.labels),
+        "step": loaded.step,
+        "origin": {key: value for key, value in asdict(origin).items() if key != "kind"},
+        "fingerprint": fingerprint(loaded.denoiser),
+    }
+    content = json.loads(json.dumps(content))  # as it is read again: lists for tuples
+    return content | {"check": check_of(content)}
+
+
+def portable(value: Json) -> Json:
+    """Nested values in which the absolute paths of this machine are replaced by the names of their
+    files."""
+    if isinstance(value, Mapping):
+        return {str(key): portable(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [portable(each) for each in value]
+    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+
+
+def portable_data(data: Config | None) -> Config | None:
+    """The configuration of training data for other machines: files keep their path only if all of
+    them ship with the package.
+
+    Elsewhere the data are named again by data=. The tokenizer is left out, because the model has
+    its own.
+    """
+    if data is None:
+        return None
+    kept = {key: value for key, value in data.items() if key != "tokenizer"}
+    result = portable(kept)
+    if result == kept and all(path.startswith(_BUNDLED) for path in _strings(kept.get("path"))):
+        return result
+    return result | {"path": None, "name": data_name(kept)}
+
+
+def data_name(data: Config) -> str | None:
+    """The name of training data in their configuration, or else of their files; None if they have
+    neither."""
+    names = [Path(path).name.removeprefix(_BUNDLED) for path in _strings(data.get("path"))]
+    return str(data.get("name") or ", ".join(names)) or None
+
+
+def _strings(value: Json) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(each)
+
+
+def check_of(content: Config) -> str:
+    """SHA-256 of everything in a description besides `check`."""
+    return hashlib.sha256(
+        json.dumps({k: v for k, v in content.items() if k != "check"}, sort_keys=True).encode()
+    ).hexdigest()

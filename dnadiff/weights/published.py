@@ -8,13 +8,13 @@ run.
 
 from __future__ import annotations
 
-import logging
+import json
 import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from functools import singledispatch
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
@@ -23,7 +23,8 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.text.pretrained import Pretrained
+from dnadiff.data.tokenizer import FILE_SETS, DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Fraction, Json, Natural, check_value
@@ -36,26 +37,48 @@ from dnadiff.networks.backbone.mixer import BiMamba
 from dnadiff.networks.backbone.transformer import GPT2
 from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
 from dnadiff.store.objects import build
-from dnadiff.store.remote import hub_is_reachable
+from dnadiff.store.remote import fetch_hub, is_hub_commit
 from dnadiff.weights import tensors
-from dnadiff.weights.loaded import Loaded, UnknownTokenizer, names_file, with_vocab, wrapped
+from dnadiff.weights.loaded import (
+    CARD,
+    CONFIG,
+    DESCRIPTION,
+    FORMAT,
+    MODEL,
+    TENSORS,
+    Loaded,
+    Origin,
+    UnknownTokenizer,
+    build_denoiser,
+    built_tokenizer,
+    check_of,
+    label_names,
+    names_file,
+    other_process,
+    read_origin,
+    with_vocab,
+    wrapped,
+)
 
-CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 # Not published keys: a vocabulary that is not the one that the format implies, and labels.
 VOCAB_KEY, LABELS_KEY = "dnadiff_vocab", "dnadiff_labels"
-# Next to the weights of an exported model; published folders have none.
-DESCRIPTION = "dnadiff.json"
 # Not a published key: names that file, without which the objective would be unknown.
 DESCRIPTION_KEY = "dnadiff_description"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-HUB_PREFIX = "hf:"
-_HUB = re.compile(rf"({HUB_PREFIX})?(?P<repository>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?")
+_LICENSE = re.compile(r"^license: *[\"']?([\w.-]{1,60})[\"']? *$", re.MULTILINE)
+_REMEDY = "use another copy of it"
+_KEYS: Mapping[str, object] = {
+    **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
+    "time_conditioning": bool | None,
+    "data": dict | None,
+    "labels": list[str],
+    "step": Natural,
+    "fingerprint": str,
+}
 # A file with larger values is damaged or hostile.
 Width = Annotated[int, Interval(ge=1, le=2**16)]
 Layers = Annotated[int, Interval(ge=1, le=2**12)]
 Count = Annotated[int, Interval(ge=1, le=2**24)]
 T = TypeVar("T")
-log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
@@ -471,13 +494,6 @@ def gpt2_backbone(config: Config) -> Config:
     }
 
 
-def is_published(name: str | os.PathLike[str]) -> bool:
-    """Whether `read` can load it: a folder with `config.json`, or a Hub id with a commit,
-    `organization/name@<40 digits>`."""
-    hub = _HUB.fullmatch(str(name))
-    return (Path(name) / CONFIG).is_file() or bool(hub and _COMMIT.fullmatch(hub["revision"] or ""))
-
-
 def load_published(
     folder: str | os.PathLike[str], revision: str | None = None, vocab: Vocab | None = None
 ) -> BaseDenoiser:
@@ -508,16 +524,15 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         ValueError: if a file is damaged, the model is of another type, or tensors are missing or
             surplus (they are listed).
     """
-    path = Path(folder)
-    if not path.is_dir() and (hub := _HUB.fullmatch(str(folder))):
-        commit = revision or hub["revision"] or ""
-        if not _COMMIT.fullmatch(commit):
+    path, source = Path(folder), f"{folder}@{revision}" if revision else str(folder)
+    if not path.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+(@.*)?", source):
+        if not is_hub_commit(source):
             raise ValueError(
                 f"{folder} is not a local folder; to fetch it from the Hub, name a commit: add "
                 "revision=, or @, with its 40 hexadecimal digits"
             )
         for name in TENSORS:
-            path = fetch_hub(f"{hub['repository']}@{commit}", (CONFIG,), (DESCRIPTION, name))
+            path = fetch_hub(source, (CONFIG,), (DESCRIPTION, name))
             if (path / name).is_file():
                 break
     config = read_config(path / CONFIG, FAMILIES)
@@ -651,68 +666,106 @@ def read_config(path: Path, model_types: Collection[str]) -> Config:
     return config
 
 
-def fetch_hub(name: str, required: Sequence[str], optional: Sequence[str] = ()) -> Path:
-    """Fetch files of the repository `hf:ORG/NAME` or `hf:ORG/NAME@REVISION`, and return their
-    folder in the Hub's cache.
+def load_folder(folder: Path, trust: Sequence[str]) -> Loaded:
+    """The model of a folder that `python -m dnadiff.export` wrote, or of one in a published layout
+    (Caduceus-Ph, Caduceus-PS, MDLM's DiT)."""
+    if (folder / DESCRIPTION).is_file():
+        return load_exported(folder, trust)
+    found = read(folder)
+    origin = Origin("published folder", license=license_in(folder / CARD))
+    found = replace(found, origin=origin)
+    if found.known_tokenizer is None and any(
+        (folder / f"{name}{end}").is_file()
+        for names in FILE_SETS
+        for name in names
+        for end in ("", ".gz")
+    ):
+        return found.with_tokenizer(Pretrained(str(folder), name=folder.name).load())
+    return found
 
-    If the Hub cannot be reached, the files of an earlier download are used, which is logged. If the
-    revision is not a commit (40 hexadecimal digits), the commit that it resolves to today, or
-    without the Hub resolved to then, is logged.
+
+def license_in(card: Path) -> str | None:
+    """The license that the metadata of a model card name; None if there is no card, or it names
+    none."""
+    with suppress(OSError, ValueError):
+        head, *_ = card.read_text(encoding="utf-8").split("\n---", 1)
+        if head.startswith("---\n") and (found := _LICENSE.search(head)):
+            return found[1]
+    return None
+
+
+def read_description(folder: Path) -> Config:
+    """The contents of the `dnadiff.json` in a folder, in which every key has its type.
 
     Raises:
-        ValueError: if the name has another form, the files can neither be fetched nor are in the
-            cache, or the repository lacks a required file; it says which files to put where.
+        ValueError: if it is damaged or was changed, or another version of dnadiff wrote it.
     """
-    import huggingface_hub
-
-    found = _HUB.fullmatch(name)
-    if found is None:
+    path = folder / DESCRIPTION
+    content = read_json(path, ("format",), _REMEDY)
+    if content["format"] != FORMAT:
         raise ValueError(
-            f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or "
-            "hf:ORG/NAME@REVISION"
+            f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads "
+            f"{FORMAT}; update dnadiff"
         )
-    repository, revision = found["repository"], found["revision"]
-    shown = f"{HUB_PREFIX}{repository}"
-    remedy = (
-        f"download {' and '.join(required)} (and {', '.join(optional)}, if they exist) of "
-        f"https://huggingface.co/{repository} into a folder, and give checkpoint=FOLDER"
-    )
+    if missing := [key for key in ("check", *_KEYS) if key not in content]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; {_REMEDY}")
+    if content["check"] != check_of(content):
+        raise ValueError(
+            f"{path} was changed after it was exported; {_REMEDY}, or export the model again"
+        )
+    with names_file(path):
+        for key, hint in _KEYS.items():
+            check_value(key, content[key], hint)
+    return content
 
-    def snapshot(local_files_only: bool) -> Path:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository,
-                revision=revision,
-                allow_patterns=[*required, *optional],
-                local_files_only=local_files_only,
+
+def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
+    """The model of an exported folder.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is damaged, names classes that are not trusted, or the files are not
+            of one model.
+    """
+    about, content = folder / DESCRIPTION, read_description(folder)
+    for name in (CONFIG, TENSORS[0]):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}"
             )
-        )
+    with names_file(about):
+        origin = read_origin("exported folder", content["origin"])
+        tokenizer = built_tokenizer(content["tokenizer"], trust, about)
 
-    try:  # several libraries raise, depending on what fails
-        if not hub_is_reachable():
-            raise ConnectionError("there is no network, or HF_HUB_OFFLINE is set")
-        # Raises where `snapshot_download` would use what is stored.
-        huggingface_hub.HfApi().model_info(repository, revision=revision)
-        path = snapshot(local_files_only=False)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        path = Path()
-        with suppress(Exception):
-            path = snapshot(local_files_only=True)
-        if not all((path / each).is_file() for each in required):
-            raise ValueError(
-                f"{shown} could not be fetched from the Hugging Face Hub "
-                f"({reason}), nor is it in the Hub's cache; {remedy}"
-            ) from error
-        log.info(
-            f"{shown}: not fetched ({reason}); the files of an earlier download "
-            f"are used, commit {path.name}"
+    @names_file(about)
+    def make() -> Backbone:
+        return build_denoiser(content, tokenizer, trust)[0].backbone
+
+    network, path = filled_network(folder, make)
+    denoiser, process = wrapped(network, content, trust)
+    # A folder without the key is complete if it has the file.
+    expected, given = (
+        {**json.loads(json.dumps(each)), DESCRIPTION_KEY: DESCRIPTION}
+        for each in (
+            described_config(network, denoiser.time_conditioning),
+            read_json(folder / CONFIG, (), _REMEDY),
         )
-    if not _COMMIT.fullmatch(revision or ""):
-        log.info(f"{shown}: commit {path.name}; to pin it: {shown}@{path.name}")
-    if missing := [each for each in required if not (path / each).is_file()]:
+    )
+    if changed := sorted(
+        key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key)
+    ):
         raise ValueError(
-            f"{shown} has no {' and no '.join(missing)}, and only weights in "
-            f"safetensors are read; {remedy}"
+            f"{folder / CONFIG} and {DESCRIPTION} describe different networks: "
+            f"{', '.join(changed)[:200]}; {_REMEDY}"
         )
-    return path
+    if tensors.fingerprint(denoiser) != content["fingerprint"]:
+        raise ValueError(
+            f"{path} holds different weights from those that {DESCRIPTION} describes; {_REMEDY}"
+        )
+    config = {key: content[key] for key in MODEL} | other_process(content)
+    if content["data"] is not None:  # of published weights nothing is known
+        config["data"] = content["data"]
+    labels = label_names(content, network.num_labels)
+    return Loaded(
+        denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
+    )

@@ -1140,7 +1140,7 @@ def _read_exported(folder: Path) -> object:
 
 
 def _read_card(folder: Path) -> object:
-    from dnadiff.weights.checkpoint import license_in
+    from dnadiff.weights.published import license_in
 
     return license_in(folder / "README.md")
 

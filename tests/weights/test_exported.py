@@ -15,7 +15,7 @@ from dnadiff.diffusion.sampler.ancestral import Ancestral
 from dnadiff.export import export
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.weights import checkpoint
-from dnadiff.weights.checkpoint import check_of, portable_data
+from dnadiff.weights.loaded import check_of, portable_data
 from dnadiff.weights.published import export_published, load_published
 from dnadiff.weights.tensors import fingerprint
 

@@ -15,7 +15,7 @@ from dnadiff.diffusion.objective.mlm import MLM
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights import checkpoint
-from dnadiff.weights.published import export_published, load_published
+from dnadiff.weights.published import export_published, license_in, load_published
 
 DNA = DNATokenizer()
 
@@ -141,4 +141,4 @@ def test_folders_of_other_models_are_refused(tmp_path, monkeypatch):
 def test_the_license_of_a_card_is_read_from_its_metadata(card, license, tmp_path):
     if card is not None:
         (tmp_path / "README.md").write_bytes(card.encode("utf-8", "surrogateescape"))
-    assert checkpoint.license_in(tmp_path / "README.md") == license
+    assert license_in(tmp_path / "README.md") == license

@@ -26,7 +26,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.data.tokenizer import CharTokenizer, one_sequence
+from dnadiff.data.tokenizer import (
+    BPE_FILES,
+    FILE_SETS,
+    TOKENIZER_JSON,
+    VOCAB_TXT,
+    CharTokenizer,
+    one_sequence,
+)
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import is_integer
 from dnadiff.store.address import expand_user
@@ -256,14 +263,6 @@ def _unused(rules: Tokenizer, token: str) -> str:
     return token
 
 
-TOKENIZER_JSON = "tokenizer.json"
-BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-VOCAB_TXT = "vocab.txt"
-FILE_SETS = (
-    (TOKENIZER_JSON,),
-    *BPE_FILES,
-    (VOCAB_TXT,),
-)  # files that define a tokenizer, preferred first
 AUTO = "auto"
 _MAX_BYTES = 1 << 28  # of a file of a tokenizer, decompressed; known ones have up to 35 MB
 # Usual special tokens, most common first.
