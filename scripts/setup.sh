@@ -36,7 +36,7 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]; then
   fi
   .venv/bin/pip install -q --disable-pip-version-check -c constraints.txt -e ".$extras" 2>&1 | { grep -v WARNING || true; }
   # Compile the C++ kernels now, so that the first command does not wait for it; without a compiler this says so and goes on.
-  .venv/bin/python -c 'import torch; from dnadiff.networks.kernels.select import chosen_scan; chosen_scan("auto", "cpu", torch.float32)'
+  .venv/bin/python -c 'import torch; from dnadiff.networks.kernels.facade import choose; choose("auto", "cpu", torch.float32)'
   echo "$wanted" > "$stamp"
 fi
 export PATH="$PWD/.venv/bin:$PATH"

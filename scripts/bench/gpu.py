@@ -36,10 +36,15 @@ from torch import Tensor, nn
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.caduceus import Caduceus
-from dnadiff.networks.kernels import select
 from dnadiff.networks.kernels.backend import ScanInputs
-from dnadiff.networks.kernels.facade import gated_scan, selective_scan, selective_scans
-from dnadiff.networks.kernels.select import SCANS, available_scans
+from dnadiff.networks.kernels.facade import (
+    SCANS,
+    available_scans,
+    gated_scan,
+    selective_scan,
+    selective_scans,
+)
+from dnadiff.networks.kernels.portable import probe
 
 DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 SIZES = [(256, 4), (118, 4), (256, 16)]
@@ -425,7 +430,7 @@ def started(machine: Machine, report: Report, prebuilt: Path | None) -> str:
         reasons = available_scans()
         if machine.cuda and reasons["triton"]:
             try:
-                select._probe(SCANS["triton"], torch.device("cuda"))
+                probe(SCANS["triton"], torch.device("cuda"))
             except Exception:  # the reason is one line; fixing it takes the traceback
                 traceback.print_exc(file=sys.stdout)
         report.finish()

@@ -27,8 +27,7 @@ from operators import Operator, Probe, compared, measure, mixer_operators, rate_
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
-from dnadiff.networks.kernels.cpu import AddNorm
-from dnadiff.networks.kernels.native import library
+from dnadiff.networks.kernels.native import library, rms_norm
 from dnadiff.options.command import keep_freed_memory
 
 FORWARD = 4  # of the operators of a mixer
@@ -48,7 +47,7 @@ def other_operators(network: Caduceus, ids: torch.Tensor) -> list[Operator]:
         Operator(
             "residual addition and norm",
             norms,
-            lambda: AddNorm.apply(x, added, scale, 1e-5),
+            lambda: rms_norm(x, scale, 1e-5, added),
             5.0 * rows * width,
             4 * row_bytes,
         ),

@@ -47,10 +47,15 @@ from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.caduceus import Caduceus
-from dnadiff.networks.kernels.cpu import AddNorm, linear
-from dnadiff.networks.kernels.cpu_mixer import _Way
-from dnadiff.networks.kernels.cpu_scan import PLAIN, scan_backward, scan_forward
-from dnadiff.networks.kernels.native import library, pointers
+from dnadiff.networks.kernels.cpu import table_of
+from dnadiff.networks.kernels.native import (
+    PLAIN,
+    library,
+    linear,
+    rms_norm,
+    scan_backward,
+    scan_forward,
+)
 from dnadiff.options.command import keep_freed_memory
 from dnadiff.training.optim import parameter_groups
 
@@ -122,7 +127,7 @@ def small_operators(step: Step, width: int, layers: int, batch: int, length: int
     x, added, scale, dout = (torch.randn(batch, length, width) for _ in range(4))
     x.requires_grad_(), added.requires_grad_()
     norm_weight = torch.ones(width, requires_grad=True)
-    outputs = AddNorm.apply(x, added, norm_weight, 1e-5)
+    outputs = rms_norm(x, norm_weight, 1e-5, added)
     embedded = step.network.embedding(step.ids)
     features, target = (
         torch.randn(masked, width, requires_grad=True),
@@ -172,7 +177,7 @@ def small_operators(step: Step, width: int, layers: int, batch: int, length: int
         Operator(
             "residual addition and norm",
             layers,
-            lambda: AddNorm.apply(x.detach(), added.detach(), norm_weight.detach(), 1e-5),
+            lambda: rms_norm(x.detach(), norm_weight.detach(), 1e-5, added.detach()),
             5.0 * rows * width,
             4 * row_bytes,
         ),
@@ -247,6 +252,11 @@ def set_gradients(step: Step, gradients: list[Tensor | None]) -> None:
         parameter.grad = gradient
 
 
+def pointers(*tensors: Tensor | None) -> list[int | None]:
+    """Addresses of the data; null for None."""
+    return [None if x is None else x.data_ptr() for x in tensors]
+
+
 def mixer_operators(
     width: int, layers: int, batch: int, length: int, threads: int, keep: bool = True
 ) -> list[Operator]:
@@ -278,7 +288,7 @@ def mixer_operators(
     step_bias = torch.full((E,), -3.0)
     sums = torch.zeros(threads, 4 * D * E + 4 * P * E + 4 * R * E + 4 * (K + 1) * E)
     rows_of = [(taps, bias, x_proj, dt, *out) for out in ((u, p, delta), (u_rev, p_rev, delta_rev))]
-    ways = (_Way * 2)(*(_Way(*pointers(*row)) for row in rows_of))
+    ways = table_of(rows_of)
     B, C = p[..., R : R + N], p[..., R + N :]
     states = scan_forward(u, delta, A, B, C, skip, step_bias, False, True, *PLAIN)[1]
     dB, dC = torch.randn(batch, length, N), torch.randn(batch, length, N)

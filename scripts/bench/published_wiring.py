@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dnadiff.networks.kernels.backend import Backend, ScanInputs
-from dnadiff.networks.kernels.select import SCANS
+from dnadiff.networks.kernels.backend import Backend, ScanInputs, ScanStates, Walk
+from dnadiff.networks.kernels.facade import SCANS
 
 
 def extension(name: str, folder: Path | None) -> ModuleType:
@@ -194,20 +194,14 @@ def _check_scan() -> str:
     ]
     inputs = [x.detach().requires_grad_() for x in inputs]
     u, delta, A, B, C, D, bias = inputs
-    theirs = (
-        SCANS["portable"]
-        .selective_scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), False)
-        .mT
-    )
+    theirs = SCANS["portable"].scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), Walk()).mT
     return _differ(cuda_scan(*inputs), theirs, inputs)
 
 
 def _check_conv() -> str:
     inputs = [_wave(2, 8, 72), _wave(8, 4), _wave(8)]
     x, weight, bias = inputs
-    return _differ(
-        conv(*inputs), SCANS["portable"].short_conv(x.mT, weight, bias, False).mT, inputs
-    )
+    return _differ(conv(*inputs), SCANS["portable"].short_conv(x.mT, weight, bias).mT, inputs)
 
 
 def around(backend: Backend) -> Backend:
@@ -220,14 +214,14 @@ def around(backend: Backend) -> Backend:
         def description(self) -> str:
             return "mamba-ssm's extension"
 
-        def selective_scan(self, inputs, reverse):
+        def scan(self, inputs, walk):
             u, delta, A, B, C, D, delta_bias = inputs
-            u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
+            u, delta, B, C = ((x.flip(1) if walk.reverse else x).mT for x in (u, delta, B, C))
             y = cuda_scan(u.contiguous(), delta.contiguous(), A, B, C, D, delta_bias).mT
-            return y.flip(1) if reverse else y
+            return ScanStates(y.flip(1) if walk.reverse else y)
 
         def scans(self, forward, backward):
-            return self.selective_scan(forward, False), self.selective_scan(backward, True)
+            return self.scan(forward, Walk()).y, self.scan(backward, Walk(reverse=True)).y
 
     return Extension()
 

@@ -28,13 +28,12 @@ from triton.compiler import ASTSource
 from dnadiff.networks.kernels import (
     triton_gradients,
     triton_kernels,
-    triton_log_sum,
     triton_row_kernels,
+    triton_rowwise,
     triton_scan,
-    triton_support,
 )
-from dnadiff.networks.kernels.backend import ScanInputs
-from dnadiff.networks.kernels.select import SCANS
+from dnadiff.networks.kernels.backend import ScanInputs, Walk
+from dnadiff.networks.kernels.facade import SCANS
 
 MODULES = {
     module.__name__.rpartition(".")[2]: module
@@ -137,7 +136,7 @@ def recorded() -> Iterator[list[Launch]]:
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
             return lambda *args, **options: launches.append(Launch(self.kernel, args, options))
 
-    original = triton_support.load_kernels
+    original = triton_scan.load_kernels
     modules = {
         name: SimpleNamespace(
             **{
@@ -148,11 +147,11 @@ def recorded() -> Iterator[list[Launch]]:
         )
         for name, module in MODULES.items()
     }
-    triton_support.load_kernels = modules.__getitem__
+    triton_scan.load_kernels = modules.__getitem__
     try:
         yield launches
     finally:
-        triton_support.load_kernels = original
+        triton_scan.load_kernels = original
 
 
 def layer(
@@ -184,7 +183,7 @@ def layer(
                 )
                 out = backend.gated_sum(y, y_rev, z)
             elif ways == "gated":
-                u = backend.short_conv(x, taps, bias, False)
+                u = backend.short_conv(x, taps, bias)
                 out = backend.gated_scan(ScanInputs(u, new(1, L, E), A, B, C, bias, bias), z)
             elif ways == "blocks":
                 near, starts = (
@@ -192,20 +191,18 @@ def layer(
                     torch.zeros(1, E, N, requires_grad=True),
                 )
                 inputs = ScanInputs(
-                    backend.block_conv(x, taps, bias, False, near, 16), z, A, B, C, bias, bias
+                    backend.short_conv(x, taps, bias, False, near, 16), z, A, B, C, bias, bias
                 )
-                y, starts, last = backend.carried_scan(inputs, False, starts, 16)
+                y, starts, last = backend.scan(inputs, Walk(False, starts, 16, states=True))
                 out = (
                     y.sum()
                     + last.sum()
-                    + backend.restarted_scan(inputs, False, starts, 16)
-                    + backend.restarted_scan(inputs, True, None, 16)
+                    + backend.scan(inputs, Walk(False, starts, 16, restart=True)).y
+                    + backend.scan(inputs, Walk(True, None, 16, restart=True)).y
                 )
             else:
-                out = backend.selective_scan(
-                    ScanInputs(backend.short_conv(x, taps, bias, True), z, A, B, C, bias, bias),
-                    True,
-                )
+                u = backend.short_conv(x, taps, bias, True)
+                out = backend.scan(ScanInputs(u, z, A, B, C, bias, bias), Walk(True)).y
             (out.sum() + total.sum() + normed.sum()).backward()
     finally:
         triton_scan._WARPS = before
@@ -217,8 +214,8 @@ def loss(dtype: torch.dtype, tokens: int = 16_384, rows: int = 2) -> list[Launch
     logits, ids = torch.zeros(rows, tokens, dtype=dtype), torch.zeros(rows, 1, dtype=torch.int64)
     bias, sums, picked = torch.zeros(tokens), torch.zeros(rows), torch.zeros(rows, 1)
     with recorded() as launches:
-        triton_log_sum.add_log_sum(logits, bias, ids, 0, sums, picked)
-        triton_log_sum.logits_gradient(logits, bias, ids, 0, sums, sums.clone(), picked)
+        triton_rowwise.add_log_sum(logits, bias, ids, 0, sums, picked)
+        triton_rowwise.logits_gradient(logits, bias, ids, 0, sums, sums.clone(), picked)
     return launches
 
 

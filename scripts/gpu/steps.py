@@ -150,14 +150,14 @@ class Steps:
 
     def kernels(self, name: str) -> dict[str, Any]:
         """The errors of one case."""
-        from dnadiff.networks.kernels import select, triton_scan
+        from dnadiff.networks.kernels import facade, triton_scan
 
         kept = [
             (module, key, getattr(module, key))
             for module, key in (
                 (triton_scan, "_WARPS"),
                 (triton_scan, "_KEPT"),
-                (select, "_failure"),
+                (facade, "_failure"),
             )
         ]
         begin = time.perf_counter()

@@ -74,15 +74,15 @@ class Bench:
         )
 
     def _build(self, runs: bool) -> int:
-        from dnadiff.networks.kernels import build
+        from dnadiff.networks.kernels import native
 
         self._kernels.mkdir(parents=True, exist_ok=True)
-        with suppress(build.CannotCompile):  # the kernels in Python are used instead
-            build.load_library()
-            for library in build.cache_folder().glob("*.so"):
+        with suppress(native.CannotCompile):  # the kernels in Python are used instead
+            native.load_library()
+            for library in native.cache_folder().glob("*.so"):
                 shutil.copy(library, self._kernels)
         with cache_in(self.folder / "cache_of_world"):
-            shutil.copytree(self._kernels, build.cache_folder())
+            shutil.copytree(self._kernels, native.cache_folder())
             build_world(self.world, runs)
         return 0
 

@@ -35,7 +35,7 @@ from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.genomics.compression import container
 from dnadiff.networks.backbone.mamba import MambaBackbone
-from dnadiff.networks.kernels.select import AUTO, SCANS, chosen_scan
+from dnadiff.networks.kernels.facade import AUTO, SCANS, choose
 from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write, check_output
 from dnadiff.store.files import resolve
@@ -268,7 +268,7 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     device, is_cuda = weights.device, weights.device.type.startswith("cuda")
     reads_scan = isinstance(backbone, MambaBackbone)
     asked = backbone.scan if isinstance(backbone, MambaBackbone) else AUTO
-    name = chosen_scan(asked, device.type, weights.dtype)
+    name = choose(asked, device.type, weights.dtype)
     return {
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "instructions": torch.backends.cpu.get_cpu_capability(),

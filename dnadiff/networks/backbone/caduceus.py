@@ -13,7 +13,7 @@ from typing_extensions import override
 from dnadiff.fields import checked
 from dnadiff.networks.backbone.base import BlockBackbone, OptTensor, State
 from dnadiff.networks.backbone.mamba import BiMambaBackbone, MambaBlock
-from dnadiff.networks.kernels.select import check_states
+from dnadiff.networks.kernels.facade import check_states
 
 
 @checked

@@ -34,7 +34,7 @@ from dnadiff.networks.backbone.layers import (
     modulate,
 )
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
-from dnadiff.networks.kernels.select import SCANS, check_scan, check_states, chosen_scan
+from dnadiff.networks.kernels.facade import SCANS, check_scan, check_states, choose
 
 
 class MambaOptions(TypedDict, total=False):
@@ -346,7 +346,7 @@ class Mamba(MambaBackbone, CausalBackbone):
     ) -> tuple[Tensor, State]:
         self.check_inputs(ids, None, cond)
         weight = self.embedding.weight
-        if SCANS[chosen_scan(self.scan, weight.device.type, weight.dtype)].lacks_states():
+        if SCANS[choose(self.scan, weight.device.type, weight.dtype)].lacks_states:
             return super().read(ids, state, cond)
         stream, branch, state = self.carried(ids, state, cond, None)
         return self.normalized(stream, branch), state

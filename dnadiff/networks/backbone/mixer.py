@@ -17,12 +17,10 @@ from typing_extensions import override
 
 from dnadiff.networks.backbone.context import SequencePiece
 from dnadiff.networks.backbone.layers import Projection, at_least_float32
-from dnadiff.networks.kernels.backend import MixerWay, ScanInputs
+from dnadiff.networks.kernels.backend import NO_STEP, MixerWay, MixerWeights, ScanInputs
 from dnadiff.networks.kernels.facade import (
     continued_mixer,
-    conv_blocks,
     fuses_mixer,
-    fuses_two_streams,
     gated_scan,
     gated_sum,
     inputs_before_blocks,
@@ -39,8 +37,6 @@ from dnadiff.networks.kernels.facade import (
     two_stream_mixer,
 )
 
-# softplus of this is exactly 0 in float32: a step of size zero leaves the state unchanged.
-_NO_STEP = -1e4
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
     "ew_multiply": torch.mul,
@@ -111,7 +107,7 @@ class Direction(nn.Module):
         low, B, C = self.x_proj(x, scan).split([rank, state, state], dim=-1)
         delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
-            delta = delta.masked_fill(~valid[..., None], _NO_STEP)
+            delta = delta.masked_fill(~valid[..., None], NO_STEP)
         return ScanInputs(
             x, delta, -torch.exp(at_least_float32(self.A_log)), B, C, self.D, self.dt_bias
         )
@@ -154,6 +150,11 @@ class ForwardMixer(nn.Module, ABC):
     out_proj: Projection
     fwd: Direction
 
+    def weights(self, *ways: Direction) -> MixerWeights:
+        """The projections and some directions for `dnadiff.networks.kernels.mixer`."""
+        each = [way.weights() for way in ways]
+        return MixerWeights(self.in_proj.weight, self.out_proj.weight, each)
+
     @abstractmethod
     def piece(
         self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
@@ -166,15 +167,9 @@ class ForwardMixer(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from
         those before it (None at the first)."""
-        ways = [self.fwd.weights()]
-        if (
-            not torch.is_grad_enabled()
-            and valid is None
-            and fuses_mixer(piece, self.in_proj.weight, ways, scan=scan)
-        ):
-            return continued_mixer(
-                piece, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan
-            )
+        weights, is_plain = self.weights(self.fwd), not torch.is_grad_enabled() and valid is None
+        if is_plain and fuses_mixer(piece, weights, scan=scan):
+            return continued_mixer(piece, weights, past, h, scan=scan)
         x, z = _split(self.in_proj, piece, valid, scan)
         convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
         inputs = self.fwd.scan_inputs(convolved, valid, scan)
@@ -213,9 +208,9 @@ class UniMamba(ForwardMixer):
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
-        ways = [self.fwd.weights()]
-        if fuses_mixer(hidden, self.in_proj.weight, ways, valid, scan=scan):
-            return mixer(hidden, self.in_proj.weight, self.out_proj.weight, ways, valid, scan=scan)
+        weights = self.weights(self.fwd)
+        if fuses_mixer(hidden, weights, valid, scan=scan):
+            return mixer(hidden, weights, valid, scan=scan)
         x, z = _split(self.in_proj, hidden, valid, scan)
         inputs = self.fwd.scan_inputs(self.fwd.conv(x, scan), valid, scan)
         return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
@@ -272,9 +267,9 @@ class BiMamba(ForwardMixer):
 
     def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
-        ways = [self.fwd.weights(), self.rev.weights()]
-        if self.one_projection and fuses_mixer(hidden, self.in_proj.weight, ways, valid, scan=scan):
-            return mixer(hidden, self.in_proj.weight, self.out_proj.weight, ways, valid, scan=scan)
+        weights = self.weights(self.fwd, self.rev)
+        if self.one_projection and fuses_mixer(hidden, weights, valid, scan=scan):
+            return mixer(hidden, weights, valid, scan=scan)
         x, z = _split(self.in_proj, hidden, valid, scan)
         if self.in_proj_rev is None:
             z_rev, taps = z, [(way.conv_weight, way.conv_bias) for way in (self.fwd, self.rev)]
@@ -329,20 +324,10 @@ class BiMamba(ForwardMixer):
         clean stream before the block. Without `clean_output` the clean stream ends here, and only
         its states are computed.
         """
-        weights = [self.fwd.weights(), self.rev.weights()]
-        if self.one_projection and fuses_two_streams(
-            noised, clean, self.in_proj.weight, weights, valid, scan=scan
-        ):
-            projections = self.in_proj.weight, self.out_proj.weight
+        weights = self.weights(self.fwd, self.rev)
+        if self.one_projection and fuses_mixer(noised, weights, valid, scan=scan):
             return two_stream_mixer(
-                noised,
-                clean,
-                *projections,
-                weights,
-                block_size,
-                valid,
-                clean_output=clean_output,
-                scan=scan,
+                noised, clean, weights, block_size, valid, clean_output=clean_output, scan=scan
             )
         way, taps = self.fwd, (self.fwd.conv_weight, self.fwd.conv_bias)
         if clean_output:
@@ -357,11 +342,10 @@ class BiMamba(ForwardMixer):
         )
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
         before = inputs_before_blocks(x_clean, taps[0].shape[1], block_size)
-        x = conv_blocks(x, *taps, block_size, before, scan=scan)
+        x = short_conv(x, *taps, initial=before, block_size=block_size, scan=scan)
         y = scan_blocks(way.scan_inputs(x, valid, scan), block_size, starts, scan=scan)
-        x_rev = conv_blocks(
-            x_rev, self.rev.conv_weight, self.rev.conv_bias, block_size, reverse=True, scan=scan
-        )
+        taps = self.rev.conv_weight, self.rev.conv_bias
+        x_rev = short_conv(x_rev, *taps, reverse=True, block_size=block_size, scan=scan)
         y_rev = scan_blocks(
             self.rev.scan_inputs(x_rev, valid, scan), block_size, reverse=True, scan=scan
         )
@@ -375,12 +359,10 @@ class BiMamba(ForwardMixer):
     ) -> Tensor:
         """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams`
         computes it."""
-        ways = [self.fwd.weights(), self.rev.weights()]
+        weights = self.weights(self.fwd, self.rev)
         is_plain = not torch.is_grad_enabled() and valid is None and self.one_projection
-        if is_plain and fuses_mixer(noised, self.in_proj.weight, ways, scan=scan):
-            return continued_mixer(
-                noised, self.in_proj.weight, self.out_proj.weight, ways, past, h, scan=scan
-            )[0]
+        if is_plain and fuses_mixer(noised, weights, scan=scan):
+            return continued_mixer(noised, weights, past, h, scan=scan)[0]
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
         x = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
         y = selective_scan(*self.fwd.scan_inputs(x, valid, scan), initial_state=h, scan=scan)

@@ -1,16 +1,18 @@
-"""The C++ back end, and the convolution as a custom operator that autograd and torch.compile
-understand.
+"""The C++ back end: its convolution, and whole mixers as one function of autograd. The other
+operators are in `native`.
 
-Computes in float32. The scan is in `cpu_scan`, whole mixers are in `cpu_mixer`,
-operators on single positions are in `cpu_rowwise`, matrix products in `cpu_linear`.
+A mixer's operators one by one are 14 calls, each of which PyTorch dispatches through Python, and
+each of which writes its result to memory. Here a layer of a small network is seven calls of the
+library forward and seven backward. `torch.compile` gets the separate operators.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
+from ctypes import c_void_p
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,483 +21,35 @@ from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
-from dnadiff.networks.kernels import cpu_mixer, cpu_scan
-from dnadiff.networks.kernels.backend import MixerWay, ScanInputs, ScanStates
+from dnadiff.networks.kernels import native
+from dnadiff.networks.kernels.backend import MixerWay, MixerWeights, ScanInputs, ScanStates, Walk
 from dnadiff.networks.kernels.native import (
-    constant_in_graphs,
+    CHUNK,
+    PLAIN,
+    call,
+    channel_groups,
+    contiguous,
     cpu_operator,
-    library,
-    pointers,
     rows,
     save_inputs,
+    scan_backward,
+    scan_forward,
+    scan_operator,
 )
 from dnadiff.networks.kernels.portable import TorchOperations
 
-MAX_RANK = (
-    16  # of a narrow linear map: a matrix product with more columns is efficient in libraries
-)
-
-
-@cpu_operator("gated_sum")
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
-    """(y + y_rev) silu(z), (Bt, L, E)."""
-    (y, y_row), (y_rev, y_rev_row), (z, z_row) = (
-        rows(y),
-        (None, 0) if y_rev is None else rows(y_rev),
-        rows(z),
-    )
-    out = y.new_empty(y.shape)
-    sizes = (y.shape[0] * y.shape[1], y.shape[2], y_row, y_rev_row, z_row)
-    library().dnadiff_gate_forward(*pointers(y, y_rev, z, out), *sizes, torch.get_num_threads())
-    return out
-
-
-gated_sum.register_fake(lambda y, y_rev, z: y.new_empty(y.shape))
-
-
-@cpu_operator("gated_sum_backward")
-def _gate_backward(
-    dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor
-) -> tuple[Tensor, Tensor]:
-    (y, y_row), (y_rev, y_rev_row), (z, z_row) = (
-        rows(y),
-        (None, 0) if y_rev is None else rows(y_rev),
-        rows(z),
-    )
-    dout, dout_row = rows(dout)
-    dy, dz = y.new_empty(y.shape), y.new_empty(y.shape)
-    sizes = (y.shape[0] * y.shape[1], y.shape[2], dout_row, y_row, y_rev_row, z_row)
-    library().dnadiff_gate_backward(
-        *pointers(dout, y, y_rev, z, dy, dz), *sizes, torch.get_num_threads()
-    )
-    return dy, dz
-
-
-_gate_backward.register_fake(lambda dout, y, y_rev, z: (y.new_empty(y.shape), y.new_empty(y.shape)))
-
-
-def _gate_grad(ctx: Any, dout: Any) -> Any:
-    y, y_rev, z = ctx.saved_tensors
-    dy, dz = _gate_backward(dout, y, y_rev, z)
-    return dy, None if y_rev is None else dy, dz
-
-
-gated_sum.register_autograd(_gate_grad, setup_context=save_inputs)
-
-
-@cpu_operator("rms_norm")
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x / rms(x) * weight of x (Bt, L, E), and 1 / rms(x) (Bt, L) for the backward pass."""
-    (x, x_row), weight = rows(x), weight.contiguous()
-    out, scale = x.new_empty(x.shape), x.new_empty(x.shape[:2])
-    sizes = (x.shape[0] * x.shape[1], x.shape[2], x_row)
-    library().dnadiff_norm_forward(
-        *pointers(x, None, weight, None, out, scale), *sizes, eps, torch.get_num_threads()
-    )
-    return out, scale
-
-
-rms_norm.register_fake(lambda x, weight, eps: (x.new_empty(x.shape), x.new_empty(x.shape[:2])))
-
-
-@cpu_operator("rms_norm_backward")
-def _norm_backward(dout: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    return _norm_gradients(dout, None, x, weight, scale)
-
-
-def _norm_gradients(
-    dout: Tensor, dtotal: Tensor | None, x: Tensor, weight: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x and weight; `dtotal`, contiguous, is added to the first."""
-    (dout, dout_row), (x, x_row), weight, threads = (
-        rows(dout),
-        rows(x),
-        weight.contiguous(),
-        torch.get_num_threads(),
-    )
-    dx, sums = x.new_empty(x.shape), x.new_zeros(threads, x.shape[2])
-    sizes = (x.shape[0] * x.shape[1], x.shape[2], dout_row, x_row)
-    library().dnadiff_norm_backward(
-        *pointers(dout, dtotal, x, weight, scale.contiguous(), dx, sums), *sizes, threads
-    )
-    return dx, sums.sum(0)
-
-
-_norm_backward.register_fake(
-    lambda dout, x, weight, scale: (x.new_empty(x.shape), weight.new_empty(weight.shape))
-)
-
-
-def _norm_save(ctx: Any, inputs: Any, output: Any) -> Any:
-    ctx.save_for_backward(*inputs[:2], output[1])
-    ctx.set_materialize_grads(False)
-
-
-def _norm_grad(ctx: Any, dout: Any, _: Any) -> Any:
-    return (None,) * 3 if dout is None else (*_norm_backward(dout, *ctx.saved_tensors), None)
-
-
-rms_norm.register_autograd(_norm_grad, setup_context=_norm_save)
-
-
-class AddNorm(torch.autograd.Function):
-    """x + added and its norm of (Bt, L, E), in one pass over memory each way."""
-
-    @staticmethod
-    @override
-    def forward(
-        ctx: Any, x: Tensor, added: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        x, added, weight = x.contiguous(), added.contiguous(), weight.contiguous()
-        (Bt, L, E), total, out, scale = (
-            x.shape,
-            torch.empty_like(x),
-            torch.empty_like(x),
-            x.new_empty(x.shape[:2]),
-        )
-        library().dnadiff_norm_forward(
-            *pointers(x, added, weight, total, out, scale),
-            Bt * L,
-            E,
-            E,
-            eps,
-            torch.get_num_threads(),
-        )
-        ctx.save_for_backward(total, weight, scale)
-        ctx.set_materialize_grads(False)
-        return total, out
-
-    @staticmethod
-    @override
-    @once_differentiable
-    def backward(ctx: Any, dtotal: Tensor | None, dout: Tensor | None) -> tuple[Tensor | None, ...]:
-        if dout is None:
-            return dtotal, dtotal, None, None
-        dx, dweight = _norm_gradients(
-            dout, None if dtotal is None else dtotal.contiguous(), *ctx.saved_tensors
-        )
-        return dx, dx, dweight, None
-
-
-@cpu_operator("narrow_linear")
-def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T, (Bt, L, E), of x (Bt, L, R) and weight (E, R); R at most `MAX_RANK`."""
-    (x, x_row), weight, (Bt, L, R), E = rows(x), weight.contiguous(), x.shape, weight.shape[0]
-    out = x.new_empty(Bt, L, E)
-    library().dnadiff_product(
-        *pointers(x, weight, out), Bt * L, R, E, x_row, 1, R, E, False, torch.get_num_threads()
-    )
-    return out
-
-
-narrow_linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:2], weight.shape[0]))
-
-
-@cpu_operator("narrow_linear_backward")
-def _narrow_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    (dout, dout_row), (x, x_row), weight, (Bt, L, R), E = (
-        rows(dout),
-        rows(x),
-        weight.contiguous(),
-        x.shape,
-        weight.shape[0],
-    )
-    threads = torch.get_num_threads()
-    dx, sums = x.new_empty(x.shape), x.new_zeros(threads, R, E)
-    library().dnadiff_product(
-        *pointers(dout, weight, dx), Bt * L, E, R, dout_row, R, 1, R, False, threads
-    )
-    library().dnadiff_outer_sum(*pointers(x, dout, sums), Bt * L, R, E, x_row, dout_row, threads)
-    return dx, sums.sum(0).T.contiguous()
-
-
-_narrow_backward.register_fake(
-    lambda dout, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape))
-)
-
-
-narrow_linear.register_autograd(
-    lambda ctx, dout: _narrow_backward(dout, *ctx.saved_tensors), setup_context=save_inputs
-)
-
-
-SMALL = 2**17  # entries of a weight whose panels fit into a core's cache
-_SUMS = 2**18  # up to this size the gradient of a weight fits into one core's cache
-
-
-@constant_in_graphs
-def onednn_wins() -> bool:
-    """Whether oneDNN is known to be faster on this processor, and works. Not decided by timing:
-    every run on a machine makes the same choice."""
-    return _onednn_wins()
-
-
-@cache
-def _onednn_wins() -> bool:
-    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
-        return False
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or "AuthenticAMD" not in _processor():
-        return False
-    try:
-        a, b = (
-            torch.ones(75, 47, device="cpu"),
-            torch.full((75, 47), 0.5, device="cpu").cumsum(1),
-        )  # small sums, exact in float32
-        products = (_product(a, b), b.sum(1)), (_outer_sum(a, b, 2), b.sum(0).expand(47, 47))
-        return all(bool((ours == expected).all()) for ours, expected in products)
-    except Exception:
-        # The operator is not part of PyTorch's public API; PyTorch's choice is good enough.
-        return False
-
-
-def _processor() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()[:4096]
-    except OSError:
-        return ""
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a b^T of two matrices."""
-    return torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], "")
-
-
-def is_small(weight: Tensor) -> bool:
-    """Whether the C++ kernel multiplies by this weight."""
-    return weight.numel() <= SMALL
-
-
-def _small_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T, (..., E), of x (..., R) and weight (E, R) of any strides."""
-    (E, R), (flat, row) = weight.shape, rows(x.reshape(1, -1, x.shape[-1]))
-    out = x.new_empty(*x.shape[:-1], E)
-    sizes = (flat.shape[1], R, E, row, weight.stride(1), weight.stride(0), E)
-    library().dnadiff_product(*pointers(flat, weight, out), *sizes, False, torch.get_num_threads())
-    return out
-
-
-def _outer_sum(a: Tensor, b: Tensor, threads: int) -> Tensor:
-    """a^T b of two matrices with the same number of rows."""
-    (a, a_row), (b, b_row) = rows(a[None]), rows(b[None])
-    sums = a.new_zeros(threads, a.shape[2], b.shape[2])
-    library().dnadiff_outer_sum(
-        *pointers(a, b, sums), a.shape[1], a.shape[2], b.shape[2], a_row, b_row, threads
-    )
-    return sums.sum(0)
-
-
-@cpu_operator("linear")
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T, (..., E), of x (..., R) and weight (E, R); by oneDNN if the weight is large."""
-    if is_small(weight):
-        return _small_product(x, weight)
-    return _product(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])
-
-
-linear.register_fake(lambda x, weight: x.new_empty(*x.shape[:-1], weight.shape[0]))
-
-
-@cpu_operator("linear_backward")
-def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    dx = (
-        _small_product(dout, weight.t())
-        if is_small(weight)
-        else _product(dout.flatten(0, -2), weight.t()).view(x.shape)
-    )
-    dout, x_rows = dout.flatten(0, -2), x.flatten(0, -2)
-    threads = torch.get_num_threads()
-    if weight.numel() > _SUMS or (
-        len(dout) < 64 * threads**2 and onednn_wins()
-    ):  # each thread has its own sums, which one more pass adds
-        return dx, _product(dout.t(), x_rows.t())
-    return dx, _outer_sum(dout, x_rows, threads)
-
-
-_linear_backward.register_fake(
-    lambda dout, x, weight: (x.new_empty(x.shape), weight.new_empty(weight.shape))
-)
-
-
-linear.register_autograd(
-    lambda ctx, dout: _linear_backward(dout, *ctx.saved_tensors), setup_context=save_inputs
-)
-
-
-_MAX_TAPS = 8  # of a filter in C++
-
-
-class CppBackend(TorchOperations):
-    """float32 tensors on the CPU, in C++ compiled for this processor."""
-
-    device_type = "cpu"
-    supports_float64 = False
-    fused_add_norm = True
-    fused_two_streams = True
-
-    @override
-    def description(self) -> str:
-        """The vector instructions in use, and the library of matrix products if it is not PyTorch's
-        choice."""
-        return library().dnadiff_vectors().decode() + (
-            ", products by oneDNN" if onednn_wins() else ""
-        )
-
-    @override
-    def compiler(self) -> str:
-        return library().dnadiff_compiler().decode()
-
-    @override
-    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        _refuse_forward_mode()
-        return cpu_scan.plain_scan(inputs, reverse)
-
-    @override
-    def carried_scan(
-        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
-    ) -> ScanStates:
-        _refuse_forward_mode()
-        return cpu_scan.carried_scan(inputs, reverse, initial, block)
-
-    @override
-    def restarted_scan(
-        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int
-    ) -> Tensor:
-        _refuse_forward_mode()
-        return cpu_scan.restarted_scan(inputs, reverse, initial, block)
-
-    @override
-    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-        return (
-            _conv(x, weight, bias, reverse, None, 0)
-            if weight.shape[1] <= _MAX_TAPS
-            else super().short_conv(x, weight, bias, reverse)
-        )
-
-    @override
-    def block_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        reverse: bool,
-        initial: Tensor | None,
-        block: int,
-    ) -> Tensor:
-        if weight.shape[1] > _MAX_TAPS:
-            return super().block_conv(x, weight, bias, reverse, initial, block)
-        if initial is not None and reverse:  # the operator counts in the order of the walk
-            initial = initial.flip(1, 2)
-        return _conv(x, weight, bias, reverse, initial if weight.shape[1] > 1 else None, block)
-
-    @override
-    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
-        return gated_sum(y, y_rev, z)
-
-    @override
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return rms_norm(x.reshape(1, -1, x.shape[-1]), weight, eps)[0].view(x.shape)
-
-    @override
-    def add_norm(
-        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        if added is None or torch.compiler.is_compiling() or forward_ad._current_level >= 0:
-            return super().add_norm(x, added, weight, eps)
-        width = x.shape[-1]
-        total, out = AddNorm.apply(
-            x.reshape(1, -1, width), added.reshape(1, -1, width), weight, eps
-        )
-        return total.view(x.shape), out.view(x.shape)
-
-    @override
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight) if is_small(weight) or onednn_wins() else F.linear(x, weight)
-
-    @override
-    def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        if not (is_small(weight) or onednn_wins()):
-            return super().linear_halves(x, weight)
-        first, second = weight.chunk(
-            2
-        )  # two products, so that their gradients need not be copied into one array
-        return linear(x, first), linear(x, second)
-
-    @override
-    def fuses_mixer(self, hidden: Tensor, in_proj: Tensor, ways: Sequence[MixerWay]) -> bool:
-        return (
-            cpu_mixer.fits(in_proj, ways)
-            and forward_ad._current_level < 0
-            and not torch.compiler.is_compiling()
-        )
-
-    @override
-    def mixer(
-        self,
-        hidden: Tensor,
-        in_proj: Tensor,
-        out_proj: Tensor,
-        ways: Sequence[MixerWay],
-        valid: Tensor | None,
-    ) -> Tensor:
-        run = cpu_mixer.mixer if self.fuses_mixer(hidden, in_proj, ways) else super().mixer
-        return run(hidden, in_proj, out_proj, ways, valid)
-
-    @override
-    def continued_mixer(
-        self,
-        hidden: Tensor,
-        in_proj: Tensor,
-        out_proj: Tensor,
-        ways: Sequence[MixerWay],
-        past: Tensor | None,
-        state: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        fused = not torch.is_grad_enabled() and self.fuses_mixer(hidden, in_proj, ways)
-        return (cpu_mixer.continued_mixer if fused else super().continued_mixer)(
-            hidden, in_proj, out_proj, ways, past, state
-        )
-
-    @override
-    def two_stream_mixer(
-        self, noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor,
-        ways: Sequence[MixerWay], block: int, valid: Tensor | None,
-        clean_output: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        run = (
-            cpu_mixer.two_stream_mixer
-            if self.fuses_mixer(noised, in_proj, ways)
-            else super().two_stream_mixer
-        )
-        return run(noised, clean, in_proj, out_proj, ways, block, valid, clean_output)
-
-    @override
-    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return narrow_linear(x, weight) if weight.shape[1] <= MAX_RANK else F.linear(x, weight)
-
-
-def _refuse_forward_mode() -> None:
-    if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
-        raise NotImplementedError(
-            "the C++ scan has no forward-mode derivative (jvp); set scan=reference"
-        )
-
 
 @cpu_operator("short_conv")
-def _conv(
+def short_conv(
     x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
 ) -> Tensor:
-    """`near` (Bt, blocks, K - 1, E) are the inputs before each block of `block` positions, 0 for
-    the whole sequence."""
-    (x, row), weight, bias = rows(x), weight.contiguous(), bias.contiguous()
-    y, near = x.new_empty(x.shape), None if near is None else near.contiguous()
-    arrays = pointers(x, weight, bias, near, y)
-    library().dnadiff_conv_forward(
-        *arrays, *x.shape, weight.shape[1], block, row, reverse, torch.get_num_threads()
-    )
+    """silu of a causal convolution; `near` (Bt, blocks, K - 1, E) are the inputs before each block
+    of `block` positions, 0 for the whole sequence."""
+    ((x,), strides), (weight, bias, near) = rows(x), contiguous(weight, bias, near)
+    y = x.new_empty(x.shape)
+    sizes = *x.shape, weight.shape[1], block, *strides
+    call("conv_forward", x, weight, bias, near, y, *sizes, reverse)
     return y
-
-
-_conv.register_fake(lambda x, weight, bias, reverse, near, block: x.new_empty(x.shape))
 
 
 @cpu_operator("short_conv_backward")
@@ -503,39 +57,426 @@ def _conv_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None,
     block: int
 ) -> list[Tensor]:  # fmt: skip
-    (dy, dy_row), (x, row), weight, bias = rows(dy), rows(x), weight.contiguous(), bias.contiguous()
-    (E, K), threads, near = (
-        weight.shape,
-        torch.get_num_threads(),
-        None if near is None else near.contiguous(),
-    )
-    dx, sums, dnear = (
-        x.new_empty(x.shape),
-        x.new_zeros(threads, K + 1, E),
-        None if near is None else x.new_empty(near.shape),
-    )
-    arrays = pointers(dy, x, weight, bias, near, dx, dnear, sums)
-    library().dnadiff_conv_backward(*arrays, *x.shape, K, block, dy_row, row, reverse, threads)
+    ((dy, x), strides), (weight, bias, near) = rows(dy, x), contiguous(weight, bias, near)
+    (E, K), dx = weight.shape, x.new_empty(x.shape)
+    sums = x.new_zeros(torch.get_num_threads(), K + 1, E)
+    dnear = None if near is None else x.new_empty(near.shape)
+    sizes = *x.shape, K, block, *strides
+    call("conv_backward", dy, x, weight, bias, near, dx, dnear, sums, *sizes, reverse)
     sums = sums.sum(0)
     return [dx, sums[:K].T.contiguous(), sums[K].clone(), *([] if dnear is None else [dnear])]
 
 
-@_conv_backward.register_fake
-def _(dy: Any, x: Any, weight: Any, bias: Any, reverse: Any, near: Any, block: Any) -> Any:
-    return [
-        tensor.new_empty(tensor.shape) for tensor in (x, weight, bias, near) if tensor is not None
-    ]
-
-
-def _conv_save(ctx: Any, inputs: Any, output: Any) -> Any:
-    *tensors, ctx.reverse, near, ctx.block = inputs
-    ctx.save_for_backward(*tensors, near)
-
-
-def _conv_grad(ctx: Any, dy: Any) -> Any:
-    *tensors, near = ctx.saved_tensors
-    dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, ctx.reverse, near, ctx.block)
+def _conv_grad(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    (*tensors, near), (reverse, block) = ctx.saved_tensors, ctx.options
+    dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, reverse, near, block)
     return dx, dweight, dbias, None, *(dnear or [None]), None
 
 
-_conv.register_autograd(_conv_grad, setup_context=_conv_save)
+short_conv.register_autograd(_conv_grad, setup_context=save_inputs)
+
+
+class _Steps(NamedTuple):
+    """What the scan of one direction reads: u and delta (Bt, L, E), and p (Bt, L, R + 2 N) with the
+    low-rank delta, B and C."""
+
+    u: Tensor
+    p: Tensor
+    delta: Tensor
+
+    def inputs(self, way: MixerWay, A: Tensor) -> ScanInputs:
+        """All inputs of the scan."""
+        _, B, C = self.p.split([way.dt_weight.shape[1], *[A.shape[1]] * 2], dim=-1)
+        return ScanInputs(self.u, self.delta, A, B, C, way.D, way.dt_bias)
+
+
+def _in_rows(tensors: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:
+    """Consecutive groups of `size` tensors."""
+    return [tensors[i : i + size] for i in range(0, len(tensors), size)]
+
+
+def table_of(structures: Sequence[Sequence[Tensor | None]]) -> ctypes.Array[c_void_p]:
+    """Structures of pointers, one after the other."""
+    addresses = [None if x is None else x.data_ptr() for row in structures for x in row]
+    return (c_void_p * len(addresses))(*addresses)
+
+
+class _Kernels:
+    """The library's functions of a mixer with these weights, which are kept as `tensors`.
+
+    The backward passes add the gradients of the weights into `sums`, which `weights` adds up.
+    """
+
+    def __init__(self, valid: Tensor | None, *weights: Tensor) -> None:
+        self.tensors = contiguous(valid, *weights)
+        self.valid, self.in_proj, self.out_proj, *rest = self.tensors
+        self.ways = [MixerWay(*row) for row in _in_rows(rest, len(MixerWay._fields))]
+        (self.D, self.E), first = self.out_proj.shape, self.ways[0]
+        self.K, self.R, self.N = (
+            x.shape[1] for x in (first.conv_weight, first.dt_weight, first.A_log)
+        )
+
+    def input(self, hidden: Tensor, gate: bool = True) -> tuple[Tensor, Tensor | None]:
+        """The scan's input x, zero at padding, and the gate z, both (Bt, L, E), from hidden (Bt, L,
+        D)."""
+        x = hidden.new_empty(*hidden.shape[:2], self.E)
+        z = torch.empty_like(x) if gate else None
+        call("mixer_input", hidden, self.in_proj, self.valid, x, z, *hidden.shape, self.E)
+        return x, z
+
+    def steps(
+        self, x: Tensor, ways: Sequence[MixerWay], clean: Tensor | None = None, block: int = 0
+    ) -> list[_Steps]:
+        """Convolutions and step sizes of some directions."""
+        made = [
+            _Steps(
+                torch.empty_like(x),
+                x.new_empty(*x.shape[:2], self.R + 2 * self.N),
+                torch.empty_like(x),
+            )
+            for _ in ways
+        ]
+        table = table_of([(*way[:4], *steps) for way, steps in zip(ways, made, strict=True)])
+        sizes = len(ways), *x.shape, self.K, self.R, self.N, block
+        call("mixer_steps", x, clean, self.valid, ctypes.addressof(table), *sizes)
+        return made
+
+    def output(self, y: Tensor, y_rev: Tensor | None, z: Tensor | None) -> Tensor:
+        """((y + y_rev) silu(z)) out_proj^T, (Bt, L, D)."""
+        out = y.new_empty(*y.shape[:2], self.D)
+        call("mixer_output", y, y_rev, z, self.out_proj, out, *out.shape, self.E)
+        return out
+
+    def forward(
+        self, hidden: Tensor, keep: bool, past: Tensor | None = None, state: Tensor | None = None,
+        last: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor | None, list[_Steps], list[tuple[Tensor, ...]]]:  # fmt: skip
+        """The output, the input of the convolution with what is before it, the gate, and of each
+        direction the scan's inputs, then A and the results of the scan."""
+        x, z = self.input(hidden.contiguous())
+        longer = x if past is None else torch.cat([past, x], 1)
+        steps = self.steps(longer, self.ways)
+        scans: list[tuple[Tensor, ...]] = []
+        if past is not None:
+            steps = [_Steps(*contiguous(*(x[:, past.shape[1] :] for x in step))) for step in steps]
+        for number, (way, step) in enumerate(zip(self.ways, steps, strict=True)):
+            A, start = -torch.exp(way.A_log), None if state is None or number else state.mT
+            inputs = step.inputs(way, A)
+            found = scan_forward(*inputs, number == 1, keep, start, 0, False, last)
+            scans.append((A, *found))
+        y_rev = scans[1][1] if len(scans) == 2 else None
+        return self.output(scans[0][1], y_rev, z), longer, z, steps, scans
+
+    @cached_property
+    def parts(self) -> list[int]:
+        """The sizes of the gradients of out_proj, in_proj (second half, first half), then filter
+        and bias of all directions, x_proj and dt of all directions."""
+        taps, products = (self.K + 1) * self.E, (2 * self.R + 2 * self.N) * self.E
+        count = len(self.ways)
+        return [self.D * self.E] * 3 + [taps] * count + [products] * count
+
+    @cached_property
+    def sums(self) -> Tensor:
+        """The gradients of the weights, one array per thread."""
+        return self.in_proj.new_zeros(torch.get_num_threads(), sum(self.parts))
+
+    def _address(self, part: int) -> int:
+        return self.sums.data_ptr() + 4 * sum(self.parts[:part])
+
+    def output_gradient(
+        self, dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor, hidden: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of y and y_rev, and that of hidden through z alone."""
+        dy, dhidden = torch.empty_like(y), torch.empty_like(hidden)
+        arrays = dout.contiguous(), y, y_rev, z, hidden, self.out_proj, self.in_proj[self.E :]
+        sizes = *hidden.shape, self.E, self.sums.shape[1]
+        call("mixer_output_backward", *arrays, dy, dhidden, self._address(0), *sizes)
+        return dy, dhidden
+
+    def steps_gradient(
+        self, number: int, steps: _Steps, du: Tensor, ddelta: Tensor, dB: Tensor, dC: Tensor
+    ) -> None:
+        """Adds to du, the gradient of u through the scan, that through the step sizes, B and C of
+        one direction."""
+        way = self.ways[number]
+        arrays = ddelta, dB, dC, steps.u, steps.p, way.x_proj, way.dt_weight, self.valid, du
+        sums, sizes = self._address(3 + len(self.ways) + number), (*du.shape, self.R, self.N)
+        call("mixer_steps_backward", *arrays, sums, *sizes, self.sums.shape[1])
+
+    def input_gradient(
+        self, dus: Sequence[Tensor], x: Tensor, hidden: Tensor, dhidden: Tensor,
+        clean: Tensor | None = None, dnear: Tensor | None = None,
+        block: int = 0,
+    ) -> None:  # fmt: skip
+        """Adds to dhidden the gradient through x, from that of u in one or two directions.
+
+        `dnear` (Bt, blocks, K - 1, E) is the gradient of the clean stream's inputs before blocks:
+        of the noised stream, which has `clean`, it is written, and of the clean one it is added to
+        that of x.
+        """
+        filters = [taps for way, _ in zip(self.ways, dus) for taps in way[:2]]
+        missing = [None] * (2 - len(dus))
+        sizes = *hidden.shape, self.E, self.K, block, self.sums.shape[1]
+        call(
+            "mixer_input_backward", *dus, *missing, x, clean, hidden, self.in_proj[: self.E],
+            *filters, *missing * 2, self.valid, dnear, dhidden, self._address(2), *sizes,
+        )  # fmt: skip
+
+    def weights(self, scans: Sequence[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+        """The gradients of in_proj, out_proj and all directions, from those of dt_bias, A_log and D
+        of each direction."""
+        total = self.sums[0] if len(self.sums) == 1 else self.sums.sum(0)
+        dout_proj, dz_proj, dx_proj_in, *others = total.split(self.parts)
+        grads = [torch.cat([dx_proj_in, dz_proj]).view_as(self.in_proj)]
+        grads.append(dout_proj.view_as(self.out_proj))
+        for taps, products, scan in zip(*_in_rows(others, len(self.ways)), scans, strict=True):
+            taps, products = taps.view(-1, self.E), products.view(-1, self.E)
+            rank = len(products) - self.R
+            grads += [taps[:-1].T.contiguous(), taps[-1]]
+            grads += [products[:rank], products[rank:].T.contiguous(), *scan]
+        return grads
+
+
+class _Mixer(torch.autograd.Function):
+    """The output of a mixer of hidden (Bt, L, D); `tensors` are the arguments of `_Kernels`."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, hidden: Tensor, *tensors: Tensor) -> Tensor:
+        hidden, run, keep = hidden.contiguous(), _Kernels(*tensors), any(ctx.needs_input_grad)
+        out, x, z, steps, scans = run.forward(hidden, keep)
+        if keep:
+            ctx.count, rest = len(steps), [x for row in (*steps, *scans) for x in row[:3]]
+            ctx.save_for_backward(hidden, x, z, *run.tensors, *rest)
+        return out
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, x, z, *rest = ctx.saved_tensors
+        weights = 3 + len(MixerWay._fields) * ctx.count
+        run, rows = _Kernels(*rest[:weights]), _in_rows(rest[weights:], 3)
+        steps, scans = [_Steps(*row) for row in rows[: ctx.count]], rows[ctx.count :]
+        y_rev = scans[1][1] if ctx.count == 2 else None
+        dy, dhidden = run.output_gradient(dout, scans[0][1], y_rev, z, hidden)
+        dus, dscans = [], []
+        for number, (way, step, (A, _, kept)) in enumerate(zip(run.ways, steps, scans)):
+            du, ddelta, dA, dB, dC, dD, dbias = scan_backward(
+                dy, *step.inputs(way, A), kept, number == 1, *PLAIN[:3], None, None
+            )
+            run.steps_gradient(number, step, du, ddelta, dB, dC)
+            dus.append(du)
+            dscans.append((dbias, dA * A, dD))
+        run.input_gradient(dus, x, hidden, dhidden)
+        return dhidden, None, *run.weights(dscans)
+
+
+class _TwoStreams(torch.autograd.Function):
+    """The outputs of a mixer of two streams (Bt, L, D); `tensors` are the arguments of
+    `_Kernels`."""
+
+    @staticmethod
+    @override
+    def forward(
+        ctx: Any, noised: Tensor, clean: Tensor, block: int, clean_output: bool, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        (noised, clean), run = contiguous(noised, clean), _Kernels(*tensors)
+        keep = any(ctx.needs_input_grad)
+        (x, z), (x_clean, z_clean) = run.input(noised), run.input(clean, clean_output)
+        # clean, noised, noised in reverse
+        steps = [*run.steps(x_clean, run.ways[:1]), *run.steps(x, run.ways, x_clean, block)]
+        decays = [-torch.exp(way.A_log) for way in run.ways]
+        ys: list[Any] = [
+            torch.empty_like(x) if wanted else None for wanted in (clean_output, True, True)
+        ]
+        sizes = -(-x.shape[1] // CHUNK), run.N, run.E
+        kept = [x.new_empty(len(x), count, *sizes) if keep else None for count in (2, 1)]
+        outputs = [(y, *[None] * 5) for y in ys]
+        _scan_streams("forward", steps, run.ways, decays, outputs, block, [(x,) for x in kept])
+        if keep:
+            ctx.block, rest = block, [tensor for step in steps for tensor in step]
+            saved = noised, clean, x_clean, z_clean, x, z, *ys, *decays, *kept
+            ctx.save_for_backward(*saved, *rest, *run.tensors)
+        y_clean, y, y_rev = ys
+        out_clean = None if y_clean is None else run.output(y_clean, None, z_clean)
+        return run.output(y, y_rev, z), out_clean
+
+    @staticmethod
+    @override
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor, dout_clean: Tensor | None) -> tuple[Tensor | None, ...]:
+        noised, clean, x_clean, z_clean, x, z, y_clean, y, y_rev, *rest = ctx.saved_tensors
+        decays, kept, rest, block = rest[:2], rest[2:4], rest[4:], ctx.block
+        steps, run = [_Steps(*row) for row in _in_rows(rest[:9], 3)], _Kernels(*rest[9:])
+        dy, dnoised = run.output_gradient(dout, y, y_rev, z, noised)
+        dy_clean, dclean = None, torch.zeros_like(clean)
+        if dout_clean is not None:
+            dy_clean, dclean = run.output_gradient(dout_clean, y_clean, None, z_clean, clean)
+        (Bt, L, E), N = x.shape, run.N
+        shapes = [x.shape] * 2 + [(channel_groups(x), Bt, L, N)] * 2
+        grads = [[x.new_empty(shape) for shape in shapes] for _ in steps]
+        sums = [[x.new_empty(Bt, *shape) for shape in ((N, E), (E,), (E,))] for _ in decays]
+        outputs = [(None, each, *grad) for each, grad in zip((dy_clean, dy, dy), grads)]
+        more = [(states, *each) for states, each in zip(kept, sums)]
+        _scan_streams("backward", steps, run.ways, decays, outputs, block, more)
+        for number, step, (du, ddelta, *parts) in zip((0, 0, 1), steps, grads, strict=True):
+            dB, dC = (x.sum(0) if len(x) > 1 else x[0] for x in parts)
+            run.steps_gradient(number, step, du, ddelta, dB, dC)
+        dnear = x.new_empty(Bt, -(-L // block), run.K - 1, E)
+        dus = [grads[1][0], grads[2][0]]
+        run.input_gradient(dus, x, noised, dnoised, x_clean, dnear, block)
+        run.input_gradient([grads[0][0]], x_clean, clean, dclean, None, dnear, block)
+        dscans = [
+            (dbias.sum(0), dA.sum(0).T * A, dD.sum(0)) for A, (dA, dD, dbias) in zip(decays, sums)
+        ]
+        return dnoised, dclean, None, None, None, *run.weights(dscans)
+
+
+def _scan_streams(
+    direction: str, steps: Sequence[_Steps], ways: Sequence[MixerWay], decays: Sequence[Tensor],
+    outputs: Sequence[Sequence[Tensor | None]], block: int,
+    more: Sequence[Sequence[Tensor | None]],
+) -> None:  # fmt: skip
+    """Scan the clean and the noised stream, and the noised one in reverse; `outputs` are y, dy, du,
+    ddelta, dB and dC of each, and `more` the states of all chunks and the sums of each way."""
+    table = table_of(
+        [
+            (step.u, step.delta, *step.inputs(ways[i // 2], decays[i // 2])[3:5], *out)
+            for i, (step, out) in enumerate(zip(steps, outputs, strict=True))
+        ]
+    )
+    u, size = steps[0].u, ctypes.sizeof(table) // 3
+    clean, noised, back = (ctypes.addressof(table) + i * size for i in range(3))
+    for number, (way, A, arrays) in enumerate(zip(ways, decays, more, strict=True)):
+        places = (None, back) if number else (clean, noised)
+        sizes = *u.shape, A.shape[1], block, steps[0].p.shape[2], number == 1, channel_groups(u)
+        call(f"stream_scan_{direction}", *places, A, way.D, way.dt_bias, *arrays, *sizes)
+
+
+_MAX_TAPS, _MIXER_TAPS = 8, 4  # of filters in C++, alone and in whole mixers
+_LARGEST = 2**17  # entries of half an input projection: weights that fit into a core's cache
+
+
+class CppBackend(TorchOperations):
+    """float32 tensors on the CPU, in C++ compiled for this processor."""
+
+    device_type = "cpu"
+    fused_add_norm = True
+
+    @override
+    def description(self) -> str:
+        """The vector instructions in use, and the library of matrix products if it is not PyTorch's
+        choice."""
+        vectors = native.library().dnadiff_vectors().decode()
+        return f"{vectors}, products by oneDNN" if native.onednn_wins() else vectors
+
+    @override
+    def compiler(self) -> str:
+        return native.library().dnadiff_compiler().decode()
+
+    @override
+    def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
+        if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
+            raise NotImplementedError(
+                "the C++ scan has no forward-mode derivative (jvp); set scan=reference"
+            )
+        block, initial = walk.block or 0, walk.initial
+        keep = torch.is_grad_enabled() and any(
+            x is not None and x.requires_grad for x in (*inputs, initial)
+        )
+        if walk.restart:
+            keep = keep and block > CHUNK  # otherwise the kept states would be the initial ones
+            initial = initial.flip(1) if initial is not None and walk.reverse else initial
+        elif block:
+            keep = True
+        initial = None if initial is None else initial.mT
+        options = walk.reverse, keep, initial, block, walk.restart, walk.states
+        y, kept, last = scan_operator(*inputs, *options)
+        if not walk.states:
+            return ScanStates(y)
+        every = -(-block // CHUNK)
+        kept = (kept[:, ::every] if every > 1 else kept).mT if block else None
+        return ScanStates(y, kept, last.mT)
+
+    @override
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
+        near: Tensor | None = None, block: int = 0,
+    ) -> Tensor:  # fmt: skip
+        if weight.shape[1] > _MAX_TAPS:
+            return super().short_conv(x, weight, bias, reverse, near, block)
+        if near is not None and reverse:  # the operator counts in the order of the walk
+            near = near.flip(1, 2)
+        near = near if weight.shape[1] > 1 else None
+        return short_conv(x, weight, bias, reverse, near, block)
+
+    @override
+    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+        return native.gated_sum(y, y_rev, z)
+
+    @override
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self.add_norm(x, None, weight, eps)[1]
+
+    @override
+    def add_norm(
+        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        flat = (None if t is None else t.reshape(1, -1, t.shape[-1]) for t in (x, added))
+        flat_x, flat_added = flat
+        out, _, total = native.rms_norm(flat_x, weight, eps, flat_added)
+        return x if added is None else total.view(x.shape), out.view(x.shape)
+
+    @override
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        ours = native.is_small(weight) or native.onednn_wins()
+        return native.linear(x, weight) if ours else F.linear(x, weight)
+
+    @override
+    def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        if not (native.is_small(weight) or native.onednn_wins()):
+            return super().linear_halves(x, weight)
+        # two products, so that their gradients need not be copied into one array
+        first, second = weight.chunk(2)
+        return native.linear(x, first), native.linear(x, second)
+
+    @override
+    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        narrow = weight.shape[1] <= native.MAX_RANK
+        return native.narrow_linear(x, weight) if narrow else F.linear(x, weight)
+
+    @override
+    def fuses_mixer(self, weights: MixerWeights) -> bool:
+        return (
+            weights.in_proj.numel() // 2 <= _LARGEST
+            and all(way.conv_weight.shape[1] <= _MIXER_TAPS for way in weights.ways)
+            and forward_ad._current_level < 0
+            and not torch.compiler.is_compiling()
+        )
+
+    @override
+    def mixer(self, hidden: Tensor, weights: MixerWeights, valid: Tensor | None) -> Tensor:
+        if not self.fuses_mixer(weights):
+            return super().mixer(hidden, weights, valid)
+        return _Mixer.apply(hidden, valid, *weights.tensors())
+
+    @override
+    def continued_mixer(
+        self, hidden: Tensor, weights: MixerWeights, past: Tensor | None, state: Tensor | None,
+        valid: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        if valid is None and not torch.is_grad_enabled() and self.fuses_mixer(weights):
+            kernels = _Kernels(None, *weights.tensors())
+            out, x, _, _, scans = kernels.forward(hidden, False, past, state, last=True)
+            return out, x, scans[0][3].mT
+        return super().continued_mixer(hidden, weights, past, state, valid)
+
+    @override
+    def two_stream_mixer(
+        self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
+        valid: Tensor | None, clean_output: bool,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        if not self.fuses_mixer(weights):
+            return super().two_stream_mixer(noised, clean, weights, block, valid, clean_output)
+        return _TwoStreams.apply(noised, clean, block, clean_output, valid, *weights.tensors())

@@ -1,9 +1,8 @@
-"""The facade: checks shapes and types, then calls the back end that `select` chooses.
+"""The facade: chooses a back end, checks shapes and types, and calls it.
 
-Every function takes `scan`, a key of `dnadiff.networks.kernels.SCANS` or "auto": the environment
-variable DNADIFF_SCAN, else the fastest back end that works. Every function raises ValueError if
-shapes or types do not fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run
-on this machine.
+Every operation takes `scan`, a key of `SCANS` or "auto": the environment variable DNADIFF_SCAN,
+else the fastest back end that works. Every operation raises ValueError if shapes or types do not
+fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run on this machine.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import mmap
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Literal, overload
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,44 +25,173 @@ from torch import Tensor
 
 from dnadiff.networks.kernels.backend import (
     Backend,
-    MixerWay,
+    MixerWeights,
     ScanInputs,
     ScanStates,
-    check_block_size,
-    check_filter,
-    check_inputs_before,
-    check_mixer,
-    check_norm,
-    check_product,
-    check_rows,
-    check_scan_inputs,
-    check_state,
+    Walk,
     taps_before_blocks,
 )
-from dnadiff.networks.kernels.build import cache_folder
-from dnadiff.networks.kernels.select import SCANS, cast_inputs, choose, choose_for, compute_dtype
+from dnadiff.networks.kernels.cpu import CppBackend
+from dnadiff.networks.kernels.native import cache_folder, constant_in_graphs, processor
+from dnadiff.networks.kernels.portable import (
+    MambaSSMBackend,
+    PortableBackend,
+    ReferenceBackend,
+    difference,
+)
+from dnadiff.networks.kernels.triton_rowwise import TritonBackend
+
+AUTO = "auto"
+_FOR_A_THREAD = 64 << 20  # bytes of address space: its stack of 8 MiB and what it allocates first
+# The fastest first for each device; `auto` stops at portable, which runs anywhere.
+SCANS: dict[str, Backend] = {
+    "cpu": CppBackend(),
+    "triton": TritonBackend(),
+    "mamba_ssm": MambaSSMBackend(),
+    "portable": PortableBackend(),
+    "reference": ReferenceBackend(),
+}
+_log = logging.getLogger("dnadiff")
 
 
-@overload
-def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
-    delta_bias: Tensor | None = None,
-    *, reverse: bool = False, initial_state: Tensor | None = None,
-    return_last_state: Literal[False] = False, scan: str = "auto",
-) -> Tensor: ...  # fmt: skip
-@overload
-def selective_scan(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
-    delta_bias: Tensor | None = None,
-    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: Literal[True],
-    scan: str = "auto",
-) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+def check_scan(scan: str) -> str:
+    """The name of a scan, checked before anything is computed.
+
+    Raises:
+        ValueError: if it is unknown.
+        RuntimeError: if it is not "auto" and cannot run on this machine.
+    """
+    if scan == AUTO:
+        return scan
+    if scan not in SCANS:
+        raise ValueError(
+            f"unknown scan {scan!r}; known are auto, {', '.join(SCANS)} (argument scan or variable "
+            "DNADIFF_SCAN)"
+        )
+    _refuse(scan, _failure(scan))
+    return scan
+
+
+def check_states(scan: str) -> None:
+    """Raise RuntimeError if a scan that was asked for can neither start from states nor return
+    them, as blocks need."""
+    requested = _requested(scan)
+    if requested in SCANS and (reason := SCANS[requested].lacks_states):
+        _refuse(requested, f"{reason}; set scan=portable")
+
+
+def _refuse(scan: str, reason: str) -> None:
+    if reason:
+        raise RuntimeError(f"scan {scan!r} was asked for and cannot run: {reason}")
+
+
+def available_scans() -> dict[str, str]:
+    """Every scan with the reason why it cannot run on this machine; an empty string if it can."""
+    return {name: _failure(name) for name in SCANS}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which tensors of this type are computed."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@constant_in_graphs  # chosen while tracing, so that a compiled model contains one operator
+def choose(
+    scan: str, device_type: str, dtype: torch.dtype, num_states: int = 0, states: bool = False
+) -> str:
+    """The scan that runs if `scan`, perhaps "auto", is requested for tensors on a device; chosen
+    once, with the reasons in the log. Errors as `check_scan`.
+
+    `auto` falls back to portable if the fastest cannot compute a recurrence with this many states
+    per channel or, with `states`, one that starts from given states or returns states.
+    """
+    requested, dtype = _requested(scan), compute_dtype(dtype)
+    if requested == AUTO:
+        name = _fastest(device_type, dtype)
+    else:
+        name = check_scan(requested)
+        _refuse(name, SCANS[name].unsupported(device_type, dtype))
+    backend, reason = SCANS[name], ""
+    if num_states > backend.max_states:
+        most = backend.max_states
+        reason = f"{num_states} states a channel; this kernel holds at most {most} in registers"
+    elif states:
+        reason = backend.lacks_states
+    if not reason:
+        return name
+    if requested != AUTO:
+        _refuse(name, f"{reason}; set scan=portable")
+    _warn_once(f"selective scan: portable instead of {name}, because of {reason}")
+    return "portable"
+
+
+def _requested(scan: str) -> str:
+    return scan if scan != AUTO else os.environ.get("DNADIFF_SCAN") or AUTO
+
+
+def triton_allowed() -> bool:
+    """Whether DNADIFF_SCAN leaves the choice of kernels open, or asks for Triton."""
+    return _requested(AUTO) in (AUTO, "triton")
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning(message)
+
+
+@cache
+def _fastest(device_type: str, dtype: torch.dtype) -> str:
+    for name, backend in SCANS.items():
+        if backend.unsupported(device_type, dtype):
+            continue
+        if reason := _failure(name):
+            _log.warning("selective scan: not %s, because %s", name, reason)
+            continue
+        _log.info("selective scan: %s (%s)", name, backend.description())
+        return name
+    raise AssertionError("portable supports everything")
+
+
+@cache
+def _failure(name: str) -> str:
+    """Why a scan does not work, found by running it on a tiny input and comparing it with the
+    portable one."""
+    if SCANS[name].device_type is None:
+        return ""
+    # A new thread would open the first GPU, which another process may use: pass the calling
+    # thread's current GPU on.
+    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
+    try:  # Python waits forever for a thread that finds no memory as it starts
+        mmap.mmap(-1, _FOR_A_THREAD).close()
+    except OSError as error:
+        raise MemoryError(f"fewer than {_FOR_A_THREAD >> 20} MB of memory are left") from error
+    # Autocast, inference mode, function transforms, the default device and hooks on saved tensors
+    # belong to a thread: use a clean one.
+    with ThreadPoolExecutor(1) as clean_thread:
+        return clean_thread.submit(difference, SCANS[name], gpu).result()
+
+
+def _backend(scan: str, x: Tensor, num_states: int = 0, states: bool = False) -> Backend:
+    return SCANS[choose(scan, x.device.type, x.dtype, num_states, states)]
+
+
+def _rowwise(scan: str, x: Tensor, *others: Tensor | None) -> Backend:
+    """The back end for an operation on single positions."""
+    backend, portable, device = _backend(scan, x), SCANS["portable"], x.device.type
+    if x.numel() == 0 or backend.keeps_dtype:
+        return backend if x.numel() else portable
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    same = all(other is None or other.dtype == x.dtype for other in others)
+    exact = same and not autocast and x.dtype in (torch.float32, torch.float64)
+    return backend if exact else portable
+
+
 def selective_scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
     delta_bias: Tensor | None = None,
     *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False,
-    scan: str = "auto",
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    scan: str = AUTO,
+) -> Any:  # fmt: skip
     """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and
     Algorithm 2 (S6).
 
@@ -98,77 +229,112 @@ def selective_scan(
         RuntimeError: also if the requested `scan` has no states to start from or to return.
     """
     inputs = ScanInputs(u, delta, A, B, C, D, delta_bias)
-    check_scan_inputs(inputs)
-    if initial_state is None and not return_last_state:
-        backend = _scan_backend(scan, u, A)
-        return (
-            u * D.to(u.dtype)
-            if u.numel() == 0
-            else backend.selective_scan(cast_inputs(backend, inputs), reverse).to(u.dtype)
-        )
-    check_state("initial_state", initial_state, (u.shape[0], *A.shape), compute_dtype(u.dtype))
-    backend = SCANS[
-        choose_for(scan, u.device.type, compute_dtype(u.dtype), A.shape[-1], states=True)
-    ]
-    if u.numel() == 0:
-        y = u * D.to(u.dtype)
-        last = (
-            u.new_zeros(u.shape[0], *A.shape, dtype=compute_dtype(u.dtype))
-            if initial_state is None
-            else initial_state
-        )
-    else:
-        y, _, last = backend.carried_scan(
-            cast_inputs(backend, inputs), reverse, initial_state, None
-        )
-    return (y.to(u.dtype), last) if return_last_state else y.to(u.dtype)
+    y, _, last = _scan(inputs, Walk(reverse, initial_state, states=return_last_state), scan)
+    return (y, last) if return_last_state else y
+
+
+def scan_with_states(
+    inputs: ScanInputs, block_size: int, initial_state: Tensor | None = None, *, scan: str = AUTO
+) -> ScanStates:
+    """`selective_scan`, and the states that enter the blocks.
+
+    Args:
+        inputs: of `selective_scan`, L positions.
+        block_size: b, 1 to L positions.
+        initial_state: (Bt, E, N) state before the first position, zero if None.
+
+    Returns:
+        y (Bt, L, E) in u's dtype; starts (Bt, blocks, E, N), of which the first is the initial
+        state, and last (Bt, E, N), in float64 if u is float64 and in float32 otherwise.
+    """
+    return _scan(inputs, Walk(False, initial_state, block_size, states=True), scan)
+
+
+def scan_blocks(
+    inputs: ScanInputs, block_size: int, initial_states: Tensor | None = None,
+    *, reverse: bool = False, scan: str = AUTO,
+) -> Tensor:  # fmt: skip
+    """`selective_scan` of every block as a sequence of its own.
+
+    Args:
+        inputs: of `selective_scan`, L positions.
+        block_size: b, 1 to L positions.
+        initial_states: (Bt, blocks, E, N) state before each block (in reverse: after it), zero if
+            None.
+        reverse: run from the last position of each block to its first.
+
+    Returns:
+        (Bt, L, E) in u's dtype.
+    """
+    return _scan(inputs, Walk(reverse, initial_states, block_size, restart=True), scan).y
+
+
+def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
+    u, dtype, block, start = inputs.u, compute_dtype(inputs.u.dtype), walk.block, walk.initial
+    _check_scan_inputs(inputs)
+    batch: tuple[int, ...] = u.shape[:1]
+    if block is not None:
+        blocks = _num_blocks(block, u.shape[1])
+        batch = (*batch, blocks) if walk.restart else batch
+    name = "initial_states" if walk.restart else "initial_state"
+    _check_state(name, start, (*batch, *inputs.A.shape), dtype)
+    states = walk.states or walk.restart or start is not None
+    backend = _backend(scan, u, inputs.A.shape[1], states)
+    if u.numel():
+        found = backend.scan(_cast(backend, inputs), walk)
+        return found._replace(y=found.y.to(u.dtype))
+    y = u * inputs.D.to(u.dtype)
+    last = u.new_zeros(len(u), *inputs.A.shape, dtype=dtype) if start is None else start
+    if block is None or walk.restart:
+        return ScanStates(y, None, last)
+    return ScanStates(y, last[:, None].expand(-1, blocks, -1, -1), last)
+
+
+def _cast(backend: Backend, inputs: ScanInputs) -> ScanInputs:
+    dtype = compute_dtype(inputs.u.dtype)
+    wide: list[Any] = [None if x is None else backend.cast(x, dtype) for x in inputs]
+    return ScanInputs(*wide)
 
 
 def selective_scans(
-    forward: ScanInputs, backward: ScanInputs, *, scan: str = "auto"
+    forward: ScanInputs, backward: ScanInputs, *, scan: str = AUTO
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the
     same shapes, in reverse."""
     for inputs in (forward, backward):
-        check_scan_inputs(inputs)
-    if backward.u.shape != forward.u.shape or backward.A.shape != forward.A.shape:
+        _check_scan_inputs(inputs)
+    u, u_rev = forward.u, backward.u
+    if u_rev.shape != u.shape or backward.A.shape != forward.A.shape:
         raise ValueError(
-            f"backward has u {tuple(backward.u.shape)} and A {tuple(backward.A.shape)}, "
-            f"expected the shapes of forward: {tuple(forward.u.shape)} and {tuple(forward.A.shape)}"
+            f"backward has u {tuple(u_rev.shape)} and A {tuple(backward.A.shape)}, "
+            f"expected the shapes of forward: {tuple(u.shape)} and {tuple(forward.A.shape)}"
         )
-    backend = _scan_backend(scan, forward.u, forward.A)
-    if forward.u.numel() == 0:
-        return forward.u * forward.D.to(forward.u.dtype), backward.u * backward.D.to(
-            backward.u.dtype
-        )
-    y, y_rev = backend.scans(cast_inputs(backend, forward), cast_inputs(backend, backward))
-    return y.to(forward.u.dtype), y_rev.to(backward.u.dtype)
+    backend = _backend(scan, u, forward.A.shape[1])
+    if u.numel() == 0:
+        return u * forward.D.to(u.dtype), u_rev * backward.D.to(u_rev.dtype)
+    y, y_rev = backend.scans(_cast(backend, forward), _cast(backend, backward))
+    return y.to(u.dtype), y_rev.to(u_rev.dtype)
 
 
-def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = "auto") -> Tensor:
+def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = AUTO) -> Tensor:
     """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a
     unidirectional mixer without its projections."""
     u = inputs.u
-    check_scan_inputs(inputs)
-    backend = _scan_backend(scan, u, inputs.A)
+    _check_scan_inputs(inputs)
+    backend = _backend(scan, u, inputs.A.shape[1])
     if u.numel() == 0 or not backend.fused_gated_scan:
         return gated_sum(selective_scan(*inputs, scan=scan), None, z, scan=scan)
     if z.shape != u.shape:
         raise ValueError(f"z has shape {tuple(z.shape)}, expected {tuple(u.shape)} as u")
-    return backend.gated_scan(
-        cast_inputs(backend, inputs), backend.cast(z, compute_dtype(u.dtype))
-    ).to(u.dtype)
+    gate = backend.cast(z, compute_dtype(u.dtype))
+    return backend.gated_scan(_cast(backend, inputs), gate).to(u.dtype)
 
 
 def short_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    *,
-    reverse: bool = False,
-    initial: Tensor | None = None,
-    scan: str = "auto",
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor,
+    *, reverse: bool = False, initial: Tensor | None = None, block_size: int | None = None,
+    scan: str = AUTO,
+) -> Tensor:  # fmt: skip
     """silu of a depthwise causal convolution: a_l = bias + sum_k weight[:, k] x_{l-K+1+k}.
 
     Args:
@@ -178,69 +344,93 @@ def short_conv(
         reverse: the mirror image, which reads later positions: a_l = bias + sum_k weight[:, k]
             x_{l+K-1-k}.
         initial: (Bt, K - 1, E) inputs before the first position (in reverse: after the last), zero
-            if None.
+            if None; of blocks (Bt, blocks, K - 1, E), before (in reverse: after) each of them.
+        block_size: every block of so many positions (1 to L) is a sequence of its own.
 
     Returns:
         (Bt, L, E) in x's dtype.
     """
-    check_filter(x, weight, bias)
-    backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
-    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
-    if initial is not None:
-        check_inputs_before(initial, x, (x.shape[0], weight.shape[1] - 1, x.shape[2]))
+    _check_filter(x, weight, bias)
+    (Bt, L, E), K, dtype = x.shape, weight.shape[1], compute_dtype(x.dtype)
+    block, blocks = block_size or 0, [] if block_size is None else [_num_blocks(block_size, L)]
+    shape = (Bt, *blocks, K - 1, E)
+    if initial is not None and (initial.shape != shape or initial.dtype != x.dtype):
+        raise ValueError(
+            f"initial has shape {tuple(initial.shape)} and type {initial.dtype}, expected {shape} "
+            f"and {x.dtype} as x"
+        )
+    backend = _backend(scan, x)
     if x.numel() == 0:
         return x * bias.to(x.dtype)
-    if initial is None:
-        return backend.short_conv(wide, taps, shift, reverse).to(x.dtype)
-    return backend.block_conv(
-        wide, taps, shift, reverse, backend.cast(initial, dtype)[:, None], x.shape[1]
-    ).to(x.dtype)
+    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
+    near = None
+    if initial is not None:
+        near, block = backend.cast(initial, dtype).view(Bt, -1, K - 1, E), block or L
+    return backend.short_conv(wide, taps, shift, reverse, near, block).to(x.dtype)
 
 
 def short_convs(
-    x: Tensor,
-    forward: tuple[Tensor, Tensor],
-    backward: tuple[Tensor, Tensor],
-    *,
-    scan: str = "auto",
+    x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor], *, scan: str = AUTO
 ) -> tuple[Tensor, Tensor]:
     """`short_conv` of one x in both directions, each with its weight (E, K) and bias (E,)."""
-    for weight, bias in (forward, backward):
-        check_filter(x, weight, bias)
+    for filters in (forward, backward):
+        _check_filter(x, *filters)
     backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
     if x.numel() == 0:
         return x * forward[1].to(x.dtype), x * backward[1].to(x.dtype)
-    filters = [
+    ahead, back = (
         (backend.cast(weight, dtype), backend.cast(bias, dtype))
         for weight, bias in (forward, backward)
-    ]
-    y, y_rev = backend.short_convs(backend.cast(x, dtype), *filters)
+    )
+    y, y_rev = backend.short_convs(backend.cast(x, dtype), ahead, back)
     return y.to(x.dtype), y_rev.to(x.dtype)
 
 
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = "auto") -> Tensor:
+def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tensor:
+    """The inputs (Bt, K - 1, E) that a convolution of K taps needs before the piece that follows x
+    (Bt, L, E).
+
+    `initial` (Bt, K - 1, E) are those before x, zero if None: they count if x has fewer than K - 1
+    positions.
+    """
+    L, missing = _check_rows("x", x)[1], num_taps - 1 - x.shape[1]
+    if missing <= 0:
+        return x[:, L - num_taps + 1 :]
+    if initial is None:
+        return F.pad(x, (0, 0, missing, 0))
+    return torch.cat([initial[:, num_taps - 1 - missing :], x], dim=1)
+
+
+def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
+    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
+    first position."""
+    _num_blocks(block_size, _check_rows("x", x)[1])
+    return taps_before_blocks(x, num_taps, block_size)
+
+
+def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = AUTO) -> Tensor:
     """(y + y_rev) silu(z), all (Bt, L, E): the input of a mixer's output projection. If y_rev is
     None, it is zero.
 
     Here and in the operations below, half precision and autocast are left to PyTorch unless the
     back end reads half precision itself.
     """
-    shape = check_rows("y", y)
+    shape = _check_rows("y", y)
     for name, x in (("y_rev", y_rev), ("z", z)):
         if x is not None and x.shape != shape:
             raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(shape)} as y")
     return _rowwise(scan, y, y_rev, z).gated_sum(y, y_rev, z)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = "auto") -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = AUTO) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
     1910.07467, equation 4)."""
-    check_norm(x, None, weight)
+    _check_norm(x, None, weight)
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
 
 def add_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, scan: str = "auto"
+    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, scan: str = AUTO
 ) -> tuple[Tensor, Tensor]:
     """The residual stream after a branch is added, s = x + added, and `rms_norm` of s, which is the
     input of the next branch.
@@ -255,49 +445,51 @@ def add_norm(
         s in the wider type of the two, and its norm. The norm is computed in that type and returned
         in weight's type, or in autocast's type if the back end has one kernel for both steps.
     """
-    check_norm(x, added, weight)
+    _check_norm(x, added, weight)
     backend = _rowwise(scan, x, added, weight)
-    if not backend.fused_add_norm:
-        total = x if added is None else x + added
-        return total, rms_norm(total, weight.to(total.dtype), eps, scan=scan).to(weight.dtype)
-    return backend.add_norm(x, added, weight, eps)
+    if backend.fused_add_norm:
+        return backend.add_norm(x, added, weight, eps)
+    total = x if added is None else x + added
+    return total, rms_norm(total, weight.to(total.dtype), eps, scan=scan).to(weight.dtype)
 
 
-def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
+def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from
     their low-rank form."""
-    if weight.dim() != 2 or check_rows("x", x)[2] != weight.shape[1]:
+    if weight.dim() != 2 or _check_rows("x", x)[2] != weight.shape[1]:
         raise ValueError(
             f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}"
         )
     return _rowwise(scan, x, weight).narrow_linear(x, weight)
 
 
-def linear(x: Tensor, weight: Tensor, *, scan: str = "auto") -> Tensor:
+def linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R), by the fastest library for it."""
-    check_product(x, weight)
-    return _rowwise(scan, x, weight).linear(x, weight)
+    return _product_backend(scan, x, weight).linear(x, weight)
 
 
-def linear_halves(x: Tensor, weight: Tensor, *, scan: str = "auto") -> tuple[Tensor, Tensor]:
+def linear_halves(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> tuple[Tensor, Tensor]:
     """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a
     mixer's input and its gate."""
-    check_product(x, weight)
-    return _rowwise(scan, x, weight).linear_halves(x, weight)
+    return _product_backend(scan, x, weight).linear_halves(x, weight)
+
+
+def _product_backend(scan: str, x: Tensor, weight: Tensor) -> Backend:
+    if weight.dim() != 2 or x.dim() < 2 or x.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"weight {tuple(weight.shape)} must be (E, R) for x (..., R), which is {tuple(x.shape)}"
+        )
+    return _rowwise(scan, x, weight)
 
 
 def fuses_mixer(
-    hidden: Tensor,
-    in_proj: Tensor,
-    ways: Sequence[MixerWay],
-    valid: Tensor | None = None,
-    *,
-    scan: str = "auto",
+    hidden: Tensor, weights: MixerWeights, valid: Tensor | None = None, *, scan: str = AUTO
 ) -> bool:
-    """Whether `mixer` can compute this; otherwise the caller combines the operations above."""
+    """Whether `mixer` and, for a second stream of hidden's type, `two_stream_mixer` are kernels;
+    otherwise the caller combines the operations above."""
     same = all(
         weight.dtype == torch.float32 and weight.device == hidden.device
-        for weight in (hidden, in_proj, *ways[0], *ways[-1])
+        for weight in (hidden, *weights.tensors())
     )
     if (
         not same
@@ -306,210 +498,29 @@ def fuses_mixer(
         or torch.is_autocast_enabled(hidden.device.type)
     ):
         return False
-    return _scan_backend(scan, hidden, ways[0].A_log).fuses_mixer(hidden, in_proj, ways)
+    return _backend(scan, hidden, weights.ways[0].A_log.shape[1]).fuses_mixer(weights)
 
 
 def mixer(
-    hidden: Tensor,
-    in_proj: Tensor,
-    out_proj: Tensor,
-    ways: Sequence[MixerWay],
-    valid: Tensor | None = None,
-    *,
-    scan: str = "auto",
+    hidden: Tensor, weights: MixerWeights, valid: Tensor | None = None, *, scan: str = AUTO
 ) -> Tensor:
     """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans
     and gate.
 
     Args:
         hidden: (Bt, L, D).
-        in_proj: (2 E, D), the scan's input and the gate.
-        out_proj: (D, E).
-        ways: the direction from the first position to the last, and perhaps that in reverse, whose
-            outputs are added.
+        weights: of the mixer.
         valid: (Bt, L) bool, False on padding, which has no influence on other positions.
 
     Returns:
         (Bt, L, D).
     """
-    check_mixer(hidden, in_proj, out_proj, ways, valid)
-    return _scan_backend(scan, hidden, ways[0].A_log).mixer(hidden, in_proj, out_proj, ways, valid)
-
-
-def _backend(scan: str, x: Tensor) -> Backend:
-    return SCANS[choose(scan, x.device.type, compute_dtype(x.dtype))]
-
-
-def _scan_backend(scan: str, u: Tensor, A: Tensor) -> Backend:
-    return SCANS[choose_for(scan, u.device.type, compute_dtype(u.dtype), A.shape[-1])]
-
-
-def _rowwise(scan: str, x: Tensor, *others: Tensor | None) -> Backend:
-    """The back end for an operation on single positions."""
-    backend, portable, device = _backend(scan, x), SCANS["portable"], x.device.type
-    if backend.keeps_dtype:
-        return portable if x.numel() == 0 else backend
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    same = all(other is None or other.dtype == x.dtype for other in others)
-    if autocast or not same or x.dtype not in (torch.float32, torch.float64) or x.numel() == 0:
-        return portable
-    return backend
-
-
-def scan_with_states(
-    inputs: ScanInputs, block_size: int, initial_state: Tensor | None = None, *, scan: str = "auto"
-) -> ScanStates:
-    """`selective_scan`, and the states that enter the blocks.
-
-    Args:
-        inputs: of `selective_scan`, L positions.
-        block_size: b, 1 to L positions.
-        initial_state: (Bt, E, N) state before the first position, zero if None.
-
-    Returns:
-        y (Bt, L, E) in u's dtype; starts (Bt, blocks, E, N), of which the first is the initial
-        state, and last (Bt, E, N), in float64 if u is float64 and in float32 otherwise.
-    """
-    u, backend = _checked(inputs, block_size, scan)
-    check_state(
-        "initial_state", initial_state, (u.shape[0], *inputs.A.shape), compute_dtype(u.dtype)
-    )
-    if u.numel() == 0:
-        last = (
-            u.new_zeros(u.shape[0], *inputs.A.shape, dtype=compute_dtype(u.dtype))
-            if initial_state is None
-            else initial_state
-        )
-        return ScanStates(
-            u * inputs.D.to(u.dtype),
-            last[:, None].expand(-1, -(-u.shape[1] // block_size), -1, -1),
-            last,
-        )
-    y, starts, last = backend.carried_scan(
-        cast_inputs(backend, inputs), False, initial_state, block_size
-    )
-    return ScanStates(y.to(u.dtype), starts, last)
-
-
-def scan_blocks(
-    inputs: ScanInputs,
-    block_size: int,
-    initial_states: Tensor | None = None,
-    *,
-    reverse: bool = False,
-    scan: str = "auto",
-) -> Tensor:
-    """`selective_scan` of every block as a sequence of its own.
-
-    Args:
-        inputs: of `selective_scan`, L positions.
-        block_size: b, 1 to L positions.
-        initial_states: (Bt, blocks, E, N) state before each block (in reverse: after it), zero if
-            None.
-        reverse: run from the last position of each block to its first.
-
-    Returns:
-        (Bt, L, E) in u's dtype.
-    """
-    u, backend = _checked(inputs, block_size, scan)
-    blocks = -(-u.shape[1] // block_size)
-    check_state(
-        "initial_states",
-        initial_states,
-        (u.shape[0], blocks, *inputs.A.shape),
-        compute_dtype(u.dtype),
-    )
-    if u.numel() == 0:
-        return u * inputs.D.to(u.dtype)
-    return backend.restarted_scan(
-        cast_inputs(backend, inputs), reverse, initial_states, block_size
-    ).to(u.dtype)
-
-
-def conv_blocks(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    block_size: int,
-    initial: Tensor | None = None,
-    *,
-    reverse: bool = False,
-    scan: str = "auto",
-) -> Tensor:
-    """`short_conv` of every block as a sequence of its own.
-
-    Args:
-        x: (Bt, L, E).
-        weight: (E, K).
-        bias: (E,).
-        block_size: b, 1 to L positions.
-        initial: (Bt, blocks, K - 1, E) inputs before each block (in reverse: after it), zero if
-            None.
-        reverse: as in `short_conv`.
-
-    Returns:
-        (Bt, L, E) in x's dtype.
-    """
-    check_filter(x, weight, bias)
-    blocks, dtype = check_block_size(block_size, x.shape[1]), compute_dtype(x.dtype)
-    if initial is not None:
-        check_inputs_before(initial, x, (x.shape[0], blocks, weight.shape[1] - 1, x.shape[2]))
-    backend = SCANS[choose(scan, x.device.type, dtype)]
-    if x.numel() == 0:
-        return x * bias.to(x.dtype)
-    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
-    near = None if initial is None else backend.cast(initial, dtype)
-    return backend.block_conv(wide, taps, shift, reverse, near, block_size).to(x.dtype)
-
-
-def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tensor:
-    """The inputs (Bt, K - 1, E) that a convolution of K taps needs before the piece that follows x
-    (Bt, L, E).
-
-    `initial` (Bt, K - 1, E) are those before x, zero if None: they count if x has fewer than K - 1
-    positions.
-    """
-    L, missing = check_rows("x", x)[1], num_taps - 1 - x.shape[1]
-    if missing <= 0:
-        return x[:, L - num_taps + 1 :]
-    return (
-        F.pad(x, (0, 0, missing, 0))
-        if initial is None
-        else torch.cat([initial[:, num_taps - 1 - missing :], x], dim=1)
-    )
-
-
-def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
-    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
-    first position."""
-    check_block_size(block_size, check_rows("x", x)[1])
-    return taps_before_blocks(x, num_taps, block_size)
-
-
-def fuses_two_streams(
-    noised: Tensor,
-    clean: Tensor,
-    in_proj: Tensor,
-    ways: Sequence[MixerWay],
-    valid: Tensor | None = None,
-    *,
-    scan: str = "auto",
-) -> bool:
-    """Whether `two_stream_mixer` should compute this; otherwise the caller combines the operations
-    above."""
-    if (
-        clean.dtype != noised.dtype
-        or clean.device != noised.device
-        or not fuses_mixer(noised, in_proj, ways, valid, scan=scan)
-    ):
-        return False
-    return SCANS[choose(scan, noised.device.type, compute_dtype(noised.dtype))].fused_two_streams
+    return _mixer_backend(hidden, weights, valid, scan, False).mixer(hidden, weights, valid)
 
 
 def continued_mixer(
-    hidden: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay],
-    past: Tensor | None = None, state: Tensor | None = None,
-    *, scan: str = "auto",
+    hidden: Tensor, weights: MixerWeights, past: Tensor | None = None, state: Tensor | None = None,
+    *, scan: str = AUTO,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """A whole mixer of one piece of a sequence after others, in one call: for sampling, where
     pieces are short and calls many.
@@ -520,75 +531,154 @@ def continued_mixer(
 
     Args:
         hidden: (Bt, n, D).
-        in_proj, out_proj, ways: as in `mixer`.
+        weights: as in `mixer`.
         past: (Bt, K - 1, E) inputs of the convolution before the piece, and
         state: (Bt, E, N) of the scan before it, both zero if None.
 
     Returns:
         (Bt, n, D), and `past` and `state` for the next piece.
     """
-    check_mixer(hidden, in_proj, out_proj, ways, None)
-    (Bt, _, _), (E, K), N = hidden.shape, ways[0].conv_weight.shape, ways[0].A_log.shape[1]
-    dtype = compute_dtype(hidden.dtype)
-    check_state("state", state, (Bt, E, N), dtype)
+    backend = _mixer_backend(hidden, weights, None, scan, True)
+    (Bt, _, _), (E, K), way = hidden.shape, weights.ways[0].conv_weight.shape, weights.ways[0]
+    _check_state("state", state, (Bt, *way.A_log.shape), compute_dtype(hidden.dtype))
     if past is not None and past.shape != (Bt, K - 1, E):
         raise ValueError(f"past has shape {tuple(past.shape)}, expected {(Bt, K - 1, E)}")
-    backend = SCANS[choose_for(scan, hidden.device.type, dtype, N, states=True)]
-    out, x, state = backend.continued_mixer(hidden, in_proj, out_proj, ways, past, state)
+    out, x, state = backend.continued_mixer(hidden, weights, past, state)
     return out, last_inputs(x, K), state
 
 
 def two_stream_mixer(
-    noised: Tensor, clean: Tensor, in_proj: Tensor, out_proj: Tensor, ways: Sequence[MixerWay],
-    block_size: int, valid: Tensor | None = None,
-    *, clean_output: bool = True, scan: str = "auto",
+    noised: Tensor, clean: Tensor, weights: MixerWeights, block_size: int,
+    valid: Tensor | None = None,
+    *, clean_output: bool = True, scan: str = AUTO,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both
     directions for the noised stream.
 
-    Where `fuses_two_streams` is true, one kernel scans both streams, and the states before blocks
+    Where `fuses_mixer` is true, one kernel scans both streams, and the states before blocks
     are never in memory.
 
     Args:
         noised, clean: (Bt, L, D).
-        in_proj, out_proj, valid: as in `mixer`.
-        ways: both directions; the second one is that of the noised stream in reverse.
+        weights: of both directions; the second one is that of the noised stream in reverse.
         block_size: b, 1 to L positions.
+        valid: as in `mixer`.
         clean_output: whether the output of the clean stream is needed.
 
     Returns:
         (Bt, L, D) of the noised stream and, if it is needed, of the clean one.
     """
-    check_mixer(noised, in_proj, out_proj, ways, valid)
-    check_block_size(block_size, noised.shape[1])
+    backend = _mixer_backend(noised, weights, valid, scan, True)
+    _num_blocks(block_size, noised.shape[1])
     if clean.shape != noised.shape or clean.dtype != noised.dtype:
         raise ValueError(
             f"clean has shape {tuple(clean.shape)} and type {clean.dtype}, expected "
             f"{tuple(noised.shape)} and {noised.dtype} as noised"
         )
-    if len(ways) != 2:
-        raise ValueError(f"a mixer of two streams has two directions, got {len(ways)}")
-    backend = SCANS[
-        choose_for(
-            scan,
-            noised.device.type,
-            compute_dtype(noised.dtype),
-            ways[0].A_log.shape[1],
-            states=True,
+    if len(weights.ways) != 2:
+        raise ValueError(f"a mixer of two streams has two directions, got {len(weights.ways)}")
+    return backend.two_stream_mixer(noised, clean, weights, block_size, valid, clean_output)
+
+
+def _mixer_backend(
+    hidden: Tensor, weights: MixerWeights, valid: Tensor | None, scan: str, states: bool
+) -> Backend:
+    (D, E), way = weights.out_proj.shape, weights.ways[0]
+    (R, N), K = (way.dt_weight.shape[1], way.A_log.shape[1]), way.conv_weight.shape[1]
+    expected = ((E, K), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
+    shapes = [tuple(tuple(weight.shape) for weight in way) for way in weights.ways]
+    in_proj = weights.in_proj.shape
+    fits = _check_rows("hidden", hidden)[2] == D and in_proj == (2 * E, D)
+    if not fits or any(shape != expected for shape in shapes):
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj)} and ways {shapes} do "
+            f"not fit out_proj {(D, E)}"
         )
-    ]
-    return backend.two_stream_mixer(
-        noised, clean, in_proj, out_proj, ways, block_size, valid, clean_output
-    )
+    if valid is not None and valid.shape != hidden.shape[:2]:
+        raise ValueError(
+            f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden"
+        )
+    return _backend(scan, hidden, N, states)
 
 
-def _checked(inputs: ScanInputs, block_size: int, scan: str) -> tuple[Tensor, Backend]:
-    u = inputs.u
-    check_scan_inputs(inputs)
-    check_block_size(block_size, u.shape[1])
-    return u, SCANS[
-        choose_for(scan, u.device.type, compute_dtype(u.dtype), inputs.A.shape[-1], states=True)
-    ]
+def _check_rows(name: str, x: Tensor) -> torch.Size:
+    """The shape of a floating-point (batch, length, channels) tensor."""
+    if x.dim() != 3:
+        raise ValueError(f"{name} must be (batch, length, channels), got shape {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise ValueError(
+            f"{name} has type {x.dtype}, expected float32, bfloat16, float16 or float64"
+        )
+    return x.shape
+
+
+def _check_filter(x: Tensor, weight: Tensor, bias: Tensor) -> None:
+    """The operands of a short convolution."""
+    E = _check_rows("x", x)[2]
+    if weight.dim() != 2 or weight.shape[0] != E or bias.shape != (E,):
+        raise ValueError(
+            f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and "
+            f"({E},) for x {tuple(x.shape)}"
+        )
+
+
+def _check_norm(x: Tensor, added: Tensor | None, weight: Tensor) -> None:
+    """The operands of a norm, perhaps of a sum."""
+    if (
+        weight.dim() != 1
+        or x.shape[-1:] != weight.shape
+        or (added is not None and added.shape != x.shape)
+    ):
+        other = "" if added is None else f", added to {tuple(added.shape)}"
+        raise ValueError(
+            f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is "
+            f"{tuple(x.shape)}{other}"
+        )
+
+
+def _check_scan_inputs(inputs: ScanInputs) -> None:
+    """The inputs of a selective scan."""
+    (Bt, L, E), N = _check_rows("u", inputs.u), inputs.A.shape[-1]
+    expected = {
+        "delta": (Bt, L, E),
+        "A": (E, N),
+        "B": (Bt, L, N),
+        "C": (Bt, L, N),
+        "D": (E,),
+        "delta_bias": (E,),
+    }
+    for (name, shape), x in zip(expected.items(), inputs[1:], strict=True):
+        if x is not None and x.shape != shape:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}, expected {shape} for u of shape {(Bt, L, E)} "
+                f"and {N} states"
+            )
+
+
+def _check_state(
+    name: str, state: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """A state (..., E, N) of exactly this type: half precision would lose what a state adds up over
+    many positions."""
+    if state is None:
+        return
+    if state.shape != shape:
+        raise ValueError(f"{name} has shape {tuple(state.shape)}, expected {shape}")
+    if state.dtype != dtype:
+        raise ValueError(
+            f"{name} has type {state.dtype}, expected {dtype}, in which this scan computes; "
+            f"convert it with .to({dtype})"
+        )
+
+
+def _num_blocks(block_size: int, L: int) -> int:
+    """The number of blocks of so many positions."""
+    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= L:
+        raise ValueError(
+            f"block_size {block_size!r} does not fit sequences of {L} positions; expected an "
+            f"integer from 1 to {L}"
+        )
+    return -(-L // block_size)
 
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -599,73 +689,37 @@ _SECONDS = 0.15  # of one trial
 _TRIALS = 4
 # other running programs, on average over a minute, for each processor that this process uses
 _BUSY = 0.5
-log = logging.getLogger("dnadiff")
 
 
-def choose_threads() -> int:
-    """Set the number of threads of this process and return it: what the environment says, what an
-    earlier trial chose, or a new trial."""
-    most = torch.get_num_threads()
-    if most == 1 or any(os.environ.get(name) for name in _VARIABLES):
-        return most
-    path = cache_folder() / f"threads-{_machine(most)}"
-    chosen = 0
-    with suppress(OSError, ValueError):
-        chosen = int(path.read_text())
-    if not 1 <= chosen <= most:
-        if os.getloadavg()[0] > _BUSY * most:
-            return most
-        chosen = _trial(most)
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = path.with_name(f"{path.name}.{os.getpid()}")
-            part.write_text(f"{chosen}\n")
-            part.replace(path)  # another process never reads half of a number
-        if chosen < most:
-            log.info(
-                f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS "
-                f"sets another number; kept in {path})"
-            )
-    torch.set_num_threads(chosen)
-    return chosen
-
-
-def _machine(most: int) -> str:
-    """Identifies the processor and what of it this process may use."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next((line for line in file if line.startswith("model name")), "")
-    except OSError:
-        model = ""
-    return hashlib.sha256(f"{model}{os.cpu_count()} {most}".encode()).hexdigest()[:16]
-
-
-def _trial(most: int) -> int:
+def _trial(
+    most: int, scan: Callable[[], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> int:  # fmt: skip
     """The smallest number of threads, of `most` and its halves, than which no larger one is clearly
-    faster in any of `_TRIALS` trials."""
+    faster in any of `_TRIALS` trials of `scan`."""
     counts = [most]
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
-    u, table = (
-        torch.zeros(16 * most, 64, 64),
-        torch.zeros(64, 16),
-    )  # half a millisecond with all threads, much longer than it takes to wake them
+    # half a millisecond with all threads, much longer than it takes to wake them
+    u, table = torch.zeros(16 * most, 64, 64), torch.zeros(64, 16)
+    inputs = u, u, table, u[..., :16], u[..., :16], table[:, 0]
 
-    def scan() -> float:
-        start = time.perf_counter()
-        selective_scan(u, u, table, u[..., :16], u[..., :16], table[:, 0])
-        return time.perf_counter() - start
+    def seconds() -> float:
+        start = clock()
+        scan() if scan else selective_scan(*inputs)
+        return clock() - start
 
     chosen = 1
     with torch.no_grad():
-        scan()  # compiled or loaded here
+        seconds()  # compiled or loaded here
         for _ in range(_TRIALS):
             best = dict.fromkeys(counts, math.inf)
-            begin = time.perf_counter()
-            while time.perf_counter() - begin < _SECONDS:
+            begin = clock()
+            while clock() - begin < _SECONDS:
                 for count in counts:
                     torch.set_num_threads(count)
-                    best[count] = min(best[count], scan(), scan())  # the first call starts threads
+                    # the first call starts threads
+                    best[count] = min(best[count], seconds(), seconds())
             fewest = counts[-1]
             for count in reversed(counts):
                 if best[count] * _GAIN < best[fewest]:
@@ -673,4 +727,35 @@ def _trial(most: int) -> int:
             chosen = max(chosen, fewest)
             if chosen == most:
                 break
+    return chosen
+
+
+def choose_threads(
+    trial: Callable[[int], int] = _trial, load: Callable[[], tuple[float, ...]] = os.getloadavg
+) -> int:
+    """Set the number of threads of this process and return it: what the environment says, what an
+    earlier trial chose, or a new `trial`, if the machine's average `load` is low."""
+    most = torch.get_num_threads()
+    if most == 1 or any(os.environ.get(name) for name in _VARIABLES):
+        return most
+    model = next((f"{line}\n" for line in processor() if line.startswith("model name")), "")
+    machine = hashlib.sha256(f"{model}{os.cpu_count()} {most}".encode()).hexdigest()[:16]
+    path, chosen = cache_folder() / f"threads-{machine}", 0
+    with suppress(OSError, ValueError):
+        chosen = int(path.read_text())
+    if not 1 <= chosen <= most:
+        if load()[0] > _BUSY * most:
+            return most
+        chosen = trial(most)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part = path.with_name(f"{path.name}.{os.getpid()}")
+            part.write_text(f"{chosen}\n")
+            part.replace(path)  # another process never reads half of a number
+        if chosen < most:
+            _log.info(
+                f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS "
+                f"sets another number; kept in {path})"
+            )
+    torch.set_num_threads(chosen)
     return chosen

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
-from dnadiff.networks.kernels import triton_log_sum
-from dnadiff.networks.kernels.select import AUTO, SCANS, choose, triton_allowed
+from dnadiff.networks.kernels import triton_rowwise
+from dnadiff.networks.kernels.facade import AUTO, SCANS, choose, triton_allowed
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _MIN_COLUMNS = 1024  # of a block: narrower products are slow
@@ -66,24 +66,15 @@ def linear_log_sum(
             f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids "
             f"{tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
         )
-    if block is None:
-        block = max(
-            _MIN_COLUMNS,
-            _ENTRIES.get(features.device.type, 2**24)
-            // max(1, len(features))
-            // _ALIGNED
-            * _ALIGNED,
-        )
     device = features.device.type
-    product = (
-        torch.get_autocast_dtype(device)
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-        else None
-    )
-    product = product or torch.promote_types(features.dtype, weight.dtype)
-    return _LinearLogSum.apply(
-        features, weight, bias, ids.contiguous(), tuple(banned), block, product
-    )
+    if block is None:
+        columns = _ENTRIES.get(device, 2**24) // max(1, len(features))
+        block = max(_MIN_COLUMNS, columns // _ALIGNED * _ALIGNED)
+    product = torch.promote_types(features.dtype, weight.dtype)
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        product = torch.get_autocast_dtype(device)
+    options = tuple(banned), block, product
+    return _LinearLogSum.apply(features, weight, bias, ids.contiguous(), *options)
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -96,7 +87,7 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 @cache
 def _triton_failure(device: torch.device) -> str:
     """Why the Triton kernels are not used on a device; an empty string if they are."""
-    reason = triton_log_sum.unavailable(device) or _difference(device)
+    reason = triton_rowwise.unavailable(device) or _difference(device)
     if reason and device.type == "cuda":
         _log.warning("loss over the vocabulary: not Triton, because %s", reason)
     return reason
@@ -108,16 +99,15 @@ def _difference(device: torch.device) -> str:
     values = torch.arange(3 * 70, dtype=torch.float32, device=device).view(3, 70).sin()
     ids, found = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device), []
     try:
-        for operations in (triton_log_sum, _Portable):
+        for operations in (triton_rowwise, _Portable):
             log_sum, picked, gradient = values[:, 0].clone(), values[:, :2].clone(), values.clone()
             operations.add_log_sum(values.clone(), values[0], ids, 5, log_sum, picked)
             operations.logits_gradient(
                 gradient, values[0], ids, 5, log_sum, values[:, 3].contiguous(), picked
             )
             found.append(torch.cat([log_sum, picked.flatten(), gradient.flatten()]))
-    except (
-        Exception
-    ) as error:  # a compiler or driver that is missing or fails: whatever it is, it is the reason
+    # a compiler or driver that is missing or fails: whatever it is, it is the reason
+    except Exception as error:
         return str(error) or repr(error)
     worst = float((found[0] - found[1]).abs().max())
     return "" if worst < 1e-4 else f"its results differ from PyTorch's by {worst:.1e}"
@@ -183,105 +173,78 @@ def _columns(ids: Tensor, first: int, logits: Tensor) -> tuple[Tensor, Tensor]:
     return (ids - first).clamp(0, end - first - 1), (ids >= first) & (ids < end)
 
 
-class _Head:
-    """Blocks of the logits of a linear map, and the operations on them: Triton kernels where they
-    run, otherwise PyTorch."""
+def _blocks(
+    features: Tensor, weight: Tensor, bias: Tensor | None, banned: Sequence[int], block: int
+) -> Iterator[tuple[Any, slice, Tensor, Tensor | None, Tensor]]:
+    """Blocks of logits: the operations on them, their columns, weights and biases, and the logits
+    without bias, -inf for banned columns.
 
-    def __init__(
-        self,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        banned: Sequence[int],
-        block: int,
-    ) -> None:
-        self.features, self.weight, self.bias, self.banned, self.block = (
-            features,
-            weight,
-            bias,
-            banned,
-            block,
+    The operations are Triton kernels where they run, otherwise PyTorch.
+    """
+    operations: Any = _Portable
+    size, buffer = len(weight), None
+    if (
+        features.dtype != torch.float64
+        and triton_allowed()
+        and not _triton_failure(features.device)
+    ):
+        widest = -(-min(block, size) // _ALIGNED) * _ALIGNED
+        buffer, operations = features.new_empty(len(features), widest), triton_rowwise
+    for first in range(0, size, block):
+        columns = slice(first, min(first + block, size))
+        part = weight[columns].to(features.dtype)
+        if buffer is None:
+            logits = _multiply(features, part)
+        else:
+            logits = torch.mm(features, part.t(), out=buffer[:, : len(part)])
+        for column in banned:
+            if columns.start <= column < columns.stop:
+                logits[:, column - first] = -torch.inf
+        yield (
+            operations,
+            columns,
+            part,
+            None if bias is None else bias[columns].contiguous(),
+            logits,
         )
-        self.fused = (
-            features.dtype != torch.float64
-            and triton_allowed()
-            and not _triton_failure(features.device)
-        )
-        self.operations = triton_log_sum if self.fused else _Portable
-
-    def blocks(self) -> Iterator[tuple[slice, Tensor, Tensor | None, Tensor]]:
-        """Columns of each block, their weights and biases, and their logits without bias, -inf for
-        banned columns."""
-        x, size = self.features, len(self.weight)
-        buffer = (
-            x.new_empty(len(x), -(-min(self.block, size) // _ALIGNED) * _ALIGNED)
-            if self.fused
-            else None
-        )
-        for first in range(0, size, self.block):
-            columns = slice(first, min(first + self.block, size))
-            weight = self.weight[columns].to(x.dtype)
-            logits = (
-                _multiply(x, weight)
-                if buffer is None
-                else torch.mm(x, weight.t(), out=buffer[:, : len(weight)])
-            )
-            for column in self.banned:
-                if columns.start <= column < columns.stop:
-                    logits[:, column - first] = -torch.inf
-            yield (
-                columns,
-                weight,
-                None if self.bias is None else self.bias[columns].contiguous(),
-                logits,
-            )
 
 
 class _LinearLogSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Any,
-        weight: Any,
-        bias: Any,
-        ids: Any,
-        banned: Any,
-        block: Any,
-        product: Any,
-    ) -> Any:
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor,
+        banned: tuple[int, ...], block: int, product: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         wide = torch.promote_types(product, torch.float32)
+        log_sum = features.new_full((len(features),), -torch.inf, dtype=wide)
+        picked = features.new_zeros(ids.shape, dtype=wide)
         with torch.autocast(features.device.type, enabled=False):
-            head = _Head(features.to(product), weight, bias, banned, block)
-            log_sum, picked = (
-                features.new_full((len(features),), -torch.inf, dtype=wide),
-                features.new_zeros(ids.shape, dtype=wide),
-            )
-            for columns, _, bias_part, logits in head.blocks():
-                head.operations.add_log_sum(logits, bias_part, ids, columns.start, log_sum, picked)
+            blocks = _blocks(features.to(product), weight, bias, banned, block)
+            for operations, columns, _, bias_part, logits in blocks:
+                operations.add_log_sum(logits, bias_part, ids, columns.start, log_sum, picked)
         ctx.save_for_backward(features, weight, bias, ids, log_sum)
         ctx.banned, ctx.block, ctx.product = banned, block, product
         return log_sum, picked
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_log_sum: Any, d_picked: Any) -> Any:
+    def backward(ctx: Any, d_log_sum: Tensor, d_picked: Tensor) -> tuple[Tensor | None, ...]:
         features, weight, bias, ids, log_sum = ctx.saved_tensors
-        wide = log_sum.dtype
-        d_log_sum, d_picked = d_log_sum.contiguous(), d_picked.contiguous()
+        wide, d_log_sum, d_picked = log_sum.dtype, d_log_sum.contiguous(), d_picked.contiguous()
+        d_weight, d_bias = (
+            torch.empty_like(weight),
+            None if bias is None else torch.empty_like(bias),
+        )
         with torch.autocast(features.device.type, enabled=False):
             x = features.to(ctx.product)
-            head = _Head(x, weight, bias, ctx.banned, ctx.block)
             d_features = torch.zeros(x.shape, dtype=wide, device=x.device)
-            d_weight, d_bias = (
-                torch.empty_like(weight),
-                None if bias is None else torch.empty_like(bias),
-            )
-            for columns, weight_part, bias_part, logits in head.blocks():
-                head.operations.logits_gradient(
+            blocks = _blocks(x, weight, bias, ctx.banned, ctx.block)
+            for operations, columns, part, bias_part, logits in blocks:
+                operations.logits_gradient(
                     logits, bias_part, ids, columns.start, log_sum, d_log_sum, d_picked
                 )
                 if d_bias is not None:
                     d_bias[columns] = logits.sum(0, dtype=wide)
-                d_features += _multiply(logits, weight_part.t())
+                d_features += _multiply(logits, part.t())
                 d_weight[columns] = _multiply(logits.t(), x.t())
         return d_features.to(features.dtype), d_weight, d_bias, None, None, None, None

@@ -9,6 +9,8 @@ returns the states before blocks has chunks that begin where blocks begin.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,17 +18,37 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.networks.kernels.backend import Backend, ScanInputs, ScanStates
+from dnadiff.networks.kernels.backend import (
+    Backend,
+    MixerWay,
+    MixerWeights,
+    ScanInputs,
+    ScanStates,
+    Walk,
+    by_block,
+)
 
 _LONGEST = 64  # positions in a chunk
 _SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes the 7 in between
+
+
+def _restarted(backend: Backend, inputs: ScanInputs, walk: Walk) -> ScanStates:
+    """A scan of every block as a sequence of its own."""
+
+    def scan(state: Tensor | None, u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        rows = inputs._replace(u=u, delta=delta, B=B, C=C)
+        return backend.scan(rows, Walk(walk.reverse, state)).y
+
+    assert walk.block is not None
+    rows = inputs.u, inputs.delta, inputs.B, inputs.C
+    return ScanStates(by_block(scan, walk.block, walk.initial, *rows))
 
 
 class TorchOperations(Backend):
     """All operations but the scan, in plain PyTorch."""
 
     @override
-    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+    def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         L, K = x.shape[1], weight.shape[1]
         x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
         a = bias
@@ -47,41 +69,26 @@ class TorchOperations(Backend):
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
 
-    @override
-    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
-
 
 class PortableBackend(TorchOperations):
     """Any device, float32 or float64."""
-
-    needs_probe = False
 
     @override
     def description(self) -> str:
         return "PyTorch"
 
     @override
-    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        return _scan(inputs, reverse, None, None, False)[0]
-
-    @override
-    def carried_scan(
-        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
-    ) -> ScanStates:
-        y, starts, last = _scan(
-            inputs, reverse, None if initial is None else initial.mT, block, True
+    def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
+        if walk.restart:
+            return _restarted(self, inputs, walk)
+        u, delta, A, B, C, D, bias = inputs
+        step = F.softplus(delta if bias is None else delta + bias)
+        initial = None if walk.initial is None else walk.initial.mT
+        y, starts, last = _Scan.apply(
+            step, step * u, A.T, B, C, initial, walk.reverse, walk.block, walk.states
         )
-        return ScanStates(y, None if starts is None else starts.mT, last.mT)
-
-
-def _scan(
-    inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None, carried: bool
-) -> tuple[Tensor, ...]:
-    u, delta, A, B, C, D, delta_bias = inputs
-    step = F.softplus(delta if delta_bias is None else delta + delta_bias)
-    y, starts, last = _Scan.apply(step, step * u, A.T, B, C, initial, reverse, block, carried)
-    return y + D * u, starts, last
+        starts, last = (None if x is None else x.mT for x in (starts, last))
+        return ScanStates(y + D * u, starts, last)
 
 
 class _Scan(torch.autograd.Function):
@@ -90,51 +97,34 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        step: Tensor,
-        dx: Tensor,
-        A: Tensor,
-        B: Tensor,
-        C: Tensor,
-        initial: Tensor | None,
-        reverse: bool,
-        block: int | None,
-        carried: bool,
-    ) -> tuple[Tensor | None, ...]:
-        L = step.shape[1]
-        steps, dxs, Bs, Cs = (_chunk(x, block) for x in (step, dx, B, C))
-        h = _enter(steps, dxs, Bs, A, initial, reverse)
+        ctx: Any, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: Tensor | None,
+        reverse: bool, block: int | None, states: bool,
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        walk = _Chunks(step, dx, A, B, C, reverse, block)
+        h = walk.entering(initial)
         ctx.save_for_backward(step, dx, A, B, C, initial, h)
         ctx.reverse, ctx.block = reverse, block
         ctx.set_materialize_grads(False)
-        y, last = _outputs(steps, dxs, Bs, Cs, A, h, reverse)
+        y, last = walk.outputs(h)
         starts = None if block is None else h[:, :: _cut(block)[0]].clone()
-        return (
-            _join(y, L, block),
-            starts,
-            last[:, 0 if reverse else -1].clone() if carried else None,
-        )
+        y = _join(y, step.shape[1], block)
+        return y, starts, last[:, 0 if reverse else -1].clone() if states else None
 
     @staticmethod
     def backward(
         ctx: Any, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        *tensors, initial, h = ctx.saved_tensors
-        step, dx, A, B, C = tensors
+        step, dx, A, B, C, initial, h = ctx.saved_tensors
+        walk, L = _Chunks(step, dx, A, B, C, ctx.reverse, ctx.block), step.shape[1]
         dy = torch.zeros_like(step) if dy is None else dy
-        steps, dxs, Bs, Cs, dys = (_chunk(x, ctx.block) for x in (step, dx, B, C, dy))
-        if (
-            torch.is_grad_enabled()
-        ):  # a second derivative: autograd does not know what the saved states depend on
-            h = _enter(steps, dxs, Bs, A, initial, ctx.reverse)
+        # a second derivative: autograd does not know what the saved states depend on
+        h = walk.entering(initial) if torch.is_grad_enabled() else h
         if dstarts is not None:
             place = torch.zeros_like(h)
             place[:, :: _cut(ctx.block)[0]] = dstarts
             dstarts = place
-        dstep, ddx, dB, dC, dA, dfirst = _gradients(
-            steps, dxs, Bs, Cs, dys, A, h, dstarts, dlast, ctx.reverse
-        )
-        dstep, ddx, dB, dC = (_join(x, dy.shape[1], ctx.block) for x in (dstep, ddx, dB, dC))
+        *found, dA, dfirst = walk.gradients(_chunk(dy, ctx.block), h, dstarts, dlast)
+        dstep, ddx, dB, dC = (_join(x, L, ctx.block) for x in found)
         dinitial = None if initial is None else dfirst[:, -1 if ctx.reverse else 0]
         return dstep, ddx, dA, dB, dC, dinitial, None, None, None
 
@@ -149,7 +139,7 @@ def _chunk(x: Tensor, block: int | None) -> Tensor:
     """`x (Bt, L, X)` as (Bt, chunks, T, X), padded with zeros: a position with step 0 does not
     change the state."""
     Bt, L, X = x.shape
-    block = L if block is None else block
+    block = block or L
     blocks, (chunks, T) = -(-L // block), _cut(block)
     if blocks * block > L:
         x = F.pad(x, (0, 0, 0, blocks * block - L))
@@ -170,38 +160,15 @@ def _positions(T: int, reverse: bool) -> range:
     return range(T)[::-1] if reverse else range(T)
 
 
-def _decay(step: Tensor, t: int, A: Tensor) -> Tensor:
-    return torch.mul(step[:, :, t, None], A).exp_()
-
-
-def _advance(h: Tensor, decay: Tensor, dx: Tensor, B: Tensor, t: int) -> Tensor:
-    return torch.addcmul(decay * h, B[:, :, t, :, None], dx[:, :, t, None])
-
-
-def _enter(
-    step: Tensor, dx: Tensor, B: Tensor, A: Tensor, initial: Tensor | None, reverse: bool
-) -> Tensor:
-    """The state before each chunk, (Bt, chunks, N, E)."""
-    Bt, chunks, T, E = step.shape
-    h = step.new_zeros(Bt, chunks, A.shape[0], E)
-    if chunks == 1:
-        return h if initial is None else initial[:, None]
-    for t in _positions(T, reverse):
-        h = _advance(h, _decay(step, t, A), dx, B, t)
-    total = torch.mul(step.sum(2)[:, :, None], A).exp_()
-    return _carry(total, h, initial, reverse)
-
-
 def _carry(decay: Tensor, gain: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
     """The recurrence s_{c+1} = decay_c s_c + gain_c from `initial (Bt, N, E)` or 0 over axis 1: all
     s_c, (Bt, chunks, N, E)."""
     Bt, count, *state = decay.shape
-    groups = -(-count // _LONGEST)
-    T = -(-count // groups)
+    groups, T = _cut(count)
     if groups * T > count:
         end = (0, 0, 0, 0, 0, groups * T - count)
         decay, gain = F.pad(decay, end, value=1.0), F.pad(gain, end)
-    decay, gain = decay.view(Bt, groups, T, *state), gain.view(Bt, groups, T, *state)
+    decay, gain = (x.view(Bt, groups, T, *state) for x in (decay, gain))
     s = torch.zeros_like(gain[:, :, 0])
     if groups > 1:
         total = torch.ones_like(s)
@@ -218,110 +185,115 @@ def _carry(decay: Tensor, gain: Tensor, initial: Tensor | None, reverse: bool) -
     return entering.flatten(1, 2)[:, :count]
 
 
-def _outputs(
-    step: Tensor, dx: Tensor, B: Tensor, C: Tensor, A: Tensor, h: Tensor, reverse: bool
-) -> tuple[Tensor, Tensor]:
-    """The outputs, and the state after each chunk."""
-    y = torch.empty_like(step)
-    for t in _positions(step.shape[2], reverse):
-        h = _advance(h, _decay(step, t, A), dx, B, t)
-        y[:, :, t] = (h * C[:, :, t, :, None]).sum(2)
-    return y, h
+class _Chunks:
+    """The inputs of `_Scan` in chunks, and the recurrence in all of them."""
 
+    def __init__(
+        self, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, reverse: bool,
+        block: int | None,
+    ) -> None:  # fmt: skip
+        self.step, self.dx, self.B, self.C = (_chunk(x, block) for x in (step, dx, B, C))
+        self.A, self.reverse = A, reverse
+        self.order = _positions(self.step.shape[2], reverse)
 
-def _gradients(
-    step: Tensor,
-    dx: Tensor,
-    B: Tensor,
-    C: Tensor,
-    dy: Tensor,
-    A: Tensor,
-    h: Tensor,
-    dh: Tensor | None,
-    dlast: Tensor | None,
-    reverse: bool,
-) -> tuple[Tensor, ...]:
-    """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l dy_l +
-    exp(step_{l+1} A) g_{l+1}.
+    def decay(self, t: int) -> Tensor:
+        """exp(step A) at one position of each chunk."""
+        return torch.mul(self.step[:, :, t, None], self.A).exp_()
 
-    `dh` (Bt, chunks, N, E) and `dlast` (Bt, N, E) are the gradients of the states before the
-    chunks, and of the last state, as results.
+    def advance(self, h: Tensor, decay: Tensor, t: int) -> Tensor:
+        """The state after one position of each chunk."""
+        return torch.addcmul(decay * h, self.B[:, :, t, :, None], self.dx[:, :, t, None])
 
-    A forward loop computes the gradient that each chunk passes to the previous one, using the
-    running product of decays, and keeps every `_SPAN`-th state. A backward loop recomputes the
-    states in between and accumulates the gradients.
-    """
-    order = _positions(step.shape[2], reverse)
-    spans = [order[i : i + _SPAN] for i in range(0, len(order), _SPAN)]
-    starts, passed, product = [], torch.zeros_like(h), torch.ones_like(h)
-    for span in spans:
-        starts.append(h)
-        for t in span:
-            decay = _decay(step, t, A)
-            h = _advance(h, decay, dx, B, t)
-            product = product * decay
-            passed = torch.addcmul(passed, product, C[:, :, t, :, None] * dy[:, :, t, None])
-    passed = passed if dh is None else passed + dh
-    g = _carry(
-        product, passed, dlast, not reverse
-    )  # exp(step_{l+1} A) g_{l+1} at the end of each chunk
+    def entering(self, initial: Tensor | None) -> Tensor:
+        """The state before each chunk, (Bt, chunks, N, E)."""
+        Bt, chunks, _, E = self.step.shape
+        h = self.step.new_zeros(Bt, chunks, self.A.shape[0], E)
+        if chunks == 1:
+            return h if initial is None else initial[:, None]
+        for t in self.order:
+            h = self.advance(h, self.decay(t), t)
+        total = torch.mul(self.step.sum(2)[:, :, None], self.A).exp_()
+        return _carry(total, h, initial, self.reverse)
 
-    dstep, ddx, dB, dC, dA = (
-        torch.empty_like(step),
-        torch.empty_like(step),
-        torch.empty_like(B),
-        torch.empty_like(C),
-        torch.zeros_like(A),
-    )
-    for span in reversed(spans):
-        states, decays = [starts.pop()], []
-        for t in span:
-            decays.append(_decay(step, t, A))
-            states.append(_advance(states[-1], decays[-1], dx, B, t))
-        for t in reversed(span):
-            dC[:, :, t] = (states.pop() * dy[:, :, t, None]).sum(3)
-            g = torch.addcmul(g, C[:, :, t, :, None], dy[:, :, t, None])
-            dB[:, :, t] = (g * dx[:, :, t, None]).sum(3)
-            ddx[:, :, t] = (g * B[:, :, t, :, None]).sum(2)
-            g = g * decays.pop()
-            to_exponent = g * states[-1]
-            dstep[:, :, t] = (to_exponent * A).sum(2)
-            dA += (to_exponent * step[:, :, t, None]).sum((0, 1))
-    return dstep, ddx, dB, dC, dA, g if dh is None else g + dh
+    def outputs(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs, and the state after each chunk."""
+        y = torch.empty_like(self.step)
+        for t in self.order:
+            h = self.advance(h, self.decay(t), t)
+            y[:, :, t] = (h * self.C[:, :, t, :, None]).sum(2)
+        return y, h
+
+    def gradients(
+        self, dy: Tensor, h: Tensor, dh: Tensor | None, dlast: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l
+        dy_l + exp(step_{l+1} A) g_{l+1}.
+
+        `dh` (Bt, chunks, N, E) and `dlast` (Bt, N, E) are the gradients of the states before the
+        chunks, and of the last state, as results.
+
+        A forward loop computes the gradient that each chunk passes to the previous one, using the
+        running product of decays, and keeps every `_SPAN`-th state. A backward loop recomputes the
+        states in between and accumulates the gradients.
+        """
+        step, dx, B, C, A, order = self.step, self.dx, self.B, self.C, self.A, self.order
+        spans = [order[i : i + _SPAN] for i in range(0, len(order), _SPAN)]
+        starts, passed, product = [], torch.zeros_like(h), torch.ones_like(h)
+        for span in spans:
+            starts.append(h)
+            for t in span:
+                decay = self.decay(t)
+                h = self.advance(h, decay, t)
+                product = product * decay
+                passed = torch.addcmul(passed, product, C[:, :, t, :, None] * dy[:, :, t, None])
+        passed = passed if dh is None else passed + dh
+        # exp(step_{l+1} A) g_{l+1} at the end of each chunk
+        g = _carry(product, passed, dlast, not self.reverse)
+        dstep, ddx, dB, dC = (torch.empty_like(x) for x in (step, dx, B, C))
+        dA = torch.zeros_like(A)
+        for span in reversed(spans):
+            states, decays = [starts.pop()], []
+            for t in span:
+                decays.append(self.decay(t))
+                states.append(self.advance(states[-1], decays[-1], t))
+            for t in reversed(span):
+                dC[:, :, t] = (states.pop() * dy[:, :, t, None]).sum(3)
+                g = torch.addcmul(g, C[:, :, t, :, None], dy[:, :, t, None])
+                dB[:, :, t] = (g * dx[:, :, t, None]).sum(3)
+                ddx[:, :, t] = (g * B[:, :, t, :, None]).sum(2)
+                g = g * decays.pop()
+                to_exponent = g * states[-1]
+                dstep[:, :, t] = (to_exponent * A).sum(2)
+                dA += (to_exponent * step[:, :, t, None]).sum((0, 1))
+        return dstep, ddx, dB, dC, dA, g if dh is None else g + dh
 
 
 class ReferenceBackend(Backend):
     """Every operation as its formula; the scan needs (Bt, L, E, N) memory."""
-
-    needs_probe = False
 
     @override
     def description(self) -> str:
         return "plain PyTorch, one position at a time"
 
     @override
-    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        return self.carried_scan(inputs, reverse, None, None).y
-
-    @override
-    def carried_scan(
-        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
-    ) -> ScanStates:
-        u, delta, A, B, C, D, delta_bias = inputs
-        step = F.softplus(delta if delta_bias is None else delta + delta_bias)  # (Bt, L, E)
+    def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
+        if walk.restart:
+            return _restarted(self, inputs, walk)
+        u, delta, A, B, C, D, bias = inputs
+        step = F.softplus(delta if bias is None else delta + bias)  # (Bt, L, E)
         # Slicing inside the loop would make the backward pass quadratic in L.
         positions = list(zip(*(x.unbind(1) for x in (u, step, B, C)), strict=True))
-        h = u.new_zeros(u.shape[0], *A.shape) if initial is None else initial  # (Bt, E, N)
+        h = u.new_zeros(u.shape[0], *A.shape) if walk.initial is None else walk.initial
         y, before = [], []
-        for u_l, step_l, B_l, C_l in reversed(positions) if reverse else positions:
-            before.append(h)
+        for u_l, step_l, B_l, C_l in reversed(positions) if walk.reverse else positions:
+            before.append(h)  # (Bt, E, N)
             h = torch.exp(step_l[:, :, None] * A) * h + (step_l * u_l)[:, :, None] * B_l[:, None, :]
             y.append((h * C_l[:, None, :]).sum(-1) + D * u_l)  # (Bt, E)
-        starts = None if block is None else torch.stack(before[::block], dim=1)
-        return ScanStates(torch.stack(y[::-1] if reverse else y, dim=1), starts, h)
+        starts = None if walk.block is None else torch.stack(before[:: walk.block], dim=1)
+        return ScanStates(torch.stack(y[::-1] if walk.reverse else y, dim=1), starts, h)
 
     @override
-    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+    def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         E, K = weight.shape
         taps, padding = (weight.flip(-1), (0, K - 1)) if reverse else (weight, (K - 1, 0))
         return F.silu(F.conv1d(F.pad(x.mT, padding), taps[:, None], bias, groups=E)).mT
@@ -348,18 +320,14 @@ class MambaSSMBackend(TorchOperations):
     """float32 tensors on a CUDA device."""
 
     device_type = "cuda"
-    supports_float64 = False
+    lacks_states = "states that enter or leave a scan; its kernel always starts from zero"
 
     @override
     def description(self) -> str:
         return "CUDA, flipped for the reverse direction"
 
     @override
-    def lacks_states(self) -> str:
-        return "states that enter or leave a scan; its kernel always starts from zero"
-
-    @override
-    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
+    def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
         try:
             from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
         except ImportError as error:
@@ -367,7 +335,110 @@ class MambaSSMBackend(TorchOperations):
                 f"mamba_ssm is not installed ({error}); pip install -e '.[cuda]' in the checkout "
                 "adds it"
             ) from error
-        u, delta, A, B, C, D, delta_bias = inputs
-        u, delta, B, C = ((x.flip(1) if reverse else x).mT for x in (u, delta, B, C))
-        y = selective_scan_fn(u, delta, A, B, C, D, delta_bias=delta_bias, delta_softplus=True).mT
-        return y.flip(1) if reverse else y
+        u, delta, A, B, C, D, bias = inputs
+        u, delta, B, C = ((x.flip(1) if walk.reverse else x).mT for x in (u, delta, B, C))
+        y = selective_scan_fn(u, delta, A, B, C, D, delta_bias=bias, delta_softplus=True).mT
+        return ScanStates(y.flip(1) if walk.reverse else y)
+
+
+def difference(backend: Backend, gpu: int) -> str:
+    """How a back end differs from the portable one; an empty string if it does not."""
+    device = torch.device("cpu")
+    if backend.unsupported("cpu", torch.float32):
+        if not torch.cuda.is_available():
+            return "it needs a CUDA device, and PyTorch finds none"
+        device = torch.device("cuda", gpu)
+    # No call of PyTorch saves both if they differ.
+    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # missing in the stubs
+    products = (torch.backends.cuda.matmul, cpu)
+    before = [product.fp32_precision for product in products]
+    try:
+        for product in products:
+            # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
+            product.fp32_precision = "ieee"
+        streams = backend.fuses_mixer(_mixer_inputs(device, 1)[2])
+        ours, theirs = (probe(each, device, streams) for each in (backend, PortableBackend()))
+    # a missing driver, compiler or package: whatever it is, it is the reason
+    except Exception as error:
+        words = ("bad_alloc", "allocate memory", "failed to map segment")
+        if isinstance(error, MemoryError) or any(word in str(error) for word in words):
+            # another scan would compute slightly different numbers, much more slowly
+            raise MemoryError(
+                f"there is no memory left for the kernels of {type(backend).__name__} ({error})"
+            ) from error
+        return str(error) or repr(error)
+    finally:
+        for product, precision in zip(products, before, strict=True):
+            product.fp32_precision = precision
+    worst = max(
+        float((x - y).abs().max() / (1e-6 + y.abs().max()))
+        for x, y in zip(ours, theirs, strict=True)
+    )
+    return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
+
+
+def probe(backend: Backend, device: torch.device, streams: bool = False) -> list[Tensor]:
+    """Outputs and gradients of all operations, in both directions; with `streams` also those of a
+    mixer of two streams.
+
+    33 positions exceed a chunk, 37 channels exceed two of the widest vectors, and 15 = 8 + 4 + 2 +
+    1 states and ranks: every loop of the C++ kernels over tiles and over remainders runs. So do 57
+    = 48 + 6 + 2 + 1 positions of mixers, with 70 = 4 16 + 6, 37, 31 and 7 columns; blocks of 5
+    begin anywhere in a chunk.
+    """
+    E, N = 37, 15
+    wave = torch.arange(2 * 33 * E, dtype=torch.float32).view(2, 33, E).mul(0.7).sin().to(device)
+    square = wave.flatten(0, 1)[:E] / 4
+    B, C, A, D = wave[..., :N], wave[..., N : 2 * N], square[:, :N] - 0.5, wave[0, 0]
+    results: list[Tensor] = []
+
+    def compare(outputs: Sequence[Tensor | None], inputs: list[Tensor]) -> None:
+        found = [x for x in outputs if x is not None]
+        weighted = [(x * _wave(device, *x.shape).detach()).sum() for x in found]
+        results.extend(x.detach() for x in found)
+        results.extend(torch.autograd.grad(torch.stack(weighted).sum(), inputs))
+
+    for reverse in (False, True):
+        inputs = [x.clone().requires_grad_() for x in (wave, A, B, C, D, D.flip(0), square)]
+        u, *scan_inputs, w = inputs
+        first, gate = backend.linear_halves(u, torch.cat([w, w.flip(0)]))
+        conv = backend.short_conv(first, w[:, :4], D, reverse)
+        x = backend.rms_norm(conv, scan_inputs[-1], 1e-2)
+        delta = backend.narrow_linear(gate[..., :N], w[:, :N])
+        y = backend.scan(ScanInputs(x, delta, *scan_inputs), Walk(reverse)).y
+        gated = backend.gated_sum(y, x if reverse else None, gate)
+        compare([first, gate, x, delta, y, gated, backend.linear(gated, w)], inputs)
+    inputs = [x.clone().requires_grad_() for x in (wave, A, D)]
+    u, A, D = inputs
+    both = backend.short_convs(u, (A[:, :4], D), (A[:, 4:8], D.flip(0)))
+    forward, backward = (
+        ScanInputs(x, gate.detach(), A, x[..., :N], x[..., N : 2 * N], D) for x in both
+    )
+    total, normed = backend.add_norm(*backend.scans(forward, backward), D, 1e-2)
+    out = backend.gated_scan(ScanInputs(normed, total, A, B, C, D, D.flip(0)), u)
+    compare([total, normed, out], inputs)
+    for num_ways in (1, 2):
+        hidden, clean, weights, valid = _mixer_inputs(device, num_ways)
+        compare([backend.mixer(hidden, weights, valid)], [hidden, *weights.tensors()])
+    if streams:
+        outputs = backend.two_stream_mixer(hidden, clean, weights, 5, valid, True)
+        compare(outputs, [hidden, clean, *weights.tensors()])
+    return results
+
+
+def _mixer_inputs(
+    device: torch.device, num_ways: int
+) -> tuple[Tensor, Tensor, MixerWeights, Tensor]:
+    L, D, E, R, N = 57, 37, 70, 7, 12
+    shapes = ((E, 4), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
+    ways = [MixerWay(*(_wave(device, *shape) for shape in shapes)) for _ in range(num_ways)]
+    valid = torch.ones(2, L, dtype=torch.bool, device=device)
+    valid[1, 50:] = False
+    clean = _wave(device, 2, L, D).detach().flip(1).requires_grad_()
+    weights = MixerWeights(_wave(device, 2 * E, D), _wave(device, D, E), ways)
+    return _wave(device, 2, L, D), clean, weights, valid
+
+
+def _wave(device: torch.device, *shape: int) -> Tensor:
+    count = torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape))
+    return count.mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()

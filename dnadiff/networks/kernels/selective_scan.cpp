@@ -150,6 +150,23 @@ const char* dnadiff_compiler() { return __VERSION__ ", flags " DNADIFF_FLAGS; }
 const char* dnadiff_compiler() { return "g++ " __VERSION__ ", flags " DNADIFF_FLAGS; }
 #endif
 
+// The number of groups of channels of each sequence, so that there is work for all threads. Each group has its own sums of dB and dC, so
+// there are no more groups than load balance needs.
+int64_t dnadiff_channel_groups(int64_t batch, int64_t E, int threads) {
+  constexpr int64_t WIDEST = 16;  // channels of the widest vector, the unit in which work is divided
+  const int64_t blocks = (E + WIDEST - 1) / WIDEST;
+  // the work of the busiest thread, relative to perfect balance
+  const auto load = [&](int64_t groups) {
+    const double largest = (double)((blocks + groups - 1) / groups) / (double)blocks;
+    return (double)((batch * groups + threads - 1) / threads) * largest * threads / (double)batch;
+  };
+  double least = load(1);
+  for (int64_t groups = 2; groups <= blocks; groups++) least = load(groups) < least ? load(groups) : least;
+  int64_t groups = 1;
+  while (load(groups) > 1.1 * least) groups++;
+  return groups;
+}
+
 // May be null: `initial`, which is (batch, N, E), or (batch, blocks, N, E) if blocks restart; `kept`, then nothing is saved for a
 // backward pass; and `last` (batch, N, E).
 void dnadiff_scan_forward(const float* u, const float* delta, const float* A, const float* B, const float* C, const float* D,

@@ -1,33 +1,35 @@
-"""The convolutions, the gate and the norm of the Triton back end, as custom operators.
+"""The convolutions, the gate, the norm and the loss over a vocabulary as custom operators of
+Triton, and the Triton back end.
 
 Half precision is read and written unchanged and is float32 inside the kernels.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from typing_extensions import override
 
-from dnadiff.networks.kernels import triton_scan, triton_support
-from dnadiff.networks.kernels.backend import ScanInputs, ScanStates
+from dnadiff.networks.kernels import triton_scan
+from dnadiff.networks.kernels.backend import ScanInputs, ScanStates, Walk
 from dnadiff.networks.kernels.native import save_inputs
 from dnadiff.networks.kernels.portable import TorchOperations
-from dnadiff.networks.kernels.triton_support import (
-    alignment,
-    device_of,
-    interpreted,
-    no_second_derivative,
-    with_strides,
-)
+from dnadiff.networks.kernels.triton_scan import alignment, device_of, gpu_operator, interpreted
 
 MAX_TAPS, MAX_WIDTH = 8, 8192  # of a filter, and of a normalized row
 _TILE, _CONV_TILE = 1024, 256  # elements per program: 32 per thread, 8 where it keeps ten sums
 _TILES = 16  # tiles per program where it keeps sums
-_KERNELS = "triton_row_kernels"
+# columns of a program of the loss: 8 for each thread, one vector of 16 bytes in half precision
+_LOSS_TILE, _LOSS_WARPS = 2048, 8
+
+
+def _kernel(name: str) -> Any:
+    return getattr(triton_scan.load_kernels("triton_row_kernels"), name)
 
 
 def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
@@ -38,239 +40,146 @@ def _shape(E: int, tile: int = _TILE) -> dict[str, int]:
     return {"TT": tile // block, "BE": block}
 
 
-def short_convs(
-    x: Tensor, forward: tuple[Tensor, Tensor] | None, backward: tuple[Tensor, Tensor] | None
-) -> list[Tensor]:
-    """`dnadiff.networks.kernels.short_conv` of one x in one or both directions, each with its
-    weight (E, K) and bias (E,)."""
-    w0, bias0 = (None, None) if forward is None else _filter(*forward)
-    w1, bias1 = (None, None) if backward is None else _filter(*backward)
-    return convs(x, w0, bias0, w1, bias1, None, 0)
+def _launch(
+    name: str, x: Tensor, tensors: list[Tensor], strides: dict[str, int], shape: dict[str, int],
+    positions: int, **options: int,
+) -> None:  # fmt: skip
+    """Launch a kernel on `positions` of x (Bt, L, E), in tiles."""
+    if isinstance(x, FakeTensor):
+        return
+    Bt, L, E = x.shape
+    spans = -(-positions // (shape["TT"] * options.get("TILES", 1)))
+    with device_of(x):
+        _kernel(name)[(-(-E // shape["BE"]) * spans * Bt,)](
+            *tensors, L, E, spans, **strides, **alignment(E, *strides.values()), **shape,
+            **options, num_warps=1,
+        )  # fmt: skip
 
 
-def block_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, initial: Tensor | None, block: int
-) -> Tensor:
-    """See `Backend.block_conv`."""
-    filters = [_filter(weight, bias), (None, None)]
-    (w0, bias0), (w1, bias1) = reversed(filters) if reverse else filters
-    return convs(x, w0, bias0, w1, bias1, initial if weight.shape[1] > 1 else None, block)[0]
+def _strided(**tensors: Tensor) -> tuple[list[Tensor], dict[str, int]]:
+    """Tensors (Bt, L, E), copied only if their channels are not contiguous, and by their names the
+    strides of batch and position."""
+    found, strides = [], {}
+    for name, x in tensors.items():
+        x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
+        found.append(x)
+        strides[f"{name}_b"], strides[f"{name}_l"], _ = x.stride()
+    return found, strides
 
 
-def _first(*tensors: Tensor | None) -> Tensor:
-    return next(x for x in tensors if x is not None)
-
-
-def _filter(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as the kernels read them: float32, channels contiguous."""
-    return weight.float().mT.contiguous(), bias.float().contiguous()
-
-
-@torch.library.custom_op("dnadiff::short_convs", mutates_args=())
+@gpu_operator("short_convs")
 def convs(
-    x: Tensor,
-    w0: Tensor | None,
-    bias0: Tensor | None,
-    w1: Tensor | None,
-    bias1: Tensor | None,
-    given: Tensor | None,
-    block: int,
-) -> list[Tensor]:
+    x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None,
+    given: Tensor | None, block: int,
+) -> list[Tensor]:  # fmt: skip
     """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1).
 
     If `block` is not 0, of every `block` positions alone, one direction with `given` (Bt, blocks, K
     - 1, E) inputs before or after them.
     """
-    (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2])
-    some, near, near_b = _first(w0, w1), *_given(x, given)
-    y = [x.new_empty(Bt, L, E) for w in (w0, w1) if w is not None]
-    spans = -(-L // tile["TT"])
-    with device_of(x):
-        triton_support.load_kernels(_KERNELS).convolve[(-(-E // tile["BE"]) * spans * Bt,)](
-            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, y[0], y[-1], L, E,
-            spans, x_b, x_l, block, near_b,
-            **alignment(E, x_b, x_l, near_b), K=some.shape[0], **tile, AHEAD=w0 is not None,
-            BACK=w1 is not None, BLOCKS=block > 0,
-            GIVEN=given is not None, num_warps=1,
-        )  # fmt: skip
+    filters, near, strides, options = _conv_arguments(x, w0, bias0, w1, bias1, given, block)
+    y = [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
+    tensors, shape = [*filters, near, y[0], y[-1]], _shape(x.shape[2])
+    _launch("convolve", x, tensors, strides, shape, x.shape[1], **options)
     return y
 
 
-def _given(x: Tensor, given: Tensor | None) -> tuple[Tensor, int]:
-    """The inputs given to blocks, or any tensor, and the distance between sequences."""
-    return (
-        (x, 0)
-        if given is None
-        else (given.contiguous(), given.shape[1] * given.shape[2] * given.shape[3])
-    )
+def _conv_arguments(
+    x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None,
+    given: Tensor | None, block: int,
+) -> tuple[list[Tensor], Tensor, dict[str, int], dict[str, int]]:  # fmt: skip
+    """x with both filters and biases, of which any may stand for one that is missing; the inputs
+    given to blocks; strides; and options."""
+    (x,), strides = _strided(x=x)
+    some, near = w1 if w0 is None else w0, x if given is None else given.contiguous()
+    assert some is not None
+    filters = [some if w is None else w for w in (w0, w1, bias0, bias1)]
+    strides["given_b"] = 0 if given is None else near.stride(0)
+    options = {"block": block, "K": some.shape[0], "AHEAD": w0 is not None, "BACK": w1 is not None}
+    options |= {"BLOCKS": block > 0, "GIVEN": given is not None}
+    return [x, *filters], near, strides, options
 
 
-@convs.register_fake
-def _(x: Any, w0: Any, bias0: Any, w1: Any, bias1: Any, given: Any, block: Any) -> Any:
-    return [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
-
-
-@torch.library.custom_op("dnadiff::short_convs_backward", mutates_args=())
+@gpu_operator("short_convs_backward")
 def _convs_backward(
     dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None,
     bias1: Tensor | None, given: Tensor | None,
     block: int,
 ) -> list[Tensor]:  # fmt: skip
     """dx, the sums for weights and biases, and the gradient of `given` if there is one."""
-    dy = (
-        [d.contiguous() for d in dy]
-        if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1
-        else dy
-    )
-    (x, x_b, x_l), (Bt, L, E), tile = with_strides(x), x.shape, _shape(x.shape[2], _CONV_TILE)
-    some, bias, near, near_b = _first(w0, w1), _first(bias0, bias1), *_given(x, given)
-    K, spans, kernels = (
-        some.shape[0],
-        -(-L // (tile["TT"] * 4 * _TILES)),
-        triton_support.load_kernels(_KERNELS),
-    )
-    dx, partial = (
-        x.new_empty(Bt, L, E),
-        torch.empty(Bt * spans, 2, K + 1, E, dtype=torch.float32, device=x.device),
-    )
-    dgiven = [] if given is None else [given.new_empty(given.shape)]
-    columns, dy_strides = -(-E // tile["BE"]), dy[0].stride()[:2]
-    with device_of(x):
-        kernels.convolve_backward[(columns * spans * Bt,)](
-            x, *(some if w is None else w for w in (w0, w1, bias0, bias1)), near, dy[0], dy[-1], dx,
-            partial, L, E, spans, x_b, x_l,
-            *dy_strides, block, near_b, **alignment(E, x_b, x_l, *dy_strides, near_b), K=K, **tile,
-            TILES=4 * _TILES,
-            AHEAD=w0 is not None, BACK=w1 is not None, BLOCKS=block > 0, GIVEN=given is not None,
-            num_warps=1,
-        )  # fmt: skip
-        if given is not None:
-            rows = given.shape[1] * (K - 1)
-            spans = -(-rows // tile["TT"])
-            kernels.convolve_given[(columns * spans * Bt,)](
-                x, some, bias, near, dy[0], dgiven[0], L, E, spans, x_b, x_l, *dy_strides, block,
-                rows,
-                **alignment(E, x_b, x_l, *dy_strides), K=K, **tile,
-                SIGN=1 if w1 is None else -1, num_warps=1,
-            )  # fmt: skip
-    return [dx, partial.sum(0), *dgiven]
+    if len(dy) == 1 or dy[0].stride() != dy[1].stride() or dy[0].stride(2) != 1:
+        dy = [d.contiguous() for d in dy]
+    filters, near, strides, options = _conv_arguments(x, w0, bias0, w1, bias1, given, block)
+    strides["dy_b"], strides["dy_l"], _ = dy[0].stride()
+    (Bt, L, E), K, shape, tiles = x.shape, options["K"], _shape(x.shape[2], _CONV_TILE), 4 * _TILES
+    dx, spans = x.new_empty(Bt, L, E), -(-L // (shape["TT"] * tiles))
+    partial = x.new_empty(Bt * spans, 2, K + 1, E, dtype=torch.float32)
+    tensors = [*filters, near, dy[0], dy[-1], dx, partial]
+    _launch("convolve_backward", x, tensors, strides, shape, L, TILES=tiles, **options)
+    if given is None:
+        return [dx, partial.sum(0)]
+    dgiven, rows, back = given.new_empty(given.shape), given.shape[1] * (K - 1), w0 is None
+    x_, ahead, behind, bias, bias_rev = filters
+    one = (behind, bias_rev) if back else (ahead, bias)
+    tensors = [x_, *one, near, dy[0], dgiven]
+    del strides["given_b"]
+    options = {"block": block, "rows": rows, "K": K, "SIGN": -1 if back else 1}
+    _launch("convolve_given", x, tensors, strides, shape, rows, **options)
+    return [dx, partial.sum(0), dgiven]
 
 
-@_convs_backward.register_fake
-def _(dy: Any, x: Any, w0: Any, bias0: Any, w1: Any, bias1: Any, given: Any, block: Any) -> Any:
-    some = _first(w0, w1)
-    return [
-        x.new_empty(x.shape),
-        some.new_empty(2, some.shape[0] + 1, x.shape[2]),
-        *([] if given is None else [given.new_empty(given.shape)]),
-    ]
-
-
-def _convs_save(ctx: Any, inputs: Any, output: Any) -> Any:
-    *tensors, ctx.block = inputs
-    ctx.save_for_backward(*tensors)
+def _convs_save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
+    save_inputs(ctx, inputs, output)
     ctx.set_materialize_grads(False)
 
 
-def _convs_grad(ctx: Any, grads: Any) -> Any:
-    x, w0, bias0, w1, bias1, given = ctx.saved_tensors
+def _convs_grad(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+    x, w0, _, w1, _, _ = ctx.saved_tensors
     dy = [torch.zeros_like(x) if g is None else g for g in grads]
-    dx, sums, *dgiven = _convs_backward(dy, x, w0, bias0, w1, bias1, given, ctx.block)
-    found = [
+    dx, sums, *dgiven = _convs_backward(dy, *ctx.saved_tensors, *ctx.options)
+    filters = [
         None if w is None else part
-        for i, w in enumerate((w0, w1))
-        for part in (sums[i, :-1], sums[i, -1])
+        for w, both in zip((w0, w1), sums, strict=True)
+        for part in (both[:-1], both[-1])
     ]
-    return (
-        dx,
-        *(
-            None if p is None or w is None else p
-            for p, w in zip(found, (w0, bias0, w1, bias1), strict=True)
-        ),
-        *(dgiven or [None]),
-        None,
-    )
+    return dx, *filters, *(dgiven or [None]), None
 
 
 convs.register_autograd(_convs_grad, setup_context=_convs_save)
-_convs_backward.register_autograd(no_second_derivative)
 
 
-def _gate_inputs(first: Tensor, *others: Tensor | None) -> tuple[list[Tensor], list[int]]:
-    found = [with_strides(first if x is None else x) for x in (first, *others)]
-    return [x for x, *_ in found], [stride for _, *strides in found for stride in strides]
-
-
-@torch.library.custom_op("dnadiff::gate", mutates_args=())
+@gpu_operator("gate")
 def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
-    (tensors, strides), (Bt, L, E), tile = _gate_inputs(y, y_rev, z), y.shape, _shape(y.shape[2])
-    out, spans = y.new_empty(Bt, L, E), -(-L // tile["TT"])
-    with device_of(y):
-        triton_support.load_kernels(_KERNELS).gate[(-(-E // tile["BE"]) * spans * Bt,)](
-            *tensors,
-            out,
-            L,
-            E,
-            spans,
-            *strides,
-            **alignment(E, *strides),
-            **tile,
-            BOTH=y_rev is not None,
-            num_warps=1,
-        )
+    tensors, strides = _strided(y=y, rev=y if y_rev is None else y_rev, z=z)
+    out, shape = y.new_empty(y.shape), _shape(y.shape[2])
+    both = y_rev is not None
+    _launch("gate", y, [*tensors, out], strides, shape, y.shape[1], BOTH=both)
     return out
 
 
-gate.register_fake(lambda y, y_rev, z: y.new_empty(y.shape))
-
-
-@torch.library.custom_op("dnadiff::gate_backward", mutates_args=())
+@gpu_operator("gate_backward")
 def _gate_backward(
     dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    (tensors, strides), (Bt, L, E), tile = (
-        _gate_inputs(dout, y, y_rev, z),
-        y.shape,
-        _shape(y.shape[2]),
-    )
-    dy, dz, spans = y.new_empty(Bt, L, E), z.new_empty(Bt, L, E), -(-L // tile["TT"])
-    with device_of(y):
-        triton_support.load_kernels(_KERNELS).gate_backward[(-(-E // tile["BE"]) * spans * Bt,)](
-            *tensors,
-            dy,
-            dz,
-            L,
-            E,
-            spans,
-            *strides,
-            **alignment(E, *strides),
-            **tile,
-            BOTH=y_rev is not None,
-            num_warps=1,
-        )
+    # dout stands for a missing y_rev
+    tensors, strides = _strided(dout=dout, y=y, rev=dout if y_rev is None else y_rev, z=z)
+    dy, dz, shape = y.new_empty(y.shape), z.new_empty(z.shape), _shape(y.shape[2])
+    both = y_rev is not None
+    _launch("gate_backward", y, [*tensors, dy, dz], strides, shape, y.shape[1], BOTH=both)
     return dy, dz
 
 
-_gate_backward.register_fake(lambda dout, y, y_rev, z: (y.new_empty(y.shape), z.new_empty(z.shape)))
-
-
-def _gate_grad(ctx: Any, dout: Any) -> Any:
+def _gate_grad(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
     y, y_rev, z = ctx.saved_tensors
     dy, dz = _gate_backward(dout, y, y_rev, z)
     return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
 
 
 gate.register_autograd(_gate_grad, setup_context=save_inputs)
-_gate_backward.register_autograd(no_second_derivative)
 
 
-def _norm_tile(D: int) -> dict[str, int]:
-    block = 1 << (D - 1).bit_length()
-    return {"BD": block, "TT": max(1, _TILE // block), "num_warps": max(1, block // 1024)}
-
-
-@torch.library.custom_op("dnadiff::add_norm", mutates_args=())
+@gpu_operator("add_norm")
 def norm(
     x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -279,132 +188,134 @@ def norm(
     x, D = x.contiguous(), x.shape[-1]
     rows, tile = x.numel() // D, _norm_tile(D)
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
-    total = x.new_empty(0 if added is None else x.shape, dtype=wide)
-    out, scale = (
-        x.new_empty(x.shape, dtype=out_dtype),
-        torch.empty(rows, dtype=torch.float32, device=x.device),
-    )
-    other = x if added is None else added.contiguous()
-    with device_of(x):
-        triton_support.load_kernels(_KERNELS).add_norm[(-(-rows // tile["TT"]),)](
-            x,
-            other,
-            weight.contiguous(),
-            total,
-            out,
-            scale,
-            rows,
-            D,
-            eps,
-            **alignment(D),
-            **tile,
-            ADD=added is not None,
-        )
+    total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
+    out, scale = x.new_empty(x.shape, dtype=out_dtype), x.new_empty(rows, dtype=torch.float32)
+    if not isinstance(x, FakeTensor):
+        other = x if added is None else added.contiguous()
+        with device_of(x):
+            _kernel("add_norm")[(-(-rows // tile["TT"]),)](
+                x, other, weight.contiguous(), total, out, scale, rows, D, eps, **alignment(D),
+                **tile, ADD=added is not None,
+            )  # fmt: skip
     return total, out, scale
 
 
-@norm.register_fake
-def _(x: Any, added: Any, weight: Any, eps: Any, out_dtype: Any) -> Any:
-    wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
-    total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
-    return (
-        total,
-        x.new_empty(x.shape, dtype=out_dtype),
-        x.new_empty(x.numel() // x.shape[-1], dtype=torch.float32),
-    )
-
-
-@torch.library.custom_op("dnadiff::add_norm_backward", mutates_args=())
+@gpu_operator("add_norm_backward")
 def _norm_backward(
-    dout: Tensor,
-    dtotal: Tensor | None,
-    total: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    x_dtype: torch.dtype,
-    added_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    dout: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor,
+    x_dtype: torch.dtype, added_dtype: torch.dtype | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dout, total, D = dout.contiguous(), total.contiguous(), total.shape[-1]
     rows, tile = total.numel() // D, _norm_tile(D)
     programs = -(-rows // (tile["TT"] * _TILES))
     dx = total.new_empty(total.shape, dtype=x_dtype)
-    dadded = (
-        dx.new_empty(0) if added_dtype is None else total.new_empty(total.shape, dtype=added_dtype)
+    dadded = total.new_empty(
+        (0,) if added_dtype is None else total.shape, dtype=added_dtype or x_dtype
     )
-    partial = torch.empty(programs, D, dtype=torch.float32, device=total.device)
-    with device_of(total):
-        triton_support.load_kernels(_KERNELS).add_norm_backward[(programs,)](
-            dout, dout if dtotal is None else dtotal.contiguous(), total, weight.contiguous(),
-            scale, dx, dadded, partial, rows, D,
-            **alignment(D), **tile, TILES=_TILES, ADD=added_dtype is not None,
-            LATER=dtotal is not None,
-        )  # fmt: skip
+    partial = total.new_empty(programs, D, dtype=torch.float32)
+    if not isinstance(total, FakeTensor):
+        later = dout if dtotal is None else dtotal.contiguous()
+        with device_of(total):
+            _kernel("add_norm_backward")[(programs,)](
+                dout, later, total, weight.contiguous(), scale, dx, dadded, partial, rows, D,
+                **alignment(D), **tile, TILES=_TILES, ADD=added_dtype is not None,
+                LATER=dtotal is not None,
+            )  # fmt: skip
     return dx, dadded, partial.sum(0).to(weight.dtype)
 
 
-@_norm_backward.register_fake
-def _(
-    dout: Any, dtotal: Any, total: Any, weight: Any, scale: Any, x_dtype: Any, added_dtype: Any
-) -> Any:
-    dadded = (
-        total.new_empty(0, dtype=x_dtype)
-        if added_dtype is None
-        else total.new_empty(total.shape, dtype=added_dtype)
-    )
-    return total.new_empty(total.shape, dtype=x_dtype), dadded, weight.new_empty(weight.shape)
+def _norm_tile(D: int) -> dict[str, int]:
+    block = 1 << (D - 1).bit_length()
+    return {"BD": block, "TT": max(1, _TILE // block), "num_warps": max(1, block // 1024)}
 
 
-def _norm_save(ctx: Any, inputs: Any, output: Any) -> Any:
+def _norm_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, added, weight, *_ = inputs
     ctx.save_for_backward(x if added is None else output[0], weight, output[2])
     ctx.dtypes = x.dtype, None if added is None else added.dtype
     ctx.set_materialize_grads(False)
 
 
-def _norm_grad(ctx: Any, dtotal: Any, dout: Any, _: Any) -> Any:
-    total, weight, scale = ctx.saved_tensors
+def _norm_grad(
+    ctx: Any, dtotal: Tensor | None, dout: Tensor | None, _: object
+) -> tuple[Tensor | None, ...]:
     x_dtype, added_dtype = ctx.dtypes
-    if dout is None:
-        return (
-            None if dtotal is None else dtotal.to(x_dtype),
-            None if added_dtype is None else dtotal.to(added_dtype),
-            None,
-            None,
-            None,
-        )
-    dx, dadded, dw = _norm_backward(
-        dout, None if added_dtype is None else dtotal, total, weight, scale, x_dtype, added_dtype
-    )
-    return dx, None if added_dtype is None else dadded, dw, None, None
+    dtotal = None if added_dtype is None else dtotal
+    if dout is not None:
+        dx, dadded, dw = _norm_backward(dout, dtotal, *ctx.saved_tensors, *ctx.dtypes)
+        return dx, None if added_dtype is None else dadded, dw, None, None
+    if dtotal is None:
+        return (None,) * 5
+    return dtotal.to(x_dtype), dtotal.to(added_dtype), None, None, None
 
 
 norm.register_autograd(_norm_grad, setup_context=_norm_save)
-_norm_backward.register_autograd(no_second_derivative)
 
 
-MAX_STATES = 64
+@cache
+def unavailable(device: torch.device) -> str:
+    """Why the kernels of the loss cannot run on a device; an empty string if they can."""
+    if device.type != "cuda" and not interpreted():
+        return "it needs a CUDA device"
+    try:
+        _kernel("add_log_sum")
+        if device.type == "cuda":
+            triton_scan.check_gpu(device)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _loss_tile(columns: int) -> int:
+    return min(_LOSS_TILE, max(16, 1 << (columns - 1).bit_length()))
+
+
+@torch.library.custom_op("dnadiff::add_log_sum", mutates_args=("log_sum", "picked"))
+def add_log_sum(
+    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
+) -> None:
+    """As `add_log_sum` of `log_sum`; rows of `logits` need not follow each other."""
+    (M, N), K = logits.shape, ids.shape[1]
+    with device_of(logits):
+        _kernel("add_log_sum")[(M,)](
+            logits, logits if bias is None else bias, ids, log_sum, picked, N, logits.stride(0),
+            first, K,
+            BN=_loss_tile(N), BK=1 << max(0, K - 1).bit_length(), BIAS=bias is not None,
+            num_warps=_LOSS_WARPS,
+        )  # fmt: skip
+
+
+@torch.library.custom_op("dnadiff::logits_gradient", mutates_args=("logits",))
+def logits_gradient(
+    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor,
+    d_log_sum: Tensor, d_picked: Tensor,
+) -> None:  # fmt: skip
+    """As `logits_gradient` of `log_sum`; rows of `logits` need not follow each other."""
+    (M, N), K, tile = logits.shape, ids.shape[1], _loss_tile(logits.shape[1])
+    with device_of(logits):
+        _kernel("logits_gradient")[(M * -(-N // tile),)](
+            logits, logits if bias is None else bias, ids, log_sum, d_log_sum, d_picked, N,
+            logits.stride(0), first,
+            K=K, BN=tile, BIAS=bias is not None, num_warps=_LOSS_WARPS,
+        )  # fmt: skip
+
+
+add_log_sum.register_fake(lambda *_: None)
+logits_gradient.register_fake(lambda *_: None)
 
 
 class TritonBackend(TorchOperations):
     """float32, bfloat16 or float16 tensors on a CUDA device. Products are PyTorch's."""
 
+    device_type = "cuda"
     keeps_dtype = True
     fused_gated_scan = True
     fused_add_norm = True
-    device_type = "cuda"
-    supports_float64 = False
+    max_states = 64
 
     @override
     def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
         return super().unsupported(self.device_type if interpreted() else device_type, dtype)
-
-    @override
-    def too_many_states(self, num_states: int) -> str:
-        return (
-            f"{num_states} states a channel; this kernel holds at most {MAX_STATES} in registers"
-            if num_states > MAX_STATES
-            else ""
-        )
 
     @override
     def description(self) -> str:
@@ -412,70 +323,52 @@ class TritonBackend(TorchOperations):
 
         return f"Triton {triton.__version__}" + (", interpreted" if interpreted() else "")
 
-    @override
-    def selective_scan(self, inputs: ScanInputs, reverse: bool) -> Tensor:
-        return _scan([inputs], None, reverse)[0]
+    def _scan(
+        self, directions: list[ScanInputs], z: Tensor | None, walk: Walk
+    ) -> tuple[list[Tensor], ScanStates]:
+        if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
+            raise NotImplementedError(
+                "the Triton scan has no forward-mode derivative (jvp); set scan=reference"
+            )
+        return triton_scan.scan(directions, z, walk)
 
     @override
-    def carried_scan(
-        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
-    ) -> ScanStates:
-        _refuse_forward_mode()
-        return triton_scan.carried_scan(inputs, reverse, initial, block)
-
-    @override
-    def restarted_scan(
-        self, inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int
-    ) -> Tensor:
-        _refuse_forward_mode()
-        return triton_scan.restarted_scan(inputs, reverse, initial, block)
+    def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
+        return self._scan([inputs], None, walk)[1]
 
     @override
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
-        return _scan([inputs], z, False)[0]  # the scan's output is never written without its gate
+        # the scan's output is never written without its gate
+        return self._scan([inputs], z, Walk())[1].y
 
     @override
     def scans(self, forward: ScanInputs, backward: ScanInputs) -> tuple[Tensor, Tensor]:
-        pairs = zip((*forward[:2], *forward[3:5]), (*backward[:2], *backward[3:5]), strict=True)
-        if any(
-            x.dtype != other.dtype for x, other in pairs
-        ):  # one kernel reads the same types in both directions
+        large = zip((*forward[:2], *forward[3:5]), (*backward[:2], *backward[3:5]), strict=True)
+        # one kernel reads the same types in both directions
+        if any(x.dtype != other.dtype for x, other in large):
             return super().scans(forward, backward)
-        y, y_rev = _scan([forward, backward], None, False)
+        y, y_rev = self._scan([forward, backward], None, Walk())[0]
         return y, y_rev
 
     @override
-    def short_conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
+        near: Tensor | None = None, block: int = 0,
+    ) -> Tensor:  # fmt: skip
         if weight.shape[1] > MAX_TAPS:
-            return super().short_conv(x, weight.to(x.dtype), bias.to(x.dtype), reverse)
-        filters = [(weight, bias), None]
-        y = short_convs(x, *(reversed(filters) if reverse else filters))
-        return y[0]
-
-    @override
-    def block_conv(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        reverse: bool,
-        initial: Tensor | None,
-        block: int,
-    ) -> Tensor:
-        if weight.shape[1] > MAX_TAPS:
-            return super().block_conv(
-                x, weight.to(x.dtype), bias.to(x.dtype), reverse, initial, block
-            )
-        return block_conv(x, weight, bias, reverse, initial, block)
+            filters = weight.to(x.dtype), bias.to(x.dtype)
+            return super().short_conv(x, *filters, reverse, near, block)
+        taps, none = _filter(weight, bias), (None, None)
+        both = (*none, *taps) if reverse else (*taps, *none)
+        return convs(x, *both, near if weight.shape[1] > 1 else None, block)[0]
 
     @override
     def short_convs(
         self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        taps, taps_rev = forward[0], backward[0]
-        if max(taps.shape[1], taps_rev.shape[1]) > MAX_TAPS or taps.shape != taps_rev.shape:
+        if forward[0].shape[1] > MAX_TAPS or forward[0].shape != backward[0].shape:
             return super().short_convs(x, forward, backward)
-        y, y_rev = short_convs(x, forward, backward)  # x is read once
+        y, y_rev = convs(x, *_filter(*forward), *_filter(*backward), None, 0)  # x is read once
         return y, y_rev
 
     @override
@@ -494,23 +387,13 @@ class TritonBackend(TorchOperations):
     ) -> tuple[Tensor, Tensor]:
         if x.shape[-1] > MAX_WIDTH:
             return super().add_norm(x, added, weight, eps)
-        device = (
-            x.device.type
-        )  # under autocast the norm is written in the type that the product after it reads
-        dtype = (
-            torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        )
+        # under autocast the norm is written in the type that the product after it reads
+        device, dtype = x.device.type, weight.dtype
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
         total, out, _ = norm(x, added, weight, eps, dtype)
         return (x if added is None else total), out
 
 
-def _scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[Tensor]:
-    _refuse_forward_mode()
-    return triton_scan.scan(directions, z, reverse)
-
-
-def _refuse_forward_mode() -> None:
-    if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
-        raise NotImplementedError(
-            "the Triton scan has no forward-mode derivative (jvp); set scan=reference"
-        )
+def _filter(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as the kernels read them: float32, channels contiguous."""
+    return weight.float().mT.contiguous(), bias.float().contiguous()

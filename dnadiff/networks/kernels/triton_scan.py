@@ -1,4 +1,5 @@
-"""The Triton scan as a custom operator for one or two directions, forward and backward.
+"""The Triton scan as a custom operator for one or two directions, forward and backward; and what
+all operators of Triton share: loading of the kernels, checks of the GPU, alignment.
 
 States are float32 for all input types. The forward pass keeps the state before every segment of 64
 positions; the backward pass recomputes every 4th from those. Segments are the blocks where states
@@ -12,116 +13,143 @@ the scan would need both directions of a position in one program, so half as man
 
 from __future__ import annotations
 
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.library import CustomOpDef
 
-from dnadiff.networks.kernels import triton_support
-from dnadiff.networks.kernels.backend import ScanInputs, ScanStates
-from dnadiff.networks.kernels.triton_support import alignment, device_of, no_second_derivative
+from dnadiff.networks.kernels.backend import ScanInputs, ScanStates, Walk
 
-if TYPE_CHECKING:
-    from triton import JITFunction
-
+# the version that the tests use, and the oldest GPUs with bfloat16
+MIN_TRITON, MIN_CAPABILITY = (3, 6), (8, 0)
 Tensors = list[Tensor]  # one tensor per direction
 
 # Positions between saved states, and between those of the backward pass, which registers hold at
 # once (1, 2 or 4).
 _KEPT, _SPAN = 64, 4
 _UNROLL = 2
-_FORWARD_TILE, _CHUNK_TILE, _BACKWARD_TILE = (
-    2048,
-    1024,
-    512,
-)  # states per program: 64, 32 and 16 per thread
+# states per program: 64, 32 and 16 per thread
+_FORWARD_TILE, _CHUNK_TILE, _BACKWARD_TILE = 2048, 1024, 512
 _SHORTEST = 128  # minimum positions in a chunk
 _WARPS = 8  # programs of one warp that fill a multiprocessor
 _LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
 _FORWARD, _BACKWARD = "triton_kernels", "triton_gradients"
 
 
-def scan(directions: list[ScanInputs], z: Tensor | None, reverse: bool) -> list[Tensor]:
-    """One output per direction, gated by z if it is not None; two directions are forward and
-    backward, one is as `reverse` says."""
-    return _call(directions, z, reverse, None, 0, False, False)[: len(directions)]
+@cache
+def load_kernels(name: str) -> ModuleType:
+    """A module of Triton kernels of this package; RuntimeError if Triton is missing or too old."""
+    try:
+        import triton
+    except ImportError as error:
+        raise RuntimeError(
+            f"Triton is not installed ({error}); pip install -e '.[triton]' in the checkout adds "
+            "it (Linux)"
+        ) from error
+    if tuple(int(part) for part in triton.__version__.split(".")[:2]) < MIN_TRITON:
+        raise RuntimeError(
+            f"Triton {triton.__version__} is too old, {'.'.join(map(str, MIN_TRITON))} or later is "
+            "needed"
+        )
+    return import_module(f"dnadiff.networks.kernels.{name}")
 
 
-def carried_scan(
-    inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int | None
-) -> ScanStates:
-    """See `Backend.carried_scan`."""
-    y, kept, last = _call(
-        [inputs],
-        None,
-        reverse,
-        None if initial is None else initial[:, None],
-        block or 0,
-        False,
-        True,
-    )
-    if block is None:
-        return ScanStates(y, None, last.mT)
-    parts = block // _segment(block, False)
-    return ScanStates(y, (kept if parts == 1 else kept[:, ::parts]).mT, last.mT)
+def interpreted() -> bool:
+    """Whether TRITON_INTERPRET=1 runs the kernels in Python, on any device: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def restarted_scan(inputs: ScanInputs, reverse: bool, initial: Tensor | None, block: int) -> Tensor:
-    """See `Backend.restarted_scan`."""
-    walked = (
-        initial.flip(1) if initial is not None and reverse else initial
-    )  # the operator counts in the order of the walk
-    return _call([inputs], None, reverse, walked, block, True, False)[0]
+def device_of(x: Tensor) -> AbstractContextManager[None]:
+    """A context in which kernels are launched on the GPU that holds x; RuntimeError if it is too
+    old."""
+    if not x.is_cuda:
+        return nullcontext()
+    check_gpu(x.device)
+    return torch.cuda.device(x.device)
 
 
-def _call(
-    directions: list[ScanInputs],
-    z: Tensor | None,
-    reverse: bool,
-    initial: Tensor | None,
-    block: int,
-    restart: bool,
-    last: bool,
-) -> list[Tensor]:
+@cache
+def check_gpu(device: torch.device) -> None:
+    """Refuse a GPU that is too old for the kernels, with a RuntimeError."""
+    have = torch.cuda.get_device_capability(device)
+    if have < MIN_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, have))
+        raise RuntimeError(
+            f"{torch.cuda.get_device_name(device)} has compute capability {found}, the kernels "
+            f"need {needed} or later"
+        )
+
+
+def gpu_operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
+    """Decorator: the operator `dnadiff::name` of a function that, for tensors without data, returns
+    outputs before it launches a kernel. The derivative of a backward operator is refused."""
+
+    def define(function: Callable[..., object]) -> CustomOpDef:
+        operator = torch.library.custom_op(f"dnadiff::{name}", function, mutates_args=())
+        operator.register_fake(function)
+        if name.endswith("_backward"):
+            operator.register_autograd(_no_second_derivative)
+        return operator
+
+    return define
+
+
+def _no_second_derivative(*_: Tensor) -> None:
+    raise NotImplementedError("the Triton kernels have no second derivative; set scan=portable")
+
+
+def alignment(*sizes: int) -> dict[str, int]:
+    """The option ALIGN of the kernels: the largest power of two up to 8 that divides all sizes; 1
+    if 16 does, which Triton detects itself."""
+    common = math.gcd(16, *sizes)
+    return {"ALIGN": 1 if common == 16 else common}
+
+
+def scan(directions: list[ScanInputs], z: Tensor | None, walk: Walk) -> tuple[Tensors, ScanStates]:
+    """One output per direction, gated by z if it is not None, and the states of a single direction;
+    two directions are forward and backward, one is as `walk` says."""
     u, delta, A, B, C, D = (
         list(x) for x in zip(*(inputs[:6] for inputs in directions), strict=True)
     )
-    bias = [
-        torch.zeros_like(inputs.D) if inputs.delta_bias is None else inputs.delta_bias
-        for inputs in directions
-    ]
+    bias = [torch.zeros_like(x.D) if x.delta_bias is None else x.delta_bias for x in directions]
     decay = torch.stack(A).float().mT.contiguous() * _LOG2E  # (directions, N, E)
     small = [decay, torch.stack(D).float(), torch.stack(bias).float()]
+    initial, block = walk.initial, walk.block or 0
     tensors = (*u, *delta, *B, *C, *small, z, initial)
     grads = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    keep = not restart and (
-        grads or block > 0
-    )  # blocks restart from states that need not be kept twice
-    return scans(
-        u,
-        delta,
-        B,
-        C,
-        *small,
-        z,
-        reverse,
-        keep,
-        None if initial is None else initial.mT,
-        block,
-        restart,
-        last,
-    )
+    # blocks restart from states that need not be kept twice
+    keep = not walk.restart and (grads or block > 0)
+    if initial is not None and not walk.restart:
+        initial = initial[:, None]
+    elif initial is not None and walk.reverse:  # the operator counts in the order of the walk
+        initial = initial.flip(1)
+    initial = None if initial is None else initial.mT
+    options = walk.reverse, keep, initial, block, walk.restart, walk.states
+    found = scans(u, delta, B, C, *small, z, *options)
+    y, (kept, *last) = found[: len(u)], found[len(u) :]
+    if not walk.states:
+        return y, ScanStates(y[0])
+    every = block // _segment(block, False)
+    starts = (kept[:, ::every] if every > 1 else kept).mT if block else None
+    return y, ScanStates(y[0], starts, last[0].mT)
 
 
-def _rows(tensors: list[Tensor]) -> tuple[list[Tensor], int, int]:
+def _rows(tensors: list[Tensor]) -> tuple[list[Tensor], list[int]]:
     """One tensor per direction, the same twice for a single one, and their strides of batch and
     position."""
     strides = {x.stride()[:2] for x in tensors}
     if len(strides) > 1 or any(x.stride(2) != 1 and x.shape[2] > 1 for x in tensors):
         tensors = [x.contiguous() for x in tensors]
-    batch_stride, row_stride, _ = tensors[0].stride()
-    return [tensors[0], tensors[-1]], batch_stride, row_stride
+    return [tensors[0], tensors[-1]], [*tensors[0].stride()[:2]]
 
 
 def _power(n: int) -> int:
@@ -136,11 +164,9 @@ def _block(tile: int, N: int, E: int) -> int:
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    return (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _segment(block: int, restart: bool) -> int:
@@ -149,7 +175,7 @@ def _segment(block: int, restart: bool) -> int:
 
 
 def _cut(
-    programs: int, L: int, device: torch.device, segment: int = _KEPT, restart: bool = False
+    programs: int, L: int, multiprocessors: int, segment: int = 0, restart: bool = False
 ) -> tuple[int, int]:
     """The number of chunks of a sequence and their length, a multiple of the distance of saved
     states.
@@ -158,7 +184,7 @@ def _cut(
     already occupies a third of the GPU; otherwise there are enough to fill every multiprocessor
     four times: with fewer, programs that start last run alone.
     """
-    full = _WARPS * _multiprocessors(device)
+    full, segment = _WARPS * multiprocessors, segment or _KEPT
     if 3 * programs >= full and not restart:
         return 1, L
     chunk = max(-(-L * programs // (4 * max(full, 1))), _SHORTEST)
@@ -167,27 +193,21 @@ def _cut(
 
 
 class _Launch:
-    """Sizes and grids of one call. A walk has V positions: L, or those of whole segments if they
-    restart."""
+    """Inputs, sizes and grids of one call. A walk has V positions: L, or those of whole segments if
+    they restart."""
 
     def __init__(
-        self,
-        u: list[Tensor],
-        N: int,
-        tile: int,
-        reverse: bool,
-        block: int = 0,
-        restart: bool = False,
-    ) -> None:
+        self, inputs: dict[str, Tensors], N: int, tile: int, reverse: bool, block: int,
+        restart: bool,
+    ) -> None:  # fmt: skip
+        u = inputs["u"]
         (Bt, L, E), self.device = u[0].shape, u[0].device
+        self.inputs = {name: _rows(x) for name, x in inputs.items()}
         self.segment, self.restart = _segment(block, restart), restart
-        self.rows, self.block = len(u) * Bt, _block(tile, N, E)
-        self.blocks, self.V = -(-E // self.block), -(-L // block) * block if restart else L
-        self.chunks, self.chunk = _cut(
-            self.rows * self.blocks, self.V, self.device, self.segment, restart
-        )
-        self.common = (int(reverse), Bt, L, E, N)
-        self.tile = {"NP": _power(N), "BE": self.block, "num_warps": 1}
+        self.rows, self.V = len(u) * Bt, -(-L // block) * block if restart else L
+        self.block, self.common = _block(tile, N, E), (int(reverse), Bt, L, E, N)
+        programs, processors = self.rows * -(-E // self.block), _multiprocessors(self.device)
+        self.chunks, self.chunk = _cut(programs, self.V, processors, self.segment, restart)
         # A walk enters a segment at its first position. Registers hold the inputs of four positions
         # (two iterations) in half precision only.
         self.unroll = 1 if self.segment % 2 or u[0].element_size() > 2 else _UNROLL
@@ -202,53 +222,57 @@ class _Launch:
 
     def spans(self, distance: int) -> int:
         """The number of states, one before every so many positions of each segment."""
-        return self.V // self.segment * -(-self.segment // distance) + -(
-            -(self.V % self.segment) // distance
-        )
+        whole, rest = divmod(self.V, self.segment)
+        return whole * -(-self.segment // distance) + -(-rest // distance)
 
-    def grid(self, chunks: int) -> tuple[int]:
-        return (self.blocks * chunks * self.rows,)
-
-    def float32(self, *shape: int) -> Tensor:
+    def new(self, *shape: int) -> Tensor:
+        """A float32 tensor."""
         return torch.empty(shape, dtype=torch.float32, device=self.device)
 
+    def __call__(
+        self, kernel: Any, names: str, tensors: Sequence[Tensor], sizes: Sequence[int], chunks: int,
+        block: int, **options: float,
+    ) -> None:  # fmt: skip
+        """Launch a kernel on the inputs of these names, other tensors, sizes of its own after the
+        common ones, and strides."""
+        (*_, E, N), given, strides = self.common, [], []
+        for name in names.split():
+            pair, distances = self.inputs[name]
+            given += pair[:1] if name == "z" else pair
+            strides += distances
+        kernel[(-(-E // block) * chunks * self.rows,)](
+            *given, *tensors, *self.common, *sizes, *strides, NP=_power(N), BE=block, num_warps=1,
+            **alignment(E, *strides), **options,
+        )  # fmt: skip
 
-def _carried(
-    kernel: JITFunction, run: _Launch, tensors: Tensors, strides: list[int], A: Tensor,
-    bias: Tensor, start: Tensor | None, dkept: Tensor | None,
-    **flags: bool,
-) -> Tensor:  # fmt: skip
-    """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each chunk
-    alone, and one over chunks from `start`.
+    def carried(
+        self, kernel: Any, names: str, weights: Sequence[Tensor], start: Tensor | None,
+        dkept: Tensor | None = None, **flags: bool,
+    ) -> Tensor:  # fmt: skip
+        """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each
+        chunk alone, and one over chunks from `start`.
 
-    Gradients come from the last chunk: they are computed if there are `flags`.
-    """
-    _, Bt, _, E, N = run.common
-    ends, sums = run.float32(run.rows, run.chunks, N, E), run.float32(run.rows, run.chunks, E)
-    first = ends if start is None else start
-    back = {"SEGMENT": run.segment, "LINKED": dkept is not None, **flags} if flags else {}
-
-    def launch(block: int, chunks: int) -> tuple[tuple[int], dict[str, int]]:
-        return (-(-E // block) * chunks * run.rows,), {**run.tile, "BE": block}
-
-    grid, tile = launch(_block(_CHUNK_TILE, N, E), run.chunks)
-    linked, spans = (
-        ([ends if dkept is None else dkept], [run.spans(run.segment)]) if flags else ([], [])
-    )
-    kernel[grid](
-        *tensors, A, bias, *linked, ends, sums, *run.common, run.chunks, run.chunk, *spans,
-        *strides, **tile, **alignment(E, *strides),
-        UNROLL=run.unroll, **back,
-    )  # fmt: skip
-    grid, tile = launch(min(run.block, 32), 1)
-    triton_support.load_kernels(_FORWARD).carry[grid](
-        ends, sums, A, first, Bt, E, N, run.chunks, int(bool(flags)), **tile, **alignment(E),
-        UNROLL=4, CARRIED=start is not None
-    )  # fmt: skip
-    return ends
+        Gradients come from the last chunk: they are computed if there are `flags`.
+        """
+        _, Bt, _, E, N = self.common
+        ends, sums = self.new(self.rows, self.chunks, N, E), self.new(self.rows, self.chunks, E)
+        tensors, sizes, options = [*weights, ends, sums], [self.chunks, self.chunk], {}
+        if flags:
+            tensors.insert(2, ends if dkept is None else dkept)
+            sizes.append(self.spans(self.segment))
+            options = {"SEGMENT": self.segment, "LINKED": dkept is not None, **flags}
+        block = _block(_CHUNK_TILE, N, E)
+        self(kernel, names, tensors, sizes, self.chunks, block, UNROLL=self.unroll, **options)
+        block = min(self.block, 32)
+        load_kernels(_FORWARD).carry[(-(-E // block) * self.rows,)](
+            ends, sums, weights[0], ends if start is None else start, Bt, E, N, self.chunks,
+            int(bool(flags)), NP=_power(N), BE=block, num_warps=1, **alignment(E), UNROLL=4,
+            CARRIED=start is not None,
+        )  # fmt: skip
+        return ends
 
 
-@torch.library.custom_op("dnadiff::scans", mutates_args=())
+@gpu_operator("scans")
 def scans(
     u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor,
     z: Tensor | None, reverse: bool, keep: bool,
@@ -259,240 +283,111 @@ def scans(
     `initial` (Bt, 1 or blocks, N, E) are the states from which the sequence or, if `restart`, its
     blocks start, in the order of the walk.
     """
-    N, module = A.shape[1], triton_support.load_kernels(_FORWARD)
-    (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_) = (_rows(x) for x in (u, delta, B, C))
-    gate, *z_ = _rows([u[0] if z is None else z])
-    strides = [*u_, *delta_, *B_, *C_, *z_]
-    run, initial = (
-        _Launch(u, N, _FORWARD_TILE, reverse, block, restart),
-        None if initial is None else initial.contiguous(),
-    )
-    y = [x.new_empty(x.shape) for x in u]
-    states, ends = (
-        run.float32(*_states_shape(u, N, keep, block)),
-        [run.float32(*x) for x in _last_shape(u, N, last)],
-    )
-    with device_of(u[0]):
-        entering, carried = states if initial is None else initial, initial is not None
+    (Bt, L, E), N, y = u[0].shape, A.shape[1], [x.new_empty(x.shape) for x in u]
+    rows, segments = len(u) * Bt, -(-L // _segment(block, False))
+    states = A.new_empty((rows, segments, N, E) if keep else (0,))
+    ends = [A.new_empty(rows, N, E)] if last else []
+    if isinstance(A, FakeTensor):
+        return [*y, states, *ends]
+    inputs = {"u": u, "delta": delta, "B": B, "C": C, "z": [u[0] if z is None else z]}
+    run, module = _Launch(inputs, N, _FORWARD_TILE, reverse, block, restart), load_kernels(_FORWARD)
+    entering = initial = None if initial is None else initial.contiguous()
+    with device_of(A):
         if run.chunks > 1 and not restart:
-            entering = _carried(
-                module.chunk_ends,
-                run,
-                [*u2, *delta2, *B2],
-                [*u_, *delta_, *B_],
-                A,
-                bias,
-                initial,
-                None,
-            )
-            carried = True
-        module.outputs[run.grid(run.chunks)](
-            *u2, *delta2, *B2, *C2, gate[0], A, D, bias, entering, y[0], y[-1], states,
-            *(ends or [states]), *run.common, run.V, run.chunks,
-            run.chunk, run.spans(run.segment), *strides, **run.tile,
-            **alignment(u[0].shape[2], *strides),
-            SEGMENT=run.segment, SPAN=run.segment, UNROLL=run.unroll, CARRIED=carried, KEEP=keep,
-            WRITE=True, GATED=z is not None,
-            RESTART=restart, EXACT=run.exact(initial, last), LAST=last,
+            entering = run.carried(module.chunk_ends, "u delta B", [A, bias], initial)
+        run(
+            module.outputs, "u delta B C z",
+            [A, D, bias, states if entering is None else entering, y[0], y[-1], states,
+             *(ends or [states])],
+            [run.V, run.chunks, run.chunk, run.spans(run.segment)], run.chunks, run.block,
+            SEGMENT=run.segment, SPAN=run.segment, UNROLL=run.unroll, CARRIED=entering is not None,
+            KEEP=keep, WRITE=True, GATED=z is not None, RESTART=restart,
+            EXACT=run.exact(initial, last), LAST=last,
         )  # fmt: skip
     return [*y, states, *ends]
 
 
-def _states_shape(u: list[Tensor], N: int, keep: bool, block: int) -> tuple[int, ...]:
-    Bt, L, E = u[0].shape
-    return (len(u) * Bt, -(-L // _segment(block, False)), N, E) if keep else (0,)
-
-
-def _last_shape(u: list[Tensor], N: int, last: bool) -> list[tuple[int, ...]]:
-    return [(len(u) * u[0].shape[0], N, u[0].shape[2])] if last else []
-
-
-@scans.register_fake
-def _(
-    u: Any,
-    delta: Any,
-    B: Any,
-    C: Any,
-    A: Any,
-    D: Any,
-    bias: Any,
-    z: Any,
-    reverse: Any,
-    keep: Any,
-    initial: Any,
-    block: Any,
-    restart: Any,
-    last: Any,
-) -> Any:
-    N = A.shape[1]
-    return [
-        *(x.new_empty(x.shape) for x in u),
-        A.new_empty(_states_shape(u, N, keep, block)),
-        *(A.new_empty(x) for x in _last_shape(u, N, last)),
-    ]
-
-
-@torch.library.custom_op("dnadiff::scans_backward", mutates_args=())
+@gpu_operator("scans_backward")
 def _scans_backward(
     dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor,
     bias: Tensor, z: Tensor | None, kept: Tensor,
     reverse: bool, initial: Tensor | None, block: int, restart: bool, last: bool,
     dkept: Tensor | None, dlast: Tensor | None,
 ) -> Tensors:  # fmt: skip
-    (Bt, L, E), N, module, ways = (
-        u[0].shape,
-        A.shape[1],
-        triton_support.load_kernels(_BACKWARD),
-        len(u),
-    )
-    (u2, *u_), (delta2, *delta_), (B2, *B_), (C2, *C_), (dy2, *dy_) = (
-        _rows(x) for x in (u, delta, B, C, dy)
-    )
-    gate, *z_ = _rows([u[0] if z is None else z])
-    strides = [*u_, *delta_, *B_, *C_, *dy_, *z_]
+    (Bt, L, E), N, ways = u[0].shape, A.shape[1], len(u)
+    du, ddelta = ([x.new_empty(x.shape) for x in tensors] for tensors in (u, delta))
+    dz = [] if z is None else [z.new_empty(z.shape)]
+    dinitial = [] if initial is None else [A.new_empty(initial.shape)]
+    if isinstance(A, FakeTensor):
+        small = [x.new_empty(x.shape) for x in (*B, *C, A, D, bias)]
+        return [*du, *ddelta, *small, *dz, *dinitial]
     initial, dkept, dlast = (None if x is None else x.contiguous() for x in (initial, dkept, dlast))
-    run, gated = _Launch(u, N, _BACKWARD_TILE, reverse, block, restart), z is not None
-    du, ddelta = [x.new_empty(x.shape) for x in u], [x.new_empty(x.shape) for x in delta]
-    dz, dinitial = (
-        u[0] if z is None else z.new_empty(z.shape),
-        [] if initial is None else [run.float32(*initial.shape)],
-    )
-    dB, dC = run.float32(run.blocks, run.rows, L, N), run.float32(run.blocks, run.rows, L, N)
-    dA, dD, dbias = (run.float32(run.rows, run.chunks, *shape) for shape in ((N, E), (E,), (E,)))
-    span, exact = min(_SPAN, _power(run.segment)), run.exact(initial, last)
-    with device_of(u[0]):
-        states = _refine(
-            initial if restart else kept,
-            span,
-            [u2, delta2, B2, C2],
-            [A, D, bias],
-            [*u_, *delta_, *B_, *C_],
-            run,
-            u,
-            exact,
-        )
-        passed, tensors, some = dlast, [*delta2, *C2, *dy2, gate[0]], [*delta_, *C_, *dy_, *z_]
+    inputs = {"u": u, "delta": delta, "B": B, "C": C, "dy": dy, "z": [u[0] if z is None else z]}
+    run = _Launch(inputs, N, _BACKWARD_TILE, reverse, block, restart)
+    dB, dC = (run.new(-(-E // run.block), run.rows, L, N) for _ in range(2))
+    dA, dD, dbias = (run.new(run.rows, run.chunks, *shape) for shape in ((N, E), (E,), (E,)))
+    span, exact, weights = min(_SPAN, _power(run.segment)), run.exact(initial, last), [A, D, bias]
+    module, passed, states = load_kernels(_BACKWARD), dlast, initial if restart else kept
+    with device_of(A):
+        if span != run.segment:
+            states = _refined(run, states, span, exact, weights)
         if run.chunks > 1 and not restart:
-            passed = _carried(
-                module.chunk_starts,
-                run,
-                tensors,
-                some,
-                A,
-                bias,
-                dlast,
-                dkept,
-                GATED=gated,
+            passed = run.carried(
+                module.chunk_starts, "delta C dy z", [A, bias], dlast, dkept, GATED=z is not None,
                 EXACT=last and L % run.chunk > 0,
-            )
-        module.gradients[run.grid(run.chunks)](
-            *u2, *delta2, *B2, *C2, *dy2, gate[0], A, D, bias,
-            *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
-            ddelta[0], ddelta[-1], dB, dC, dz, dA, dD, dbias, *(dinitial or [A]), *run.common,
-            run.V, run.chunks, run.chunk, run.spans(span),
-            *strides, 1.0, **run.tile, **alignment(E, *strides), SEGMENT=run.segment, SPAN=span,
-            FIRST=bool(dinitial),
-            CARRIED=passed is not None, GATED=gated, HELD=states is not None, RESTART=restart,
-            EXACT=exact, LINKED=dkept is not None,
+            )  # fmt: skip
+        run(
+            module.gradients, "u delta B C dy z",
+            [*weights, *(A if x is None else x for x in (states, passed, dkept)), du[0], du[-1],
+             ddelta[0], ddelta[-1], dB, dC, *(dz or u[:1]), dA, dD, dbias, *(dinitial or [A])],
+            [run.V, run.chunks, run.chunk, run.spans(span)], run.chunks, run.block, one=1.0,
+            SEGMENT=run.segment, SPAN=span, FIRST=bool(dinitial), CARRIED=passed is not None,
+            GATED=z is not None, HELD=states is not None, RESTART=restart, EXACT=exact,
+            LINKED=dkept is not None,
         )  # fmt: skip
     dBs, dCs = (
         [x[:, i * Bt : (i + 1) * Bt].sum(0).to(like[i].dtype) for i in range(ways)]
         for x, like in ((dB, B), (dC, C))
     )
     dA, dD, dbias = (x.view(ways, -1, *x.shape[2:]).sum(1) for x in (dA, dD, dbias))
-    return [*du, *ddelta, *dBs, *dCs, dA * _LN2, dD, dbias, *([dz] if gated else []), *dinitial]
+    return [*du, *ddelta, *dBs, *dCs, dA * _LN2, dD, dbias, *dz, *dinitial]
 
 
-def _refine(
-    kept: Tensor | None,
-    span: int,
-    pairs: list[Tensors],
-    small: list[Tensor],
-    strides: list[int],
-    like: _Launch,
-    u: Tensors,
-    exact: bool,
-) -> Tensor | None:
-    """The state before every `span` positions of each segment, from those before the segments; None
-    if they are all zero."""
-    if span == like.segment:
-        return kept
-    N, (u2, delta2, B2, C2), (A, D, bias), common = small[0].shape[1], pairs, small, like.common
-    run = _Launch(u, N, _FORWARD_TILE, bool(common[0]))
-    long, states = -(-like.V // like.segment), run.float32(run.rows, like.spans(span), N, common[3])
-    triton_support.load_kernels(_FORWARD).outputs[run.grid(long)](
-        *u2, *delta2, *B2, *C2, u2[0], A, D, bias, states if kept is None else kept, u2[0], u2[0],
-        states, states, *common, like.V, long,
-        like.segment, like.spans(span), *strides, 0, 0, **run.tile,
-        **alignment(common[3], *strides), SEGMENT=like.segment,
-        SPAN=span, UNROLL=like.unroll, CARRIED=kept is not None, KEEP=True, WRITE=False,
-        GATED=False, RESTART=like.restart, EXACT=exact, LAST=False,
+def _refined(run: _Launch, kept: Tensor | None, span: int, exact: bool, weights: Tensors) -> Tensor:
+    """The state before every `span` positions of each segment, from those before the segments."""
+    (*_, E, N), long, u = run.common, -(-run.V // run.segment), run.inputs["u"][0][0]
+    states = run.new(run.rows, run.spans(span), N, E)
+    run(
+        load_kernels(_FORWARD).outputs, "u delta B C",
+        [u, *weights, states if kept is None else kept, u, u, states, states],
+        [run.V, long, run.segment, run.spans(span)], long, _block(_FORWARD_TILE, N, E),
+        z_b=0, z_l=0, SEGMENT=run.segment, SPAN=span, UNROLL=run.unroll, CARRIED=kept is not None,
+        KEEP=True, WRITE=False, GATED=False, RESTART=run.restart, EXACT=exact, LAST=False,
     )  # fmt: skip
     return states
 
 
-@_scans_backward.register_fake
-def _(
-    dy: Any,
-    u: Any,
-    delta: Any,
-    B: Any,
-    C: Any,
-    A: Any,
-    D: Any,
-    bias: Any,
-    z: Any,
-    kept: Any,
-    reverse: Any,
-    initial: Any,
-    block: Any,
-    restart: Any,
-    last: Any,
-    dkept: Any,
-    dlast: Any,
-) -> Any:
-    return [
-        x.new_empty(x.shape) for x in (*u, *delta, *B, *C, A, D, bias, z, initial) if x is not None
-    ]
-
-
-def _save(ctx: Any, inputs: Any, output: Any) -> Any:
-    u, delta, B, C, A, D, bias, z, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = (
-        inputs
-    )
-    ctx.ways, ctx.gated, ctx.carried = len(u), z is not None, initial is not None
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+    *lists, A, D, bias, z, ctx.reverse, keep, initial, ctx.block, ctx.restart, ctx.last = inputs
+    ctx.ways = len(lists[0])
     if keep or ctx.restart:
-        ctx.save_for_backward(
-            *u,
-            *delta,
-            *B,
-            *C,
-            A,
-            D,
-            bias,
-            *(x for x in (z, initial) if x is not None),
-            output[len(u)],
-        )
+        tensors = [x for each in lists for x in each]
+        ctx.save_for_backward(*tensors, A, D, bias, z, initial, output[ctx.ways])
     ctx.set_materialize_grads(False)
 
 
-def _grad(ctx: Any, grads: Any) -> Any:
-    *tensors, kept = ctx.saved_tensors
-    ways, gated, carried = ctx.ways, ctx.gated, ctx.carried
+def _grad(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    *tensors, A, D, bias, z, initial, kept = ctx.saved_tensors
+    ways, (dkept, dlast) = ctx.ways, (*grads[ctx.ways :], None)[:2]
     u, delta, B, C = (tensors[i * ways : (i + 1) * ways] for i in range(4))
-    A, D, bias, *more = tensors[4 * ways :]
-    z, initial = more[0] if gated else None, more[-1] if carried else None
-    dy = [torch.zeros_like(x) if g is None else g for g, x in zip(grads[:ways], u, strict=True)]
-    dkept, dlast = (
-        grads[ways] if kept.numel() else None,
-        grads[ways + 1] if len(grads) > ways + 1 else None,
-    )
-    options = (ctx.reverse, initial, ctx.block, ctx.restart, ctx.last, dkept, dlast)
+    dy = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, u)]
+    dkept = dkept if kept.numel() else None
+    options = ctx.reverse, initial, ctx.block, ctx.restart, ctx.last, dkept, dlast
     out = _scans_backward(dy, u, delta, B, C, A, D, bias, z, kept, *options)
     lists = [out[i * ways : (i + 1) * ways] for i in range(4)]
-    dz, dinitial = out[4 * ways + 3] if gated else None, out[-1] if carried else None
-    return (*lists, *out[4 * ways : 4 * ways + 3], dz, None, None, dinitial, None, None, None)
+    more = out[4 * ways :]
+    dz, dinitial = None if z is None else more[3], None if initial is None else more[-1]
+    return (*lists, *more[:3], dz, None, None, dinitial, None, None, None)
 
 
 scans.register_autograd(_grad, setup_context=_save)
-_scans_backward.register_autograd(no_second_derivative)
