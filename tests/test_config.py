@@ -38,7 +38,7 @@ def test_build_makes_nested_objects_and_partials():
         "dnadiff.diffusion.draws.hashlib.blake2b",
         "dnadiff.weights.checkpoint.os.system",
         "dnadiff.train.resource.getrusage",
-        "dnadiff.networks.kernels.build._run",
+        "dnadiff.networks.kernels.native._run",
         "dnadiff.store.objects.build",
         "dnadiff.training.optim.warmup_cosine",
         "dnadiff.weights.loaded.Loaded",

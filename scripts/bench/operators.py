@@ -127,7 +127,8 @@ def small_operators(step: Step, width: int, layers: int, batch: int, length: int
     x, added, scale, dout = (torch.randn(batch, length, width) for _ in range(4))
     x.requires_grad_(), added.requires_grad_()
     norm_weight = torch.ones(width, requires_grad=True)
-    outputs = rms_norm(x, norm_weight, 1e-5, added)
+    normed, _, total = rms_norm(x, norm_weight, 1e-5, added)
+    outputs = total, normed
     embedded = step.network.embedding(step.ids)
     features, target = (
         torch.randn(masked, width, requires_grad=True),

@@ -194,7 +194,7 @@ def _check_scan() -> str:
     ]
     inputs = [x.detach().requires_grad_() for x in inputs]
     u, delta, A, B, C, D, bias = inputs
-    theirs = SCANS["portable"].scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), Walk()).mT
+    theirs = SCANS["portable"].scan(ScanInputs(u.mT, delta.mT, A, B.mT, C.mT, D, bias), Walk()).y.mT
     return _differ(cuda_scan(*inputs), theirs, inputs)
 
 

@@ -75,7 +75,7 @@ def test_a_target_from_outside_is_not_called(where, tmp_path, monkeypatch, conte
 @pytest.mark.parametrize(
     "hostile",
     [
-        {"_target_": "dnadiff.networks.kernels.build._run", "command": ["touch", "pwned"]},
+        {"_target_": "dnadiff.networks.kernels.native._run", "command": ["touch", "pwned"]},
         {
             "_target_": "dnadiff.weights.checkpoint.load",
             "checkpoint": "other.ckpt",

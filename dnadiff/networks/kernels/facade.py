@@ -365,7 +365,8 @@ def short_conv(
     wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
     near = None
     if initial is not None:
-        near, block = backend.cast(initial, dtype).view(Bt, -1, K - 1, E), block or L
+        near = backend.cast(initial if block else initial[:, None], dtype)
+        block = block or L
     return backend.short_conv(wide, taps, shift, reverse, near, block).to(x.dtype)
 
 

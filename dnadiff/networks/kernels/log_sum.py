@@ -93,13 +93,13 @@ def _triton_failure(device: torch.device) -> str:
     return reason
 
 
-def _difference(device: torch.device) -> str:
-    """How the Triton kernels differ from PyTorch on a small input; an empty string if they do
+def _difference(device: torch.device, kernels: Any = triton_rowwise) -> str:
+    """How kernels differ from PyTorch on a small input; an empty string if they do
     not."""
     values = torch.arange(3 * 70, dtype=torch.float32, device=device).view(3, 70).sin()
     ids, found = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device), []
     try:
-        for operations in (triton_rowwise, _Portable):
+        for operations in (kernels, _Portable):
             log_sum, picked, gradient = values[:, 0].clone(), values[:, :2].clone(), values.clone()
             operations.add_log_sum(values.clone(), values[0], ids, 5, log_sum, picked)
             operations.logits_gradient(

@@ -18,7 +18,7 @@ from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.mamba import Mamba
-from dnadiff.networks.kernels import select
+from dnadiff.networks.kernels import facade
 
 L = 10
 
@@ -226,7 +226,7 @@ def test_networks_that_do_not_fit_are_refused(process, dna):
 
 def test_a_scan_without_states_is_refused_with_the_denoiser(process, dna, monkeypatch):
     # On a machine where it runs, the first pass over blocks refused it: after the data were read.
-    monkeypatch.setattr(select, "_failure", lambda name: "")
+    monkeypatch.setattr(facade, "_failure", lambda name: "")
     for scan in ("mamba_ssm", "auto"):
         monkeypatch.setenv("DNADIFF_SCAN", "mamba_ssm")
         net = Caduceus(dna, 8, 1, scan=scan)

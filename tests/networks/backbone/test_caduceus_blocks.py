@@ -6,7 +6,7 @@ import torch
 
 from dnadiff.networks.backbone import caduceus
 from dnadiff.networks.backbone.caduceus import Caduceus
-from dnadiff.networks.kernels.select import SCANS
+from dnadiff.networks.kernels.facade import SCANS
 
 L = 11
 NETWORKS = {

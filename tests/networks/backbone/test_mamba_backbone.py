@@ -6,7 +6,7 @@ import torch
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.mamba import Mamba
-from dnadiff.networks.kernels import select
+from dnadiff.networks.kernels import facade
 
 NETWORKS = [Caduceus, CaduceusPS, Mamba]
 
@@ -175,8 +175,8 @@ def test_activation_checkpointing_does_not_change_gradients(kind, dna, ids):
 def test_a_scan_may_be_chosen_inside_a_checkpointed_layer(dna, ids):
     # The choice runs and differentiates scans, which must not count as part of the layer when it is
     # recomputed.
-    select._fastest.cache_clear()
-    select._failure.cache_clear()
+    facade._fastest.cache_clear()
+    facade._failure.cache_clear()
     build(Caduceus, dna, activation_checkpointing=True)(ids).sum().backward()
 
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dnadiff.networks.kernels import cpu, native, select
+from dnadiff.networks.kernels import facade, native
+from dnadiff.networks.kernels.backend import Backend
 
 
 @pytest.fixture
@@ -102,12 +103,19 @@ def clear_caches():
     after."""
 
     def clear() -> None:
-        for cached in (select._failure, select._fastest, native.library, cpu._onednn_wins):
+        for cached in (facade._failure, facade._fastest, native.library):
             cached.cache_clear()
 
     clear()
     yield
     clear()
+
+
+@pytest.fixture
+def in_place_of_cpu(clear_caches, monkeypatch) -> Callable[[Backend], None]:
+    """Makes a back end the first one, in place of that in C++."""
+    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
+    return lambda backend: monkeypatch.setitem(facade.SCANS, "cpu", backend)
 
 
 @pytest.fixture(params=["cpu", "portable", "reference"])

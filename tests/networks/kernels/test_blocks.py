@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dnadiff.networks.kernels import select
-from dnadiff.networks.kernels.backend import ScanInputs
+from dnadiff.networks.kernels import facade
+from dnadiff.networks.kernels.backend import ScanInputs, Walk
 from dnadiff.networks.kernels.facade import (
-    conv_blocks,
+    SCANS,
     inputs_before_blocks,
     last_inputs,
     scan_blocks,
@@ -15,7 +15,7 @@ from dnadiff.networks.kernels.facade import (
     selective_scan,
     short_conv,
 )
-from dnadiff.networks.kernels.select import SCANS
+from dnadiff.networks.kernels.portable import PortableBackend
 
 # The fast scans, with the type in which they are compared with the reference in float64, and the
 # tolerance.
@@ -227,10 +227,7 @@ def test_one_of_the_results_alone_has_the_right_gradient(
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_portable_gradients_match_finite_differences(reverse, scan_inputs, monkeypatch):
-    monkeypatch.setattr(
-        "dnadiff.networks.kernels.portable._LONGEST", 3
-    )  # several chunks per block, and carries of carries
+def test_portable_gradients_match_finite_differences(reverse, scan_inputs):
     inputs = scan_inputs(1, 11, 2, 2, torch.float64)
     start, states = (
         states_like(inputs[2], 1, dtype=torch.float64),
@@ -238,13 +235,9 @@ def test_portable_gradients_match_finite_differences(reverse, scan_inputs, monke
     )
 
     def carried(h, *x):
-        return tuple(
-            x
-            for x in SCANS["portable"].carried_scan(
-                ScanInputs(*x), reverse, h, None if reverse else 5
-            )
-            if x is not None
-        )
+        walk = Walk(reverse, h, None if reverse else 5, states=True)
+        found = SCANS["portable"].scan(ScanInputs(*x), walk)
+        return tuple(x for x in found if x is not None)
 
     def restarted(h, *x):
         return scan_blocks(ScanInputs(*x), 5, h, reverse=reverse, scan="portable")
@@ -314,7 +307,12 @@ def test_a_convolution_of_blocks_is_one_of_each_block_with_its_neighbors(
         leaves = [*leaves, near] if given and K > 1 else leaves
         if together:
             return grads_of(
-                [conv_blocks(x, weight, bias, block, near, reverse=reverse, scan=scan)], leaves
+                [
+                    short_conv(
+                        x, weight, bias, block_size=block, initial=near, reverse=reverse, scan=scan
+                    )
+                ],
+                leaves,
             )
         parts = []
         for i in range(0, L, block):
@@ -419,40 +417,41 @@ def test_wrong_arguments_are_refused_with_what_was_expected(scan_inputs):
         match=r"initial has shape \(2, 3, 2, 19\) and type torch\.float32, expected \(2, 3, 3, "
         r"19\) and torch\.float32 as x",
     ):
-        conv_blocks(x, weight, bias, 8, torch.zeros(2, 3, 2, 19))
+        short_conv(x, weight, bias, block_size=8, initial=torch.zeros(2, 3, 2, 19))
     with pytest.raises(
         ValueError,
         match=r"initial has shape .* type torch\.float64, expected \(2, 3, 19\) and torch\.float32",
     ):
         short_conv(x, weight, bias, initial=torch.zeros(2, 3, 19).double())
     with pytest.raises(ValueError, match="block_size 21 does not fit"):
-        conv_blocks(x, weight, bias, 21)
+        short_conv(x, weight, bias, block_size=21)
     with pytest.raises(ValueError, match="block_size 0 does not fit"):
         inputs_before_blocks(x, 4, 0)
 
 
-def test_mamba_ssm_is_refused_with_the_reason(scan_inputs, monkeypatch, caplog):
+class Stateless(PortableBackend):
+    lacks_states = SCANS["mamba_ssm"].lacks_states
+
+
+def test_a_scan_without_states_is_refused_with_the_reason(in_place_of_cpu, scan_inputs, caplog):
     inputs = scan_inputs(1, 6, 2, 2)
-    monkeypatch.setattr(select, "_failure", lambda name: "")
-    monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
+    in_place_of_cpu(Stateless())
     reason = (
-        "scan 'mamba_ssm' was asked for and cannot run: states that enter or leave a scan; "
-        "its kernel always starts from zero; set scan=portable"
+        "scan 'cpu' was asked for and cannot run: states that enter or leave a scan; its kernel "
+        "always starts from zero; set scan=portable"
     )
     for call in (
-        lambda: selective_scan(*inputs, return_last_state=True, scan="mamba_ssm"),
-        lambda: scan_with_states(ScanInputs(*inputs), 2, scan="mamba_ssm"),
-        lambda: scan_blocks(ScanInputs(*inputs), 2, scan="mamba_ssm"),
+        lambda: selective_scan(*inputs, return_last_state=True, scan="cpu"),
+        lambda: scan_with_states(ScanInputs(*inputs), 2, scan="cpu"),
+        lambda: scan_blocks(ScanInputs(*inputs), 2, scan="cpu"),
     ):
         with pytest.raises(RuntimeError, match=reason):
             call()
-    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(select, "_fastest", lambda device, dtype: "mamba_ssm")
-    select._warn_once.cache_clear()
+    facade._warn_once.cache_clear()
     assert scan_blocks(ScanInputs(*inputs), 2).shape == (1, 6, 2)
     assert caplog.messages == [
-        "selective scan: portable instead of mamba_ssm, because of states that enter or leave a "
-        "scan; its kernel always starts from zero"
+        "selective scan: portable instead of cpu, because of states that enter or leave a scan; "
+        "its kernel always starts from zero"
     ]
 
 
@@ -479,7 +478,7 @@ def test_no_array_holds_the_states_of_all_positions(scan_inputs):
 def test_a_compiled_model_is_one_graph_with_the_same_gradients(scan_inputs, close, monkeypatch):
     def two_streams(u, delta, A, B, C, D, bias):
         inputs = ScanInputs(
-            conv_blocks(u, torch.stack([D, bias], dim=-1), bias, 8, reverse=True),
+            short_conv(u, torch.stack([D, bias], dim=-1), bias, block_size=8, reverse=True),
             delta,
             A,
             B,

@@ -32,19 +32,12 @@ def test_pieces_in_float32_equal_the_operations_in_float64(sizes, d_conv):
 def test_every_back_end_continues():
     torch.manual_seed(0)
     mixer, hidden = BiMamba(16, d_state=4), torch.randn(2, 9, 16)
-    ways = [mixer.fwd.weights(), mixer.rev.weights()]
+    both, one = mixer.weights(mixer.fwd, mixer.rev), mixer.weights(mixer.fwd)
     with torch.no_grad():
-        whole = [
-            continued_mixer(hidden, mixer.in_proj.weight, mixer.out_proj.weight, ways, scan=scan)
-            for scan in ("portable", "auto")
-        ]
-        first = continued_mixer(
-            hidden[:, :4], mixer.in_proj.weight, mixer.out_proj.weight, ways[:1]
-        )
-        second = continued_mixer(
-            hidden[:, 4:], mixer.in_proj.weight, mixer.out_proj.weight, ways[:1], *first[1:]
-        )
-        forward = continued_mixer(hidden, mixer.in_proj.weight, mixer.out_proj.weight, ways[:1])
+        whole = [continued_mixer(hidden, both, scan=scan) for scan in ("portable", "auto")]
+        first = continued_mixer(hidden[:, :4], one)
+        second = continued_mixer(hidden[:, 4:], one, *first[1:])
+        forward = continued_mixer(hidden, one)
     for a, b in zip(*whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(
@@ -55,8 +48,8 @@ def test_every_back_end_continues():
 
 def test_shapes_that_do_not_fit_are_refused():
     mixer, hidden = BiMamba(16, d_state=4), torch.randn(2, 9, 16)
-    weights = mixer.in_proj.weight, mixer.out_proj.weight, [mixer.fwd.weights()]
+    weights = mixer.weights(mixer.fwd)
     with pytest.raises(ValueError, match="past has shape"):
-        continued_mixer(hidden, *weights, torch.zeros(2, 2, 32))
+        continued_mixer(hidden, weights, torch.zeros(2, 2, 32))
     with pytest.raises(ValueError, match="state"):
-        continued_mixer(hidden, *weights, None, torch.zeros(2, 32, 5))
+        continued_mixer(hidden, weights, None, torch.zeros(2, 32, 5))

@@ -4,7 +4,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.networks.kernels import native as gather
-from dnadiff.networks.kernels.native import CannotCompile
 
 
 @settings(deadline=None)
@@ -31,11 +30,10 @@ def test_a_window_outside_the_array_is_refused():
     assert len(gather.make_gather(array, 101)(np.array([], dtype=np.int64))) == 0
 
 
-def test_without_a_compiler_numpy_copies(monkeypatch):
-    def refuse():
-        raise CannotCompile("no C++ compiler")
-
-    monkeypatch.setattr(gather, "library", refuse)
+def test_without_a_compiler_numpy_copies(clear_caches, monkeypatch, tmp_path):
+    monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
     array = np.arange(100, dtype=np.uint8)
     assert gather.make_gather(array, 3)(np.array([7, 0])).tolist() == [[7, 8, 9], [0, 1, 2]]
     letters = np.arange(100, dtype=np.uint16)  # text may have more tokens than a byte has values

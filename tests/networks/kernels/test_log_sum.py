@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from dnadiff.networks.kernels import log_sum, triton_log_sum
-from dnadiff.networks.kernels.log_sum import linear_log_sum
+from dnadiff.networks.kernels.log_sum import _difference, _Portable, linear_log_sum
 
 
 def plain(features, weight, bias, ids, banned):
@@ -82,27 +81,22 @@ def test_shapes_that_do_not_fit_are_refused():
         linear_log_sum(*given, ids[:12])
 
 
-def wrong(logits, *more):
-    more[-2].fill_(7.0)
+class Failing:
+    @staticmethod
+    def add_log_sum(*_):
+        raise RuntimeError("no compiler")
 
 
-def failing(*_):
-    raise RuntimeError("no compiler")
+class Wrong(_Portable):
+    @staticmethod
+    def add_log_sum(logits, bias, ids, first, log_sum, picked):
+        log_sum.fill_(7.0)
 
 
 @pytest.mark.parametrize(
-    ("kernel", "reason"),
-    [(failing, "no compiler"), (wrong, "its results differ from PyTorch's by")],
+    ("kernels", "reason"),
+    [(Failing, "no compiler"), (Wrong, "its results differ from PyTorch's by"), (_Portable, "")],
 )
-def test_triton_kernels_that_fail_or_differ_are_not_used(monkeypatch, kernel, reason):
-    monkeypatch.setattr(triton_log_sum, "unavailable", lambda device: "")
-    monkeypatch.setattr(triton_log_sum, "add_log_sum", kernel)
-    monkeypatch.setattr(triton_log_sum, "logits_gradient", lambda *_: None)
-    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    log_sum._triton_failure.cache_clear()
-    given, ids = inputs()
-    try:
-        assert reason in log_sum._triton_failure(given[0].device)
-        torch.testing.assert_close(linear_log_sum(*given, ids)[0], plain(*given, ids, ())[0])
-    finally:
-        log_sum._triton_failure.cache_clear()
+def test_kernels_that_fail_or_differ_are_found(kernels, reason):
+    found = _difference(torch.device("cpu"), kernels)
+    assert found.startswith(reason) if reason else found == ""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
-from dnadiff.networks.kernels.backend import MixerWay
+from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
 from dnadiff.networks.kernels.facade import add_norm, fuses_mixer, mixer
 
 SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # L, D, E, N, R, K
@@ -12,7 +12,7 @@ SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # 
 
 def run(*tensors, valid=None, scan):
     ways = [MixerWay(*tensors[i : i + 7]) for i in range(3, len(tensors), 7)]
-    return mixer(*tensors[:3], ways, valid, scan=scan)
+    return mixer(tensors[0], MixerWeights(*tensors[1:3], ways), valid, scan=scan)
 
 
 @pytest.mark.parametrize("num_ways", [1, 2])
@@ -67,20 +67,17 @@ def test_a_layer_computes_the_same_with_and_without_the_fused_mixer(make, close)
 
 
 def test_what_the_kernel_does_not_compute_is_left_to_the_operations(mixer_tensors):
-    hidden, in_proj, _, *weights = mixer_tensors(*SHAPES[1], 1)
-    ways = [MixerWay(*weights)]
-    assert fuses_mixer(hidden, in_proj, ways, scan="cpu") and not fuses_mixer(
-        hidden, in_proj, ways, scan="portable"
-    )
-    assert not fuses_mixer(hidden.double(), in_proj, ways) and not fuses_mixer(
-        hidden[:0], in_proj, ways
-    )
-    assert not fuses_mixer(hidden, torch.empty(2**19, 1), ways, scan="cpu")
-    assert not fuses_mixer(
-        hidden, in_proj, [ways[0]._replace(conv_weight=torch.randn(20, 5))], scan="cpu"
-    )
+    hidden, in_proj, out_proj, *rest = mixer_tensors(*SHAPES[1], 1)
+    weights = MixerWeights(in_proj, out_proj, [MixerWay(*rest)])
+    assert fuses_mixer(hidden, weights, scan="cpu")
+    assert not fuses_mixer(hidden, weights, scan="portable")
+    assert not fuses_mixer(hidden.double(), weights) and not fuses_mixer(hidden[:0], weights)
+    large = weights._replace(in_proj=torch.empty(2**19, 1))
+    assert not fuses_mixer(hidden, large, scan="cpu")
+    long = weights.ways[0]._replace(conv_weight=torch.randn(20, 5))
+    assert not fuses_mixer(hidden, weights._replace(ways=[long]), scan="cpu")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not fuses_mixer(hidden, in_proj, ways, scan="cpu")
+        assert not fuses_mixer(hidden, weights, scan="cpu")
 
 
 def test_more_taps_than_the_kernel_has_are_computed_by_the_operations(
@@ -101,16 +98,16 @@ def test_a_second_derivative_is_refused(mixer_tensors):
 
 
 def test_wrong_shapes_are_refused(mixer_tensors):
-    hidden, in_proj, out_proj, *weights = mixer_tensors(*SHAPES[1], 1)
-    ways = [MixerWay(*weights)]
+    hidden, in_proj, out_proj, *rest = mixer_tensors(*SHAPES[1], 1)
+    weights = MixerWeights(in_proj, out_proj, [MixerWay(*rest)])
     for wrong in (
-        (hidden, in_proj[:-1], out_proj, ways),
-        (hidden, in_proj, out_proj, [ways[0]._replace(D=in_proj)]),
+        weights._replace(in_proj=in_proj[:-1]),
+        weights._replace(ways=[weights.ways[0]._replace(D=in_proj)]),
     ):
         with pytest.raises(ValueError, match="do not fit out_proj"):
-            mixer(*wrong)
+            mixer(hidden, wrong)
     with pytest.raises(ValueError, match=r"valid has shape \(2, 3\), expected \(2, 50\)"):
-        mixer(hidden, in_proj, out_proj, ways, torch.ones(2, 3, dtype=torch.bool))
+        mixer(hidden, weights, torch.ones(2, 3, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("used", ["both", "sum", "norm"])

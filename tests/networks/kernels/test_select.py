@@ -1,16 +1,19 @@
-import errno
+import importlib.util
 import logging
 import os
 import sys
-from types import ModuleType
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from dnadiff.networks.kernels import cpu, native, select
-from dnadiff.networks.kernels.backend import ScanInputs
+from dnadiff.networks.kernels import native
+from dnadiff.networks.kernels.backend import ScanInputs, ScanStates, Walk
+from dnadiff.networks.kernels.cpu import CppBackend
 from dnadiff.networks.kernels.facade import (
+    SCANS,
+    available_scans,
+    check_scan,
+    choose,
     gated_sum,
     linear,
     linear_halves,
@@ -19,14 +22,20 @@ from dnadiff.networks.kernels.facade import (
     selective_scan,
     short_conv,
 )
-from dnadiff.networks.kernels.select import SCANS, available_scans, check_scan
+from dnadiff.networks.kernels.portable import MambaSSMBackend, PortableBackend
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 
-def test_every_scan_is_listed_with_its_reason(clear_caches, monkeypatch):
+class Wrong(CppBackend):
+    def scan(self, inputs, walk):
+        return ScanStates(1.5 * inputs.u)
+
+
+@without_gpu
+def test_every_scan_is_listed_with_its_reason(clear_caches):
     assert list(available_scans()) == ["cpu", "triton", "mamba_ssm", "portable", "reference"]
     assert available_scans()["portable"] == available_scans()["reference"] == ""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    select._failure.cache_clear()
     for name in ("triton", "mamba_ssm"):
         assert "needs a CUDA device" in available_scans()[name]
 
@@ -53,19 +62,10 @@ def test_an_unknown_scan_is_refused_with_the_known_ones(scan_inputs, monkeypatch
         selective_scan(*scan_inputs(1, 3, 2, 2))
 
 
-def test_the_argument_overrides_the_environment_variable(monkeypatch, scan_inputs):
-    called = []
-    for name, backend in SCANS.items():
-        original = backend.selective_scan
-        monkeypatch.setattr(
-            backend,
-            "selective_scan",
-            lambda *x, name=name, original=original: called.append(name) or original(*x),
-        )
+def test_the_argument_overrides_the_environment_variable(monkeypatch):
     monkeypatch.setenv("DNADIFF_SCAN", "reference")
-    selective_scan(*scan_inputs(1, 3, 2, 2))
-    selective_scan(*scan_inputs(1, 3, 2, 2), scan="portable")
-    assert called == ["reference", "portable"]
+    assert choose("auto", "cpu", torch.float32) == "reference"
+    assert choose("portable", "cpu", torch.float32) == "portable"
 
 
 def test_auto_logs_its_choice_once(clear_caches, monkeypatch, scan_inputs, caplog):
@@ -76,11 +76,8 @@ def test_auto_logs_its_choice_once(clear_caches, monkeypatch, scan_inputs, caplo
     assert len(caplog.messages) == 1 and caplog.messages[0].startswith("selective scan: cpu (")
 
 
-def test_a_scan_with_wrong_results_is_skipped_with_a_reason(
-    clear_caches, monkeypatch, scan_inputs, caplog
-):
-    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda inputs, *_: 1.5 * inputs.u)
+def test_a_scan_with_wrong_results_is_skipped_with_a_reason(in_place_of_cpu, scan_inputs, caplog):
+    in_place_of_cpu(Wrong())
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 3, 2, 2))
     first, second = caplog.records
@@ -94,17 +91,17 @@ def test_float64_goes_to_portable_and_a_requested_cpu_fails_with_the_reason(
     monkeypatch, scan_inputs
 ):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    assert select.choose("auto", "cpu", torch.float64) == "portable"
+    assert choose("auto", "cpu", torch.float64) == "portable"
     with pytest.raises(RuntimeError, match="float64 needs scan=portable"):
         selective_scan(*scan_inputs(1, 3, 2, 2, torch.float64), scan="cpu")
 
 
+@without_gpu
 def test_other_devices_get_the_portable_scan(monkeypatch, clear_caches):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    assert select.choose("auto", "cuda", torch.float32) == "portable"
+    assert choose("auto", "cuda", torch.float32) == "portable"
     with pytest.raises(RuntimeError, match="the tensors are on cuda"):
-        select.choose("cpu", "cuda", torch.float32)
+        choose("cpu", "cuda", torch.float32)
 
 
 def test_a_compiled_model_is_one_graph_with_the_same_gradients(
@@ -170,8 +167,7 @@ def test_the_mode_of_the_first_call_does_not_affect_the_choice(
 def test_a_process_that_starts_under_autocast_has_the_cpu_scan(python):
     script = f"""
 import torch
-from dnadiff.networks.kernels.facade import selective_scan
-from dnadiff.networks.kernels.select import available_scans
+from dnadiff.networks.kernels.facade import available_scans, selective_scan
 ones = torch.ones
 inputs = [ones(1, 7, 3), torch.zeros(1, 7, 3), -ones(3, 2), *[ones(1, 7, 2)] * 2, ones(3), ones(3)]
 {FIRST_CALLS["autocast"]}
@@ -182,33 +178,39 @@ assert available_scans()["cpu"] == "", available_scans()["cpu"]
     assert process.wait() == 0, process.errors[-2000:]
 
 
-def test_the_probe_runs_on_the_gpu_of_the_calling_thread(clear_caches, monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(
-        select,
-        "_probe",
-        lambda backend, device, streams: seen.append(str(device)) or [torch.ones(1)],
-    )
-    assert check_scan("mamba_ssm") == "mamba_ssm" and seen == ["cuda:3", "cuda:3"]
+@pytest.mark.gpu
+def test_the_probe_runs_on_the_gpu_of_the_calling_thread(in_place_of_cpu):
+    before, last, seen = torch.cuda.current_device(), torch.cuda.device_count() - 1, set()
 
+    class Gpu(PortableBackend):
+        device_type = "cuda"
 
-def test_products_on_gpu_and_cpu_may_have_different_precision(clear_caches, monkeypatch):
-    gpu, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
-    before, seen = (gpu.fp32_precision, other.fp32_precision), []
-    monkeypatch.setattr(
-        select,
-        "_probe",
-        lambda backend, device, streams: seen.append(other.fp32_precision) or [torch.ones(1)],
-    )
+        def linear(self, x, weight):
+            seen.add(x.device.index)
+            return super().linear(x, weight)
+
+    in_place_of_cpu(Gpu())
+    torch.cuda.set_device(last)
     try:
-        gpu.fp32_precision, other.fp32_precision = (
-            "tf32",
-            "ieee",
-        )  # torch.get_float32_matmul_precision cannot express this
-        assert available_scans()["cpu"] == "" and seen == ["ieee"] * len(seen) != []
+        assert check_scan("cpu") == "cpu" and seen == {last}
+    finally:
+        torch.cuda.set_device(before)
+
+
+def test_products_on_gpu_and_cpu_may_have_different_precision(in_place_of_cpu):
+    gpu, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before, seen = (gpu.fp32_precision, other.fp32_precision), set()
+
+    class Seen(CppBackend):
+        def linear(self, x, weight):
+            seen.add((gpu.fp32_precision, other.fp32_precision))
+            return super().linear(x, weight)
+
+    in_place_of_cpu(Seen())
+    try:
+        # torch.get_float32_matmul_precision cannot express this
+        gpu.fp32_precision, other.fp32_precision = "tf32", "ieee"
+        assert available_scans()["cpu"] == "" and seen == {("ieee", "ieee")}
         assert (gpu.fp32_precision, other.fp32_precision) == ("tf32", "ieee")
     finally:
         gpu.fp32_precision, other.fp32_precision = before
@@ -228,9 +230,9 @@ def calls(scan):
 
 @pytest.mark.parametrize("number", range(7))
 def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode(
-    number, clear_caches, monkeypatch
+    number, in_place_of_cpu
 ):
-    monkeypatch.setattr(SCANS["cpu"], "selective_scan", lambda inputs, *_: 1.5 * inputs.u)
+    in_place_of_cpu(Wrong())
     for name, error, message in (
         ("nonsense", ValueError, "unknown scan 'nonsense'"),
         ("cpu", RuntimeError, "scan 'cpu' was asked for and cannot run"),
@@ -250,7 +252,7 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
 @pytest.mark.parametrize(
     "name",
     [
-        "selective_scan",
+        "scan",
         "short_conv",
         "gated_sum",
         "rms_norm",
@@ -261,77 +263,79 @@ def test_a_scan_that_is_unknown_or_cannot_run_is_refused_for_every_type_and_mode
         "two_stream_mixer",
     ],
 )
-def test_the_probe_finds_a_wrong_result_of_any_operation(name, clear_caches, monkeypatch):
-    right = getattr(SCANS["cpu"], name)
-
-    def wrong(*inputs):  # in the last column alone
-        out = right(*inputs)
-        first = out[0] if isinstance(out, tuple) else out
+def test_the_probe_finds_a_wrong_result_of_any_operation(name, in_place_of_cpu):
+    def wrong(self, *inputs):  # in the last column alone
+        out = getattr(super(Changed, self), name)(*inputs)
+        first, *others = out if isinstance(out, tuple) else [out]
         first = torch.cat([first[..., :-1], 1.01 * first[..., -1:]], dim=-1)
-        return (first, out[1]) if isinstance(out, tuple) else first
+        if not isinstance(out, tuple):
+            return first
+        return out._replace(y=first) if isinstance(out, ScanStates) else (first, *others)
 
-    monkeypatch.setattr(SCANS["cpu"], name, wrong)
+    Changed = type("Changed", (CppBackend,), {name: wrong})
+    in_place_of_cpu(Changed())
     assert "differ from the portable scan's" in available_scans()["cpu"]
 
 
 def test_the_probe_reaches_wide_tiles_and_their_remainders(clear_caches, monkeypatch):
-    library, calls = native.library(), []
+    library, calls = native.library(), set()
 
     class Spy:
         def __getattr__(self, name):
-            calls.append(name)
+            calls.add(name)
             return getattr(library, name)
 
-    for name in ("cpu", "cpu_scan", "cpu_mixer"):
-        monkeypatch.setattr(sys.modules[f"dnadiff.networks.kernels.{name}"], "library", Spy)
+    monkeypatch.setattr(native, "library", Spy)
     assert available_scans()["cpu"] == ""
-    others = {"dnadiff_gather"}  # not part of a scan
-    assert set(native._SIGNATURES) - others <= set(calls)
+    sources = native._sources(native._FOLDER, (".cpp",))
+    found = [native._FUNCTION.findall(source.read_text()) for source in sources]
+    declared = {name for functions in found for _, name, _ in functions}
+    assert declared - {"dnadiff_gather"} <= calls  # which is not part of a scan
 
 
-def test_a_wrong_sum_for_the_gradient_of_a_weight_disables_onednn(monkeypatch):
-    cpu._onednn_wins.cache_clear()
-    monkeypatch.setattr(cpu, "_processor", lambda: "vendor_id : AuthenticAMD")
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(cpu, "_outer_sum", lambda a, b, threads: 1.01 * a.T @ b)
-    try:
-        assert not cpu.onednn_wins()
-    finally:
-        cpu._onednn_wins.cache_clear()
+def test_sizes_come_after_pointers_and_before_flags():
+    """A missing argument type would pass a 64-bit size as 32 bits and whatever is above them."""
+    types = [*native._TYPES.values()]
+    for name in ("scan_forward", "norm_forward", "mixer_input_backward", "gather"):
+        kinds = getattr(native.library(), f"dnadiff_{name}").argtypes
+        order = [types.index(kind) if kind in types else -1 for kind in kinds]
+        assert order == sorted(order) and order[0] == -1, name
+
+
+MAMBA = """
+import torch
+import torch.nn.functional as F
+
+def selective_scan_fn(
+    u, delta, A, B, C, D=None, z=None, delta_bias=None, delta_softplus=False,
+    return_last_state=False,
+):
+    assert delta_softplus and not return_last_state and z is None
+    assert u.shape == delta.shape and B.shape == C.shape == (u.shape[0], A.shape[1], u.shape[2])
+    step = F.softplus(delta if delta_bias is None else delta + delta_bias[:, None])  # (B, D, L)
+    h, y = torch.zeros(*u.shape[:2], A.shape[1]), []
+    for l in range(u.shape[2]):
+        h = torch.exp(step[:, :, l, None] * A) * h + (step * u)[:, :, l, None] * B[:, None, :, l]
+        y.append((h * C[:, None, :, l]).sum(-1) + D * u[:, :, l])
+    return torch.stack(y, dim=2)
+"""
+
+
+class MambaOnCpu(MambaSSMBackend):
+    device_type = "cpu"
 
 
 @pytest.fixture
-def stand_in(monkeypatch):
+def stand_in(monkeypatch, tmp_path):
     """A module named mamba_ssm with the signature of `selective_scan_fn` in version 2.2, in place
     of its CUDA kernel."""
-
-    def selective_scan_fn(
-        u,
-        delta,
-        A,
-        B,
-        C,
-        D=None,
-        z=None,
-        delta_bias=None,
-        delta_softplus=False,
-        return_last_state=False,
-    ):
-        assert delta_softplus and not return_last_state and z is None
-        assert u.shape == delta.shape and B.shape == C.shape == (u.shape[0], A.shape[1], u.shape[2])
-        step = F.softplus(delta if delta_bias is None else delta + delta_bias[:, None])  # (B, D, L)
-        h, y = torch.zeros(*u.shape[:2], A.shape[1]), []
-        for l in range(u.shape[2]):
-            h = (
-                torch.exp(step[:, :, l, None] * A) * h
-                + (step * u)[:, :, l, None] * B[:, None, :, l]
-            )
-            y.append((h * C[:, None, :, l]).sum(-1) + D * u[:, :, l])
-        return torch.stack(y, dim=2)
-
-    for name in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.selective_scan_interface"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    sys.modules["mamba_ssm.ops.selective_scan_interface"].selective_scan_fn = selective_scan_fn
+    folder = tmp_path / "mamba_ssm" / "ops"
+    folder.mkdir(parents=True)
+    (folder / "selective_scan_interface.py").write_text(MAMBA)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mamba_ssm"]:
+        del sys.modules[name]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -341,35 +345,31 @@ def test_mamba_ssm_is_called_in_its_layout(reverse, stand_in, scan_inputs, value
         leaves = [*inputs, last] if last is not None else inputs
 
         def ours(*x):
-            return SCANS["mamba_ssm"].selective_scan(ScanInputs(*x), reverse)
+            return SCANS["mamba_ssm"].scan(ScanInputs(*x), Walk(reverse)).y
 
         expected = values_and_grads(selective_scan, leaves, reverse=reverse, scan="reference")
         close(values_and_grads(ours, leaves), expected, 1e-5)
 
 
 def test_mamba_ssm_is_chosen_on_a_device_where_it_works(
-    clear_caches, stand_in, scan_inputs, monkeypatch, caplog
+    in_place_of_cpu, stand_in, scan_inputs, caplog
 ):
-    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(
-        SCANS["cpu"], "unsupported", lambda device, dtype: "pretend that the cpu is a CUDA device"
-    )
-    monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
+    in_place_of_cpu(MambaOnCpu())
     caplog.set_level(logging.INFO, "dnadiff")
     selective_scan(*scan_inputs(1, 3, 2, 2))
-    assert caplog.messages == [
-        "selective scan: mamba_ssm (CUDA, flipped for the reverse direction)"
-    ]
+    assert caplog.messages == ["selective scan: cpu (CUDA, flipped for the reverse direction)"]
 
 
-def test_a_missing_mamba_ssm_is_the_reason(clear_caches, scan_inputs, monkeypatch):
-    monkeypatch.setitem(sys.modules, "mamba_ssm", None)
-    monkeypatch.setattr(SCANS["mamba_ssm"], "unsupported", lambda device, dtype: "")
-    assert "mamba_ssm is not installed" in available_scans()["mamba_ssm"]
+@pytest.mark.skipif(
+    importlib.util.find_spec("mamba_ssm") is not None, reason="mamba_ssm is installed"
+)
+def test_a_missing_mamba_ssm_is_the_reason(in_place_of_cpu, scan_inputs):
+    in_place_of_cpu(MambaOnCpu())
+    assert "mamba_ssm is not installed" in available_scans()["cpu"]
     with pytest.raises(
         RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install -e '\.\[cuda\]'"
     ):
-        selective_scan(*scan_inputs(1, 3, 2, 2), scan="mamba_ssm")
+        selective_scan(*scan_inputs(1, 3, 2, 2), scan="cpu")
 
 
 @pytest.mark.parametrize(
@@ -380,24 +380,31 @@ def test_a_missing_mamba_ssm_is_the_reason(clear_caches, scan_inputs, monkeypatc
         OSError("libx.so: failed to map segment from shared object"),
     ],
 )
-def test_lack_of_memory_is_an_error_and_not_a_reason_for_a_slower_scan(
-    error, clear_caches, monkeypatch
-):
-    class Full(type(SCANS["cpu"])):
+def test_lack_of_memory_is_an_error_and_not_a_reason_for_a_slower_scan(error, in_place_of_cpu):
+    class Full(CppBackend):
         def rms_norm(self, *_):
             raise error
 
-    monkeypatch.setitem(SCANS, "cpu", Full())
-    select._failure.cache_clear()
+    in_place_of_cpu(Full())
     with pytest.raises(MemoryError, match="no memory left for the kernels of Full"):
-        select.choose("auto", "cpu", torch.float32)
+        choose("auto", "cpu", torch.float32)
 
 
-def test_a_thread_is_not_started_without_memory(clear_caches, monkeypatch):
-    def no_room(_, size):
-        raise OSError(errno.ENOMEM, "Cannot allocate memory")
-
-    monkeypatch.setattr(select.mmap, "mmap", no_room)
-    select._failure.cache_clear()
-    with pytest.raises(MemoryError, match="fewer than 64 MB of memory are left"):
-        available_scans()
+def test_a_thread_is_not_started_without_memory(python):
+    script = """
+import resource
+from pathlib import Path
+import torch
+from dnadiff.networks.kernels.facade import available_scans
+pages = int(Path("/proc/self/statm").read_text().split()[0])
+limit = pages * resource.getpagesize() + (32 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    available_scans()
+except MemoryError as error:
+    assert "fewer than 64 MB of memory are left" in str(error), error
+else:
+    raise AssertionError("a thread was started")
+"""
+    process = python("-c", script)
+    assert process.wait() == 0, process.errors[-2000:]

@@ -17,9 +17,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from dnadiff.networks.kernels import select, triton_scan, triton_support
-from dnadiff.networks.kernels.facade import selective_scan
-from dnadiff.networks.kernels.select import SCANS, available_scans
+from dnadiff.networks.kernels import facade, triton_scan
+from dnadiff.networks.kernels.facade import SCANS, available_scans, selective_scan
+from dnadiff.networks.kernels.portable import PortableBackend
 
 HERE = Path(__file__).parent
 needs_triton = pytest.mark.skipif(
@@ -103,7 +103,7 @@ def test_more_interpreted_kernels_match_with_the_float64_reference(name):
 def test_kernels_on_a_gpu_match_the_float64_reference(name, monkeypatch):
     for constant in ("_WARPS", "_KEPT"):  # set by the cases, restored afterwards
         monkeypatch.setattr(triton_scan, constant, getattr(triton_scan, constant))
-    monkeypatch.setattr(select, "_failure", select._failure)  # replaced by the cases of networks
+    monkeypatch.setattr(facade, "_failure", facade._failure)  # replaced by the cases of networks
     small(name, cases.run(name, "cuda"))
 
 
@@ -112,7 +112,7 @@ def test_triton_is_chosen_on_a_gpu(monkeypatch):
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
     assert (
         available_scans()["triton"] == ""
-        and select.choose("auto", "cuda", torch.float32) == "triton"
+        and facade.choose("auto", "cuda", torch.float32) == "triton"
     )
 
 
@@ -200,38 +200,35 @@ def test_offsets_beyond_two_billion_are_computed_in_64_bits(registers, kernel):
     )  # 32 bits: states times channels, alone
 
 
-def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu(monkeypatch):
-    monkeypatch.setattr(triton_scan, "_multiprocessors", lambda device: 132)
-    device = torch.device("cpu")
-    assert triton_scan._cut(1024, 1024, device) == (1, 1024)
-    chunks, chunk = triton_scan._cut(
-        8, 131072, device
-    )  # one sequence, 512 channels, both directions
+def test_sequences_are_cut_into_chunks_if_they_do_not_fill_the_gpu():
+    assert triton_scan._cut(1024, 1024, 132) == (1, 1024)
+    # one sequence, 512 channels, both directions
+    chunks, chunk = triton_scan._cut(8, 131072, 132)
     assert chunk % triton_scan._KEPT == 0 and (chunks - 1) * chunk < 131072 <= chunks * chunk
     assert 4 * 8 * 132 * 0.8 < 8 * chunks <= 4 * 8 * 132
-    assert triton_scan._cut(8, 100, device) == (1, 128)
+    assert triton_scan._cut(8, 100, 132) == (1, 128)
 
 
 def test_a_missing_or_old_triton_or_gpu_is_the_reason(monkeypatch, clear_caches):
-    triton_support.load_kernels.cache_clear()
+    triton_scan.load_kernels.cache_clear()
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(
         RuntimeError, match=r"Triton is not installed .*pip install -e '\.\[triton\]'"
     ):
-        triton_support.load_kernels("triton_kernels")
+        triton_scan.load_kernels("triton_kernels")
     old = ModuleType("triton")
     old.__version__ = "2.1.0"
     monkeypatch.setitem(sys.modules, "triton", old)
     with pytest.raises(RuntimeError, match=r"Triton 2\.1\.0 is too old, 3\.6 or later is needed"):
-        triton_support.load_kernels("triton_kernels")
+        triton_scan.load_kernels("triton_kernels")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     with pytest.raises(
         RuntimeError, match=r"Tesla T4 has compute capability 7\.5, the kernels need 8\.0 or later"
     ):
-        triton_support.check_gpu(torch.device("cuda", 0))
-    triton_support.load_kernels.cache_clear()
-    triton_support.check_gpu.cache_clear()
+        triton_scan.check_gpu(torch.device("cuda", 0))
+    triton_scan.load_kernels.cache_clear()
+    triton_scan.check_gpu.cache_clear()
 
 
 def test_float64_and_other_devices_are_refused():
@@ -239,12 +236,15 @@ def test_float64_and_other_devices_are_refused():
     assert "needs a CUDA device" in SCANS["triton"].unsupported("cpu", torch.float32)
 
 
-def test_more_states_than_fit_go_to_portable_unless_triton_was_asked_for(
-    monkeypatch, clear_caches, scan_inputs, caplog
+class Limited(PortableBackend):
+    max_states = SCANS["triton"].max_states
+
+
+def test_more_states_than_fit_go_to_portable_unless_the_scan_was_asked_for(
+    in_place_of_cpu, scan_inputs, caplog
 ):
-    monkeypatch.delenv("DNADIFF_SCAN", raising=False)
-    monkeypatch.setattr(SCANS["cpu"], "too_many_states", SCANS["triton"].too_many_states)
-    select._warn_once.cache_clear()
+    in_place_of_cpu(Limited())
+    facade._warn_once.cache_clear()
     caplog.set_level(logging.WARNING, "dnadiff")
     inputs = scan_inputs(1, 3, 2, 65)
     selective_scan(*inputs)

@@ -6,8 +6,8 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.mixer import BiMamba
-from dnadiff.networks.kernels.backend import MixerWay
-from dnadiff.networks.kernels.facade import fuses_two_streams, two_stream_mixer
+from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
+from dnadiff.networks.kernels.facade import fuses_mixer, two_stream_mixer
 
 # L, D, E, N, R, K and block sizes: fewer positions than taps, blocks that begin anywhere in a chunk
 # of 32, 48 or 64, and shorter last blocks.
@@ -22,10 +22,14 @@ CASES = [(shape, block) for shape, blocks in SHAPES for block in blocks]
 LARGE = SHAPES[-1][0]
 
 
+def weights_of(in_proj, out_proj, *rest):
+    return MixerWeights(in_proj, out_proj, [MixerWay(*rest[:7]), MixerWay(*rest[7:])])
+
+
 def run(*tensors, block, scan, valid=None, clean_output=True):
-    ways = [MixerWay(*tensors[i : i + 7]) for i in (4, 11)]
+    weights = weights_of(*tensors[2:])
     outputs = two_stream_mixer(
-        *tensors[:4], ways, block, valid, clean_output=clean_output, scan=scan
+        *tensors[:2], weights, block, valid, clean_output=clean_output, scan=scan
     )
     assert (outputs[1] is not None) == clean_output
     if outputs[1] is None:  # of a single block the noised stream reads nothing of the clean one
@@ -98,12 +102,8 @@ def test_the_operations_by_default_are_those_of_a_layer(block, close):
     torch.manual_seed(0)
     layer, noised, clean = BiMamba(20).double(), *torch.randn(2, 2, 60, 20, dtype=torch.float64)
     valid = torch.arange(60).expand(2, 60) < torch.tensor([[60], [41]])
-    weights = (
-        layer.in_proj.weight,
-        layer.out_proj.weight,
-        [layer.fwd.weights(), layer.rev.weights()],
-    )
-    ours = two_stream_mixer(noised, clean, *weights, block, valid, scan="portable")
+    weights = layer.weights(layer.fwd, layer.rev)
+    ours = two_stream_mixer(noised, clean, weights, block, valid, scan="portable")
     close(
         [x[valid] for x in ours],
         [x[valid] for x in layer.two_streams(noised, clean, block, valid, "portable")],
@@ -137,13 +137,12 @@ def test_a_network_computes_the_same_with_and_without_the_fused_mixer(options, c
 def test_what_the_kernel_does_not_compute_is_left_to_the_operations(
     mixer_tensors, values_and_grads, close
 ):
-    noised, clean, in_proj, _, *weights = mixer_tensors(*LARGE, 2, streams=2)
-    ways = [MixerWay(*weights[:7]), MixerWay(*weights[7:])]
-    assert fuses_two_streams(noised, clean, in_proj, ways, scan="cpu")
-    assert not fuses_two_streams(noised, clean, in_proj, ways, scan="portable")
-    assert not fuses_two_streams(noised, clean.double(), in_proj, ways, scan="cpu")
-    assert not fuses_two_streams(noised.double(), clean.double(), in_proj, ways)
-    assert not fuses_two_streams(noised, clean, torch.empty(2**19, 1), ways, scan="cpu")
+    noised, _, *rest = mixer_tensors(*LARGE, 2, streams=2)
+    weights = weights_of(*rest)
+    assert fuses_mixer(noised, weights, scan="cpu")
+    assert not fuses_mixer(noised, weights, scan="portable")
+    assert not fuses_mixer(noised.double(), weights)
+    assert not fuses_mixer(noised, weights._replace(in_proj=torch.empty(2**19, 1)), scan="cpu")
     shape = (50, 10, 20, 4, 1, 6)  # more taps than the kernel has
     expected = values_and_grads(
         run, mixer_tensors(*shape, 2, torch.float64, 2), block=8, scan="reference"
@@ -165,19 +164,19 @@ def test_a_second_derivative_is_refused(mixer_tensors):
 
 
 def test_wrong_arguments_are_refused(mixer_tensors):
-    noised, clean, in_proj, out_proj, *weights = mixer_tensors(*LARGE, 2, streams=2)
-    ways = [MixerWay(*weights[:7]), MixerWay(*weights[7:])]
+    noised, clean, *rest = mixer_tensors(*LARGE, 2, streams=2)
+    weights = weights_of(*rest)
     with pytest.raises(ValueError, match="block_size 102 does not fit sequences of 101 positions"):
-        two_stream_mixer(noised, clean, in_proj, out_proj, ways, 102)
+        two_stream_mixer(noised, clean, weights, 102)
     with pytest.raises(
         ValueError,
         match=r"clean has shape \(2, 100, 37\) and type torch\.float32, expected \(2, 101, 37\)",
     ):
-        two_stream_mixer(noised, clean[:, 1:], in_proj, out_proj, ways, 4)
+        two_stream_mixer(noised, clean[:, 1:], weights, 4)
     with pytest.raises(ValueError, match="has two directions, got 1"):
-        two_stream_mixer(noised, clean, in_proj, out_proj, ways[:1], 4)
+        two_stream_mixer(noised, clean, weights._replace(ways=weights.ways[:1]), 4)
     with pytest.raises(ValueError, match="do not fit out_proj"):
-        two_stream_mixer(noised, clean, in_proj[1:], out_proj, ways, 4)
+        two_stream_mixer(noised, clean, weights._replace(in_proj=rest[0][1:]), 4)
 
 
 def test_what_is_saved_does_not_depend_on_the_block_size(mixer_tensors):

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.networks.kernels import log_sum, triton_log_sum, triton_rowwise, triton_scan
-from dnadiff.networks.kernels.backend import ScanInputs
-from dnadiff.networks.kernels.select import SCANS as BACKENDS
+from dnadiff.networks.kernels import log_sum, triton_rowwise, triton_scan
+from dnadiff.networks.kernels.backend import ScanInputs, Walk
+from dnadiff.networks.kernels.facade import SCANS as BACKENDS
+from dnadiff.networks.kernels.portable import probe
 
 PARITY = Path(__file__).parents[2] / "parity" / "selective_scan.safetensors"
 TRITON, PORTABLE, REFERENCE = BACKENDS["triton"], BACKENDS["portable"], BACKENDS["reference"]
@@ -179,8 +180,7 @@ def scan(
         return differences(ours, theirs, [*inputs, z])
     reverse = way == "back"
     ours, theirs = (
-        lambda *x, by=by: (by.selective_scan(ScanInputs(*x), reverse),)
-        for by in (TRITON, REFERENCE)
+        lambda *x, by=by: (by.scan(ScanInputs(*x), Walk(reverse)).y,) for by in (TRITON, REFERENCE)
     )
     return differences(ours, theirs, inputs)
 
@@ -216,12 +216,9 @@ def states(
     def outputs(by):
         def run(*x):
             initial = x[7] if given else None
-            if restart:
-                return (by.restarted_scan(ScanInputs(*x[:7]), reverse, initial, block),)
-            found = by.carried_scan(
-                ScanInputs(*x[:7]), reverse, initial[:, 0] if given else None, block
-            )
-            return tuple(y for y in found if y is not None)
+            initial = initial if restart or initial is None else initial[:, 0]
+            walk = Walk(reverse, initial, block, restart, not restart)
+            return tuple(y for y in by.scan(ScanInputs(*x[:7]), walk) if y is not None)
 
         return run
 
@@ -287,7 +284,7 @@ def block_conv(reverse: bool, L: int, block: int, given: bool, device: str) -> l
     inputs = random(device, (Bt, L, E), (E, K), (E,), (Bt, -(-L // block), K - 1, E))
 
     def outputs(by):
-        return lambda x, w, b, near=None: (by.block_conv(x, w, b, reverse, near, block),)
+        return lambda x, w, b, near=None: (by.short_conv(x, w, b, reverse, near, block),)
 
     return differences(outputs(TRITON), outputs(REFERENCE), inputs if given else inputs[:3])
 
@@ -303,10 +300,10 @@ def network(name: str, device: str) -> list[float]:
     from dnadiff.networks.backbone.caduceus import Caduceus
     from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
     from dnadiff.networks.backbone.mamba import Mamba
-    from dnadiff.networks.kernels import select
+    from dnadiff.networks.kernels import facade
 
     tile(device == "cpu", chunks=False)
-    select._failure = lambda name: ""  # the interpreter would need a minute for the probe
+    facade._failure = lambda name: ""  # the interpreter would need a minute for the probe
     errors, vocab = (
         [],
         Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11), (0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, 11)),
@@ -377,10 +374,10 @@ def calls(device: str) -> list[float]:
         )
 
     def ours(*inputs: Tensor) -> Tensor:
-        return TRITON.selective_scan(ScanInputs(*inputs), False)
+        return TRITON.scan(ScanInputs(*inputs), Walk()).y
 
     def theirs(*inputs: Tensor) -> Tensor:
-        return PORTABLE.selective_scan(ScanInputs(*inputs), False)
+        return PORTABLE.scan(ScanInputs(*inputs), Walk()).y
 
     for i in range(7):
         compare(ours, theirs, x, [i])
@@ -503,10 +500,10 @@ def compiled(device: str) -> list[float]:
     without autocast."""
     from dnadiff.diffusion.vocab import Vocab
     from dnadiff.networks.backbone.caduceus import Caduceus
-    from dnadiff.networks.kernels import select
+    from dnadiff.networks.kernels import facade
 
     tile(device == "cpu", chunks=False)
-    select._failure = lambda name: ""
+    facade._failure = lambda name: ""
     torch.manual_seed(0)
     net = Caduceus(Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11)), 4, 2, d_state=2, scan="triton").to(
         device
@@ -547,7 +544,7 @@ def loss(
 ) -> list[float]:
     """log sum and two logits of each row, and the gradients of features, weights and bias."""
     assert log_sum._triton_failure(torch.device(device)) == ""
-    triton_log_sum._TILE = 32 if device == "cpu" else triton_log_sum._TILE
+    triton_rowwise._LOSS_TILE = 32 if device == "cpu" else triton_rowwise._LOSS_TILE
     features, weight, bias = random(device, (7, 6), (tokens, 6), (tokens,))
     ids = torch.arange(2, 16, device=device).view(7, 2) * 31 % (tokens - 3) + 2
     ids = torch.where(ids == 70, 3, ids)
@@ -585,15 +582,7 @@ def run(name: str, device: str) -> list[float]:
     if name in LOSSES:
         return loss(*LOSSES[name], device)
     if name == "portable's probe":
-        from dnadiff.networks.kernels import select
-
-        pairs = zip(
-            *(
-                select._probe(by, torch.device(device), TRITON.fused_two_streams)
-                for by in (TRITON, PORTABLE)
-            ),
-            strict=True,
-        )
+        pairs = zip(*(probe(by, torch.device(device)) for by in (TRITON, PORTABLE)), strict=True)
         return [float((x - y).abs().max() / (1e-6 + y.abs().max())) for x, y in pairs]
     if name in OTHERS[2:]:
         return {"ways to call it": calls, "operators": operators, "compiled network": compiled}[
