@@ -119,11 +119,11 @@ def judge(options: JudgeOptions) -> list[Job]:
 
 def picture(quality: SampleQuality) -> bytes:
     """The picture of the metrics that are curves, as a PNG file."""
-    from dnadiff.report import figures, panels
+    from dnadiff.report import page, run
 
-    curves = (panels.kmer_divergences, panels.mutual_information)
-    found = figures.overview([partial(curve, quality=quality) for curve in curves])
-    return figures.rendered(found, "png")
+    curves = (run.kmer_divergences, run.mutual_information)
+    found = page.overview([partial(curve, quality=quality) for curve in curves])
+    return page.rendered(found, "png")
 
 
 def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:

@@ -230,12 +230,12 @@ def sample(options: SampleOptions) -> list[Job]:
             "copies": index is not None,
         }
         if options.report is not None and options.shard is None:  # shards have none
-            from dnadiff.report.designs import open_page  # loads Lightning: not for sampling alone
+            from dnadiff.report.designs import DesignPage  # loads Lightning: not for sampling alone
 
             found = output.is_file() or temporary_path(output, "journal").is_file()
             replace = options.overwrite or (options.resume and found)
             parts = {"designer": made, "request": request, "model": model.loaded}
-            opened = options.into(open_page, path=options.report, **parts, replace=replace)
+            opened = options.into(DesignPage, path=options.report, **parts, replace=replace)
             page = lambda: opened.write(output, options.overrides)  # noqa: E731
     weighted = generate.check_weights(generator, request, options.resample, is_dna, options.length)
     label = options.label

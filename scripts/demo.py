@@ -28,7 +28,7 @@ from dnadiff.diffusion.denoiser import Conjoined
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.model import letters_of
 from dnadiff.progress import duration, table
-from dnadiff.report import RunResults, headlines, read_metrics, sentences
+from dnadiff.report.run import RunResults, headlines, read_metrics, sentences
 from dnadiff.weights.checkpoint import load
 
 GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"

@@ -13,9 +13,8 @@ from jinja2 import ChoiceLoader, FileSystemLoader
 from matplotlib.figure import Figure
 
 from dnadiff.fields import Json
-from dnadiff.report import RunResults, figures
-from dnadiff.report.figures import logo
-from dnadiff.report.page import environment, write_page
+from dnadiff.report.page import ENVIRONMENT, figure, logo, write_page
+from dnadiff.report.run import RunResults
 
 STORED = Path(__file__).parents[1] / "docs" / "label_efficiency.svg"
 SHOWN_FLANK = 12  # bases on either side of a design
@@ -61,18 +60,14 @@ class Designs:
         shares = self.frequencies()
         shown = self.real[self.start - SHOWN_FLANK : self.end + SHOWN_FLANK]
         own = np.array([[float(base == letter) for letter in "ACGT"] for base in shown])
-        with figures.style():
-            figure = Figure(figsize=(10.5, 2.2), layout="constrained")
-            for axes, heights, title in zip(
-                figure.subplots(2, 1, gridspec_kw={"height_ratios": [2, 1]}),
-                (shares, own),
-                ("designs", "genome"),
-            ):
+        ratios = {"height_ratios": [2, 1]}
+        with figure(10.5, 2.2, 2, gridspec_kw=ratios) as (made, every):
+            for axes, heights, title in zip(every, (shares, own), ("designs", "genome")):
                 logo(axes, heights, len(shown), top=1.0)
                 axes.set_ylabel(title)
                 for edge in (SHOWN_FLANK, len(shown) - SHOWN_FLANK):
                     axes.axvline(edge - 0.5, color="#3D3D3D", lw=0.8, ls=":")
-        return figure
+        return made
 
 
 def write_demo_page(
@@ -85,8 +80,8 @@ def write_demo_page(
     commands: Sequence[str],
 ) -> Path:
     """Write the page."""
-    templates = environment().overlay(
-        loader=ChoiceLoader([environment().loader, FileSystemLoader(Path(__file__).parent)])
+    templates = ENVIRONMENT.overlay(
+        loader=ChoiceLoader([ENVIRONMENT.loader, FileSystemLoader(Path(__file__).parent)])
     )
     templates.filters["data_address"] = data_address
     return write_page(

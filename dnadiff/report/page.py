@@ -1,30 +1,50 @@
-"""Pages of HTML from the templates next to this file, and the page and overview picture of a run.
+"""Pages of HTML from the templates next to this file, and the figures on them.
 
-Templates escape all text that they get. The numbers come from `dnadiff.genomics.metrics` and from
-the JSON files of the commands.
+Templates escape all text that they get. A panel is a function that draws on matplotlib axes, in the
+file of the page that shows it. Drawing and saving happen inside `style`, so that matplotlib's
+settings stay as the user has them; pyplot is not used. The same input gives the same bytes.
 """
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from importlib import metadata
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup, escape
 
-from dnadiff.report import figures, panels, results
-from dnadiff.report.headlines import headlines, listed, sentences
-from dnadiff.report.results import Results, RunResults, has_loss, markov_models
+from dnadiff.diffusion.bootstrap import verdict
+from dnadiff.fields import Json, is_number
+from dnadiff.renamed import VERSION
 from dnadiff.store.disk import atomic_write
+from dnadiff.store.objects import config_dir
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+Results = Mapping[str, Json]  # the content of a JSON file
+WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
+# Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
+# marker
+MODEL, OTHER, REAL, FAINT = "#0072B2", "#D55E00", "#3D3D3D", "#B4BCC4"
+BAND: Json = {"color": FAINT, "alpha": 0.55, "lw": 0}  # of real windows
+DOTTED: Json = {"color": REAL, "lw": 1, "ls": (0, (1, 1.5))}
+LOGO_COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
+LINE = 60  # positions in a line of a picture, at most
+_SMALLEST_LETTER = 0.01  # of the axis; smaller letters are left out
+_LOGO_TOPS = (0.25, 0.5, 1.0, 2.0)  # bits
+_METADATA: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+}  # None: left out
 _PATHS = {"path": 1, "checkpoint": 3}  # names of files, and how many of their last parts are shown
 _LABELS = {
     "n_policy": "N policy",
@@ -33,113 +53,210 @@ _LABELS = {
     "scan": "Scan kernel",
     "step": "Steps",
 }
-_NOTHING = "nothing to report: give metrics, evaluation, samples with real windows, or finetune"
 
 
-@cache
-def environment() -> Environment:
-    """Jinja's environment of the templates, with the panels and tables that they show."""
-    found = Environment(
-        loader=PackageLoader("dnadiff.report"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
+@contextmanager
+def style() -> Iterator[None]:
+    """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
+    import matplotlib
+
+    path = Path(__file__).with_name("figures.mplstyle")
+    settings: Json = dict(matplotlib.rc_params_from_file(path))
+    del settings["backend"]  # the user's
+    with matplotlib.rc_context(settings):
+        yield
+
+
+@contextmanager
+def figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure, in inches, with its axes row by row, which are drawn on in this context."""
+    from matplotlib.figure import Figure
+
+    with style():
+        made = Figure(figsize=(width, height), layout="constrained")
+        yield made, list(made.subplots(rows, columns, squeeze=False, **grid).ravel())
+
+
+def panel(draw: Callable[..., None], height: float = HEIGHT, **values: object) -> Figure:
+    """A figure with one panel: `draw(axes, **values)`."""
+    with figure(WIDTH, height) as (made, (axes,)):
+        draw(axes, **values)
+    return made
+
+
+def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
+    """A figure with up to three panels in a row."""
+    columns = min(len(panels), 3)
+    rows = -(-len(panels) // columns)
+    with figure(4 * columns, 3.1 * rows, rows, columns) as (made, spaces):
+        made.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+        for axes, draw in zip(spaces, panels):
+            draw(axes)
+        for axes in spaces[len(panels) :]:
+            axes.set_visible(False)
+    return made
+
+
+def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Path:
+    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically; raises ValueError if the
+    name has another suffix."""
+    path = Path(path)
+    kind = path.suffix.lower().removeprefix(".")
+    if kind not in _METADATA:
+        raise ValueError(
+            f"{path.name}: a picture is saved as .png or .svg, not "
+            f"{path.suffix or 'without a suffix'}"
+        )
+    content = rendered(figure, kind, pixels)
+    with atomic_write(path, overwrite=True) as file:
+        file.write(content)
+    return path
+
+
+def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
+    """The bytes of a picture, `png` or `svg`, `pixels` wide; None is the size of the figure."""
+    buffer = io.BytesIO()
+    dpi = "figure" if pixels is None else pixels / figure.get_figwidth()
+    with style():
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_METADATA[kind])
+    return buffer.getvalue()
+
+
+def inline_svg(figure: Figure, name: str, label: str) -> Markup:
+    """The picture as an `<svg>` element for a page, `label` for screen readers: ids start with
+    `name`; there are no metadata and no external references."""
+    text = rendered(figure, "svg", None).decode()
+    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text[text.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    for size in ("height", "width"):
+        text = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
+    return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
+
+
+def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
+    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width`
+    positions and `top` bits; NaN is nothing."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    shapes = {base: TextPath((0, 0), base, size=1) for base in LOGO_COLORS}
+    for place, of_position in enumerate(np.nan_to_num(heights)):
+        bottom = 0.0
+        for height, base in sorted(zip(of_position, LOGO_COLORS)):
+            if height >= _SMALLEST_LETTER * top:
+                box, fit = shapes[base].get_extents(), Affine2D()
+                fit.translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height)
+                shape = shapes[base].transformed(fit.translate(place - 0.45, bottom))
+                axes.add_patch(PathPatch(shape, color=LOGO_COLORS[base], lw=0))
+                bottom += height
+    axes.set(
+        xlim=(-0.5, width - 0.5), ylim=(0, top), yticks=(0, top / 2, top), xticks=(), ylabel="bits"
     )
-    found.filters |= {"cell": _cell, "label": _label, "shown": shown, "svg": figures.inline_svg}
-    functions = (
-        *(figures.panel, figures.group_panels, headlines, sentences, listed, has_loss),
-        *(markov_models, results.metric_of, results.progress, results.loss_rows, results.bits_rows),
-        *(results.curve_rows, results.kmer_rows, results.gc_rows),
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.grid(False)
+
+
+def logo_figure(heights: np.ndarray) -> Figure:
+    """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that
+    ends at 0.25, 0.5, 1 or 2 bits."""
+    size = len(heights)
+    lines = -(-size // LINE)
+    width = -(-size // lines)
+    top = next((top for top in _LOGO_TOPS if heights.sum(1).max() <= top), _LOGO_TOPS[-1])
+    with figure(10.5, 1.25 * lines + 0.3, lines) as (made, every):
+        for first, axes in zip(range(0, size, width), every):
+            part = heights[first : first + width]
+            logo(axes, part, width, top)
+            mark_tens(axes, first + 1, len(part), "{}")
+        every[-1].set_xlabel("position, 1-based")
+    return made
+
+
+def mark_tens(axes: Axes, first: int, count: int, form: str = "{:,}") -> None:
+    """Ticks at those of `count` positions from number `first` on that are multiples of 10."""
+    places = [i for i in range(count) if (first + i) % 10 == 0]
+    axes.set(xticks=places, xticklabels=[form.format(first + i) for i in places])
+
+
+def interval_line(axes: Axes, y: float, low: Json, high: Json, color: str, lw: float = 2) -> None:
+    """A horizontal line from `low` to `high`; nothing if one of them is not known."""
+    if is_number(low) and is_number(high):
+        axes.plot([low, high], [y, y], color=color, lw=lw)
+
+
+def forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
+    """Differences (name, value, low, high): blue if the first is better, orange if it is worse,
+    gray if the interval contains 0."""
+    axes.axvline(0, color=REAL, lw=1)
+    for y, (_, value, low, high) in enumerate(rows):
+        known = is_number(low) and is_number(high)
+        sign = int(low > 0) - int(high < 0) if known else 0
+        color = REAL if sign == 0 else (MODEL if sign == better else OTHER)
+        interval_line(axes, y, low, high, color)
+        if is_number(value):
+            axes.plot(value, y, "D", color=color, ms=5, mfc="white" if sign == 0 else color)
+    values = [number(value, form) if is_number(value) else "" for _, value, *_ in rows]
+    label_rows(axes, [name for name, *_ in rows], values)
+    axes.margins(x=0.08)
+
+
+def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: int = 17) -> None:
+    """Label rows with names on the left, in at most three lines, and values on the right, the first
+    row at the top."""
+    wrapped = [
+        [part for line in name.split("\n") for part in textwrap.wrap(line, width)] for name in names
+    ]
+    labels = ["\n".join(lines[:3] + ["…"] * (len(lines) > 3)) for lines in wrapped]
+    axes.set_yticks(range(len(names)), labels)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", visible=False)
+    beside: Json = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
+    for y, text in enumerate(values):
+        axes.annotate(text, (1, y), (6, 0), va="center", fontsize=8.5, **beside)
+    axes.spines["left"].set_visible(False)
+
+
+def legend_below(axes: Axes) -> None:
+    """A legend below the label of the x axis, where it covers nothing."""
+    from matplotlib.transforms import ScaledTranslation
+
+    half_an_inch = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=axes.transAxes + half_an_inch,
+        ncols=2,
+        borderaxespad=0,
+        columnspacing=1,
+        handlelength=1.6,
     )
-    found.globals |= {function.__name__: function for function in functions}
-    found.globals |= {"panels": panels, "tested": _tested, "responsible_use": _responsible_use}
-    found.globals["version"] = _version
-    return found
 
 
-def write_page(path: str | os.PathLike[str], template: str | Template, **values: object) -> Path:
-    """Write the page of a template, or of the one of this name, atomically and return its path."""
-    name = f"{template}.html.j2" if isinstance(template, str) else template
-    content = environment().get_template(name).render(values)
-    with atomic_write(Path(path), overwrite=True) as file:
-        file.write(content.encode())
-    return Path(path)
+def percentages(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """% of the values in each bin."""
+    return 100 * np.histogram(values, edges)[0] / len(values)
 
 
-def write_report(
-    path: str | os.PathLike[str],
-    results: RunResults,
-    *,
-    title: str | None = None,
-    details: Results | None = None,
-    commands: Sequence[str] = (),
-) -> Path:
-    """Write the report page of a run.
-
-    Args:
-        path: an existing file is replaced atomically.
-        title: by default it has the name of the data.
-        details: further facts about the model, such as `{"scan": "cpu", "Layers": 4}`.
-        commands: command lines that produced the results.
-
-    Raises:
-        ValueError: if there are no results.
-    """
-    evaluation, finetune = results.evaluation, results.finetune
-    if not (results.metrics or evaluation or results.composition or finetune):
-        raise ValueError(_NOTHING)
-    name = (evaluation or {}).get("data", {}).get("name")
-    shows = [f"how well it predicts held-out {results.unit}s"] if evaluation else []
-    shows += ["how its samples compare with real windows"] if results.composition else []
-    shows += ["how it classifies sequences"] if finetune else []
-    return write_page(
-        path,
-        "run",
-        title=title or (f"Masked diffusion on {name}" if name else "A masked diffusion run"),
-        data_name=name,
-        shows=shows,
-        has_baselines=finetune or (evaluation and markov_models(evaluation)),
-        results=results,
-        details=details,
-        commands=commands,
-    )
+def number(value: Json, form: str = "{:.4f}") -> str:
+    """A number in a table, with a true minus sign; a dash if there is none."""
+    return form.format(value).replace("-", "−") if is_number(value) else "—"
 
 
-def save_overview(path: str | os.PathLike[str], results: RunResults, pixels: int = 1200) -> Path:
-    """Save the main panels of a run in one picture, `.png` (`pixels` wide) or `.svg`.
-
-    Raises:
-        ValueError: if there are no results, or the name has another suffix.
-    """
-    metrics, evaluation, composition = results.metrics, results.evaluation, results.composition
-    unit = results.unit
-    chosen: list[Callable[[Axes], None]] = []
-    if metrics and has_loss(metrics):
-        chosen.append(partial(panels.loss_curve, metrics=metrics, unit=unit))
-    if evaluation:
-        chosen.append(partial(panels.held_out_bits, evaluation=evaluation, unit=unit))
-        if evaluation.get("curve"):
-            curve, uniform = panels.visibility_curve, results.uniform_bits
-            chosen.append(partial(curve, evaluation=evaluation, unit=unit, uniform_bits=uniform))
-    if composition:
-        drawn = (panels.kmer_frequencies, panels.gc_content)
-        chosen += [partial(draw, composition=composition) for draw in drawn]
-    if results.finetune:
-        chosen.append(partial(panels.accuracies, finetune=results.finetune))
-    if not chosen:
-        raise ValueError(_NOTHING.replace("report", "draw"))
-    return figures.save(figures.overview(chosen), path, pixels)
+def interval(low: Json, high: Json, form: str = "{:.4f}") -> str:
+    """An interval in a table."""
+    both = is_number(low) and is_number(high)
+    return f"{number(low, form)} to {number(high, form)}" if both else "—"
 
 
-def _cell(text: str) -> Markup:
-    """The text with a line break allowed after each underscore: long names would push the last
-    columns off the screen."""
-    return escape(text).replace("_", Markup("_<wbr>"))
-
-
-def _label(key: str) -> str:
-    return _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " ")
+def listed(items: Sequence[Json]) -> str:
+    """1, 2 and 3."""
+    *words, last = map(str, items)
+    return f"{', '.join(words)} and {last}" if words else last
 
 
 def shown(value: object, key: str = "") -> str:
@@ -157,26 +274,44 @@ def shown(value: object, key: str = "") -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if key in _PATHS:  # several are joined
-        return ", ".join(_short_path(one, _PATHS[key]) for one in str(value).split(", "))
+        parts = str(value).split(", ")
+        return ", ".join(
+            str(Path(*Path(one).parts[-_PATHS[key] :])) if os.path.isabs(one) else one
+            for one in parts
+        )
     return str(value)
 
 
-def _short_path(path: str, parts: int) -> str:
-    return str(Path(*Path(path).parts[-parts:])) if os.path.isabs(path) else path
+# Jinja's environment of the templates, with the panels and tables that they show.
+ENVIRONMENT = Environment(
+    loader=PackageLoader("dnadiff.report"),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+ENVIRONMENT.filters |= {
+    # Long names would push the last columns off the screen.
+    "cell": lambda text: escape(text).replace("_", Markup("_<wbr>")),
+    "label": lambda key: _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " "),
+    "number": number,
+    "shown": shown,
+    "svg": inline_svg,
+}
+ENVIRONMENT.globals |= {
+    "interval": interval,
+    "listed": listed,
+    "panel": panel,
+    "verdict": verdict,
+    "version": VERSION,
+    "responsible_use": lambda: (config_dir().parent / "RESPONSIBLE_USE.md").read_text("utf-8"),
+}
 
 
-def _tested(evaluation: Results) -> Results:
-    return {key: evaluation[key] for key in ("part", "protocol", "num_draws") if key in evaluation}
-
-
-def _responsible_use() -> str:
-    package = Path(__file__).resolve().parents[1]
-    places = (folder / "RESPONSIBLE_USE.md" for folder in (package, package.parent))
-    return next(path for path in places if path.is_file()).read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    try:
-        return metadata.version("dnadiff")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
+def write_page(path: str | os.PathLike[str], template: str | Template, **values: object) -> Path:
+    """Write the page of a template, or of the one of this name, atomically and return its path."""
+    name = f"{template}.html.j2" if isinstance(template, str) else template
+    content = ENVIRONMENT.get_template(name).render(values)
+    with atomic_write(Path(path), overwrite=True) as file:
+        file.write(content.encode())
+    return Path(path)

@@ -1304,7 +1304,7 @@ def _of_resume(folder: Path, name: str) -> object:
 
 def _metrics(folder: Path) -> object:
     """What a resumed run reads of the log, and a report."""
-    from dnadiff.report.results import read_metrics
+    from dnadiff.report.run import read_metrics
     from dnadiff.training.loggers import MetricsFile
 
     log = MetricsFile(folder / "run")

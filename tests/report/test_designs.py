@@ -13,9 +13,8 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.composition import pareto_front
 from dnadiff.genomics.metrics.designs import header_facts, mean_hamming
 from dnadiff.report import designs
-from dnadiff.report.designs import described
-from dnadiff.report.figures import panel
-from dnadiff.report.panels import bin_edges, tradeoff
+from dnadiff.report.designs import bin_edges, described, tradeoff
+from dnadiff.report.page import panel
 
 RUN = [
     "reward=gc",

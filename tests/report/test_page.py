@@ -1,15 +1,15 @@
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
-from dnadiff.report import RunResults, headlines, save_overview, sentences, write_report
-from dnadiff.report.figures import inline_svg, panel
-from dnadiff.report.page import environment
-from dnadiff.report.panels import accuracies
+from dnadiff.report.page import ENVIRONMENT, inline_svg, overview, panel, rendered, save
+from dnadiff.report.run import RunResults, headlines, held_out_bits, sentences, write_report
+from dnadiff.report.suite import accuracies
 
 HOSTILE = "<script>alert('x')</script> & $a_b$ \"q\""
 
@@ -297,19 +297,18 @@ def test_incomplete_and_empty_results_are_refused(tmp_path):
         RunResults(samples=_sequences(4))
     with pytest.raises(ValueError, match="nothing to report"):
         write_report(tmp_path / "r.html", RunResults())
-    with pytest.raises(ValueError, match="nothing to draw"):
-        save_overview(tmp_path / "r.png", RunResults())
     assert not list(tmp_path.iterdir())
 
 
 def test_overview_is_1200_pixels_wide_and_repeatable(tmp_path):
-    results = RunResults(evaluation=_evaluation(), finetune=_finetune())
-    first, second = (
-        save_overview(tmp_path / name, results).read_bytes() for name in ("a.png", "b.png")
-    )
+    draw = [
+        partial(held_out_bits, evaluation=_evaluation()),
+        partial(accuracies, finetune=_finetune()),
+    ]
+    first, second = (rendered(overview(draw), "png") for _ in range(2))
     assert first == second and int.from_bytes(first[16:20]) == 1200
     with pytest.raises(ValueError, match=r"\.png or \.svg"):
-        save_overview(tmp_path / "a.pdf", RunResults(evaluation=_evaluation()))
+        save(overview(draw), tmp_path / "a.pdf")
 
 
 def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
@@ -326,7 +325,7 @@ def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
 
 
 def test_paths_show_no_folders():
-    facts = environment().get_template("parts.html.j2").module.facts
+    facts = ENVIRONMENT.get_template("parts.html.j2").module.facts
     shown = facts(
         "Data",
         {

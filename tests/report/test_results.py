@@ -3,8 +3,7 @@ import csv
 import numpy as np
 import pytest
 
-from dnadiff.report import read_metrics
-from dnadiff.report.results import smoothed
+from dnadiff.report.run import read_metrics, smoothed
 
 
 def test_metrics_are_read_with_empty_cells(tmp_path):

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.report import figures, panels
-from dnadiff.report.page import environment
-from dnadiff.report.suite import write_suite
+from dnadiff.report.page import ENVIRONMENT, panel
+from dnadiff.report.suite import accuracy_bars, write_suite
 from dnadiff.supervised.items import Items, Prediction
 from dnadiff.supervised.study import compare, published_accuracies
 
@@ -90,7 +89,7 @@ def test_bars_of_published_accuracies_are_labeled():
         if row.model in ("CNN", "Caduceus MDLM")
     ]
     result = study("human_nontata_promoters", ["0", "1"])
-    axes = figures.panel(panels.accuracy_bars, result=result, published=known).axes[0]
+    axes = panel(accuracy_bars, result=result, published=known).axes[0]
     labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
     assert labels == [
         "fine-tuned",
@@ -103,7 +102,7 @@ def test_bars_of_published_accuracies_are_labeled():
 
 
 def test_long_names_break_after_underscores_and_are_escaped():
-    parts = environment().get_template("parts.html.j2").module
+    parts = ENVIRONMENT.get_template("parts.html.j2").module
     cells = parts.table(("a", "b"), [("an_<i>", "x_y&z")])
     assert "an_<wbr>&lt;i&gt;" in cells and "x_<wbr>y&amp;z" in cells
 

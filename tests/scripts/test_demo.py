@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.report import RunResults
+from dnadiff.report.run import RunResults
 
 PATH = Path(__file__).parents[2] / "scripts" / "demo.py"
 sys.path.insert(0, str(PATH.parent))  # of demo_report

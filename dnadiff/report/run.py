@@ -1,0 +1,578 @@
+"""The page and the overview picture of a run: its main numbers, each with its interval and how to
+read it, the verdicts that follow from the intervals, tables and panels.
+
+Nothing is computed here: the numbers come from `dnadiff.genomics.metrics` and from the JSON files
+of the commands. A verdict is "better" or "worse" only if a 95 % interval excludes 0.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
+from dnadiff.fields import Json, is_number
+from dnadiff.formats.table import number_in, read_csv
+from dnadiff.genomics.metrics.composition import KMER_LENGTHS, Composition, Distance, compare
+from dnadiff.report.page import (
+    BAND,
+    DOTTED,
+    ENVIRONMENT,
+    FAINT,
+    MODEL,
+    OTHER,
+    REAL,
+    WIDTH,
+    Results,
+    figure,
+    forest,
+    interval,
+    interval_line,
+    label_rows,
+    legend_below,
+    listed,
+    number,
+    percentages,
+    write_page,
+)
+from dnadiff.report.suite import chance_level, metric_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from dnadiff.genomics.metrics.sample_quality import SampleQuality
+
+BIT = math.log(2)  # nats
+GROUPS = {"all": "All held-out", "novel": "Novel", "repeated": "Repeated"}
+LOSSES = {
+    "train_nll": "Training, smoothed",
+    "valid_nll": "Validation, averaged weights",
+    "valid_nll_live": "Validation, raw weights",
+}
+Columns = Mapping[str, np.ndarray]
+Sequences = Sequence[str | bytes | np.ndarray]
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """The results of a run; a report leaves out what is None.
+
+    Attributes:
+        metrics: columns of the training log, from `read_metrics`.
+        evaluation: the content of `evaluate.json`.
+        samples: generated sequences, as strings or uint8 arrays of bases; they need `real`.
+        real: windows of the genome, of the samples' length.
+        finetune: the content of `finetune.json`.
+        unit: the name of a token: base, character.
+        uniform_bits: bits of uniform guessing; None if it is not shown.
+        both_strands: count k-mers on both strands.
+
+    Raises:
+        ValueError: if samples come without real windows or the other way around.
+    """
+
+    metrics: Columns | None = None
+    evaluation: Results | None = None
+    samples: Sequences | None = None
+    real: Sequences | None = None
+    finetune: Results | None = None
+    unit: str = "base"
+    uniform_bits: float | None = 2.0
+    both_strands: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.samples is None) != (self.real is None):
+            given, missing = ("samples", "real") if self.real is None else ("real", "samples")
+            why = (
+                "samples are compared with real windows of the same length, so give both or neither"
+            )
+            raise ValueError(f"{given} came without {missing}; {why}")
+
+    @cached_property
+    def composition(self) -> Composition | None:
+        """The samples compared with real windows."""
+        if self.samples is None or self.real is None:
+            return None
+        return compare(self.samples, self.real, both_strands=self.both_strands)
+
+
+def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """The columns of `metrics.csv` as float arrays; empty cells are NaN.
+
+    Raises:
+        ValueError: if a cell is not a number, a row is incomplete, or there is no row.
+    """
+    header, rows = read_csv(path)
+    if not rows:
+        raise ValueError(f"{path} has no rows; has the training logged anything?")
+    lines = [(f"{path}, line {number}", row) for number, row in enumerate(rows, start=2)]
+    return {name: np.array([number_in(row, name, at) for at, row in lines]) for name in header}
+
+
+def write_report(
+    path: str | os.PathLike[str],
+    results: RunResults,
+    *,
+    title: str | None = None,
+    details: Results | None = None,
+    commands: Sequence[str] = (),
+) -> Path:
+    """Write the report page of a run.
+
+    Args:
+        path: an existing file is replaced atomically.
+        title: by default it has the name of the data.
+        details: further facts about the model, such as `{"scan": "cpu", "Layers": 4}`.
+        commands: command lines that produced the results.
+
+    Raises:
+        ValueError: if there are no results.
+    """
+    given = (results.metrics, results.evaluation, results.composition, results.finetune)
+    if not any(given):
+        raise ValueError(
+            "nothing to report: give metrics, evaluation, samples with real windows, or finetune"
+        )
+    return write_page(path, "run", title=title, results=results, details=details, commands=commands)
+
+
+def shown_groups(evaluation: Results) -> list[str]:
+    """The groups of bases that have a number, `all` first; groups without bases are left out."""
+    groups = evaluation["groups"]
+    every = dict.fromkeys([*GROUPS, *groups])
+    return [g for g in every if g in groups and is_number(groups[g].get("bits"))]
+
+
+def markov_models(evaluation: Results, group: str = "all") -> list[Results]:
+    """The Markov models that have a number for a group, by order."""
+    models = sorted(evaluation.get("markov") or (), key=lambda m: m["order"])
+    return [m for m in models if is_number(m["groups"].get(group, {}).get("bits"))]
+
+
+def losses(metrics: Columns) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The rows (N,) in which each loss was logged, and its values in bits."""
+    return {
+        name: (rows, metrics[name][rows] / BIT)
+        for name in LOSSES
+        if len(rows := np.flatnonzero(np.isfinite(metrics.get(name, np.empty(0)))))
+    }
+
+
+def progress(metrics: Columns) -> tuple[np.ndarray, str]:
+    """The x axis of the loss, with its label: tokens if every row has them, otherwise steps."""
+    tokens = metrics.get("tokens")
+    if tokens is not None and len(tokens) and np.isfinite(tokens).all():
+        return tokens, "tokens seen in training"
+    return metrics["step"], "training steps"
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Centered moving average over a fifteenth of the points; at the ends the window is cut off."""
+    half, index = max(len(values) // 30, 1), np.arange(len(values))
+    total = np.concatenate([[0], np.cumsum(values)])
+    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    return (total[last] - total[first]) / (last - first)
+
+
+def short_count(value: float) -> str:
+    """1,500,000 as 1.5 M."""
+    scales = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
+    size, letter = next((scale for scale in scales if abs(value) >= scale[0]), (1, ""))
+    return f"{value / size:.3g}{letter}"
+
+
+class Headline(NamedTuple):
+    """One row: a number, its 95 % interval, and what it means."""
+
+    name: str
+    value: str
+    interval: str
+    reading: str
+
+
+def headlines(results: RunResults) -> list[Headline]:
+    """A row for each result: held-out bits, differences to Markov models, samples, downstream
+    accuracies."""
+    rows: list[Headline] = []
+
+    def add(name: str, value: Json, low: Json, high: Json, form: str, reading: str) -> None:
+        ends = interval(low, high, form.split()[0])
+        rows.append(Headline(name, number(value, form), ends, reading))
+
+    unit, evaluation, c = results.unit, results.evaluation, results.composition
+    uniform = (
+        "."
+        if results.uniform_bits is None
+        else f"; uniform guessing gives {results.uniform_bits:g}. Lower is better."
+    )
+    meanings = {
+        "all": f"Mean bits per held-out {unit}{uniform}",
+        "novel": (
+            f"Only {unit}s that are in no 24-mer of the training part, on either strand: they "
+            "cannot be copied."
+        ),
+        "repeated": f"Only {unit}s in 24-mers that also occur in the training part: copying helps.",
+    }
+    for group in shown_groups(evaluation) if evaluation else ():
+        values = evaluation["groups"][group]  # type: ignore[index]
+        errors = [
+            f"{label} {values[key] / BIT:.4f}"
+            for key, label in (("se_mc", "Monte Carlo"), ("se_total", "total"))
+            if is_number(values.get(key))
+        ]
+        perplexity = values.get("perplexity")
+        reading = [meanings[group]] if group in meanings else []
+        reading += [f"Perplexity {perplexity:.3f}."] if is_number(perplexity) else []
+        reading += [f"Standard error: {', '.join(errors)}."] if errors else []
+        name, ends = (
+            GROUPS.get(group, group).lower(),
+            (values.get("bits_low"), values.get("bits_high")),
+        )
+        add(f"Bits per {unit}, {name}", values["bits"], *ends, "{:.4f}", " ".join(reading))
+    for markov in markov_models(evaluation) if evaluation else ():
+        values, order = markov["groups"]["all"], markov["order"]
+        ends = (values.get("low"), values.get("high"))
+        words = ("The model is worse than", "The model is better than", "Not distinguishable from")
+        said = verdict(*ends, *words)
+        said = f"{said} order {order}" if said != UNDECIDED else f"{said[0].upper()}{said[1:]}"
+        add(
+            f"Model minus Markov order {order}, bits per {unit}",
+            values.get("difference_bits"),
+            *ends,
+            "{:+.4f}",
+            f"{said}. Order {order} itself: {number(values.get('bits'))}.",
+        )
+    for name, distance, form, scale, meaning in _distances(c) if c else ():
+        said = "Farther" if distance.above_baseline else "No farther"
+        add(
+            f"{name}, distance from the genome",
+            scale * distance.samples,
+            scale * distance.low,
+            scale * distance.high,
+            form,
+            f"{said} from the genome than real windows are. {meaning} Baseline (real windows "
+            f"compared with real windows): {number(scale * distance.baseline, form)}; the interval "
+            "is the baseline's range.",
+        )
+    if finetune := results.finetune:
+        metric, chance = metric_of(finetune), chance_level(finetune)
+        for name, result in finetune["models"].items():
+            low, high = result.get("low"), result.get("high")
+            seeds = sum(map(is_number, result.get("per_seed") or ()))
+            said = (
+                "Test windows classified correctly, in %"
+                if metric.unit
+                else f"{metric.title} on the test windows"
+            ) + (f", over {seeds} seeds." if seeds > 1 else ".")
+            if chance is not None and is_number(low) and is_number(high):
+                words = ("Above chance", "Below chance", "Not distinguishable from chance")
+                above = verdict(low - chance, high - chance, *words)
+                said += f" {above} ({100 * chance:.3g})."
+            value, low, high = map(metric.scaled, (result[metric.name], low, high))
+            add(f"{metric.title}, {name}", value, low, high, metric.form, said)
+        for d in finetune.get("differences") or ():
+            said = verdict(
+                d.get("low"),
+                d.get("high"),
+                "Better: the interval is above 0.",
+                "Worse: the interval is below 0.",
+                "Not distinguishable: the interval contains 0.",
+            )
+            name = f"{d['a']} minus {d['b']}, {'points' if metric.unit else metric.title}"
+            value, low, high = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
+            add(name, value, low, high, metric.signed, said)
+    return rows
+
+
+def _distances(c: Composition) -> list[tuple[str, Distance, str, float, str]]:
+    """Distances of samples from the genome: name, value, format, scale and meaning."""
+    kmers = "Total variation distance of the frequencies, 0 to 1."
+    gc = "Mean shift of the distribution, in percentage points."
+    return [
+        (f"{c.k}-mers", c.kmer_distance, "{:.4f}", 1, kmers),
+        ("GC content", c.gc_distance, "{:.2f} points", 100, gc),
+    ]
+
+
+def sentences(results: RunResults) -> list[str]:
+    """The verdicts in words, one sentence for each part."""
+    said = []
+    orders: dict[str, list[int]] = {
+        "better than": [],
+        "not distinguishable from": [],
+        "worse than": [],
+    }
+    for markov in markov_models(results.evaluation) if results.evaluation else ():
+        values = markov["groups"]["all"]
+        ends = (values.get("low"), values.get("high"))
+        words = verdict(*ends, "worse than", "better than", "not distinguishable from")
+        if words != UNDECIDED:
+            orders[words].append(markov["order"])
+    if parts := [f"{words} order {listed(found)}" for words, found in orders.items() if found]:
+        said.append(
+            f"Compared with Markov models, on all held-out {results.unit}s, the model is "
+            f"{'; '.join(parts)}."
+        )
+    if c := results.composition:
+        above, within = (
+            [name for name, one, *_ in _distances(c) if one.above_baseline is side]
+            for side in (True, False)
+        )
+        parts = [f"differ from real windows in {listed(above)}"] if above else []
+        if within:
+            parts.append(f"cannot be distinguished from real windows by {listed(within)}")
+        said.append(f"The samples {' but '.join(parts)} (sets of {c.num_compared} sequences).")
+    finetune, parts = results.finetune or {}, []
+    for d in finetune.get("differences") or ():
+        better, worse, neither = "is better than", "is worse than", "is not distinguishable from"
+        words = verdict(d.get("low"), d.get("high"), better, worse, neither)
+        parts += [f"{d['a']} {words} {d['b']}"] if words != UNDECIDED else []
+    if parts:
+        name = (finetune.get("task") or {}).get("name", "the downstream task")
+        said.append(f"On {name}, {'; '.join(parts)}.")
+    return said
+
+
+def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
+    """First, last and lowest value of each loss, in bits."""
+    x, rows = progress(metrics)[0], list[tuple[str, ...]]()
+    for key, (known, bits) in losses(metrics).items():
+        bits = smoothed(bits) if key == "train_nll" else bits
+        best = int(np.argmin(bits))
+        lowest = f"{number(bits[best])} at {short_count(x[known][best])}"
+        rows.append((LOSSES[key], number(bits[0]), number(bits[-1]), lowest))
+    return rows
+
+
+def kmer_rows(c: Composition, num_rows: int = 6) -> list[tuple[str, ...]]:
+    """The k-mers whose frequencies differ most, in %."""
+    order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:num_rows]
+    every = np.stack([c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high], 1)
+    form = "{:.3f}"
+    return [
+        (c.kmers[i], number(ours, form), number(real, form), interval(low, high, form))
+        for i, (ours, real, low, high) in zip(order, 100 * every[order])
+    ]
+
+
+def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
+    """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged
+    and with raw weights."""
+    (x, label), logged, ends = progress(metrics), losses(metrics), []
+    if "train_nll" in logged:
+        rows, bits = logged["train_nll"]
+        axes.plot(x[rows], bits, "-", color=FAINT, lw=0.6, alpha=0.55, label="training")
+        smooth = smoothed(bits)
+        axes.plot(x[rows], smooth, color=REAL, lw=1.4, label="training, smoothed")
+        ends += [smooth[len(smooth) // 50 :], np.percentile(bits, [10, 90])]
+    for name, color, marker, text in (
+        ("valid_nll_live", OTHER, "s--", "validation, raw"),
+        ("valid_nll", MODEL, "o-", "validation, averaged"),
+    ):
+        if name in logged:
+            rows, bits = logged[name]
+            axes.plot(x[rows], bits, marker, color=color, ms=3.5, lw=1.4, label=text)
+            ends.append(bits)
+    if ends:
+        low, high = min(map(np.min, ends)), max(map(np.max, ends))
+        axes.set_ylim(low - 0.06 * (high - low) - 1e-3, high + 0.12 * (high - low) + 1e-3)
+    axes.set(title="Loss", xlabel=label, ylabel=f"bits per {unit}", xlim=(0, None))
+    axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
+    legend_below(axes)
+
+
+def group_panels(
+    draw: Callable[[Axes, Results, str, str], None], evaluation: Results, unit: str = "base"
+) -> Figure:
+    """A figure with one panel for each group of bases, from top to bottom:
+    `draw(axes, evaluation, group, unit)`, each with its own scale."""
+    groups, rows = shown_groups(evaluation), 1 + len(evaluation.get("markov") or ())
+    with figure(WIDTH, len(groups) * (0.75 + 0.19 * rows), len(groups)) as (made, every):
+        for axes, group in zip(every, groups):
+            draw(axes, evaluation, group, unit)
+            axes.set_xlabel(axes.get_xlabel() if group == groups[-1] else "")
+    return made
+
+
+def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
+    """Bits per base of the model, with its 95 % interval, and of the Markov models on the same
+    bases."""
+    ours, markov = evaluation["groups"][group], markov_models(evaluation, group)
+    bits = [ours["bits"], *(m["groups"][group]["bits"] for m in markov)]
+    low, high = ours.get("bits_low"), ours.get("bits_high")
+    if is_number(low) and is_number(high):
+        axes.axvspan(low, high, color=MODEL, alpha=0.12, lw=0)
+    interval_line(axes, 0, low, high, MODEL)
+    axes.plot(bits[0], 0, "o", color=MODEL, ms=6)
+    axes.plot(bits[1:], range(1, len(bits)), "s", color=REAL, mfc="white", ms=5)
+    names = ["this model", *(f"order {m['order']}" for m in markov)]
+    label_rows(axes, names, [f"{value:.4f}" for value in bits])
+    axes.set(
+        title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (lower is better)"
+    )
+
+
+def _group_title(evaluation: Results, group: str, unit: str) -> str:
+    tokens = evaluation["groups"][group].get("tokens")
+    return f"{GROUPS.get(group, group)} {unit}s" + (f", {tokens:,}" if is_number(tokens) else "")
+
+
+def paired_differences(
+    axes: Axes, evaluation: Results, group: str = "all", unit: str = "base"
+) -> None:
+    """The model's bits minus those of each Markov model, with 95 % intervals; below 0 the model is
+    better."""
+    rows = [
+        (
+            f"minus order {m['order']}",
+            *map(m["groups"][group].get, ("difference_bits", "low", "high")),
+        )
+        for m in markov_models(evaluation, group)
+    ]
+    forest(axes, rows, "{:+.4f}", better=-1)
+    axes.set(
+        title=_group_title(evaluation, group, unit),
+        xlabel=f"difference in bits per {unit} (below 0: model better)",
+    )
+
+
+def visibility_curve(
+    axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0
+) -> None:
+    """h(n): bits per masked base when n others of its window are visible, with 95 % intervals over
+    blocks of windows; its mean is the NELBO."""
+    visible, bits, se = (
+        np.asarray(evaluation["curve"][key], float) for key in ("visible", "bits", "se")
+    )
+    mean = evaluation["groups"]["all"]["bits"]
+    if uniform_bits is not None:
+        axes.axhline(uniform_bits, label=f"uniform guessing, {uniform_bits:g}", **DOTTED)
+    axes.axhline(mean, color=OTHER, lw=1.2, ls="--", label=f"mean = NELBO, {mean:.4f}")
+    points: Json = {"fmt": "o-", "ms": 4, "lw": 1.3, "elinewidth": 1, "capsize": 2}
+    axes.errorbar(visible, bits, 1.96 * se, color=MODEL, label="h(n)", **points)
+    axes.set(
+        title="Bits against context",
+        xlabel=f"visible {unit}s n",
+        ylabel=f"bits per masked {unit}",
+        xlim=(0, None),
+    )
+    axes.margins(y=0.12)
+    legend_below(axes)
+
+
+def kmer_frequencies(axes: Axes, composition: Composition, max_labels: int = 6) -> None:
+    """k-mer frequencies of the samples against real windows; bars are the 95 % range of independent
+    sets of real windows."""
+    c, outside = composition, composition.outside_baseline
+    real, ours, low, high = (
+        100 * each for each in (c.real_frequency, c.sample_frequency, c.kmer_low, c.kmer_high)
+    )
+    every = np.concatenate([real, ours, low, high])
+    limits = every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)
+    axes.plot(limits, limits, color=FAINT, lw=1, zorder=1)
+    axes.vlines(real, low, high, color=FAINT, lw=3, label="real windows, 95 %")
+    for rows, color, marker, text in (
+        (~outside, MODEL, "o", "samples, within"),
+        (outside, OTHER, "D", "samples, outside"),
+    ):
+        if rows.any():
+            label = f"{text} ({rows.sum()})"
+            axes.plot(real[rows], ours[rows], marker, color=color, ms=3.6, label=label)
+    axes.set(
+        title=f"{c.k}-mers",
+        xlabel="frequency in the genome, %",
+        ylabel="frequency in the samples, %",
+        xlim=limits,
+        ylim=limits,
+    )
+    labeled: list[float] = []
+    room = 0.07 * np.ptp(axes.get_ylim())
+    excess = np.where(outside, np.abs(c.sample_frequency - c.real_frequency), 0)
+    for index in np.argsort(-excess, kind="stable")[: min(max_labels, int(outside.sum()))]:
+        x, y = real[index], ours[index]
+        if all(abs(y - other) > room for other in labeled):
+            place, side = ((-6, 3), "right") if y > x else ((6, -3), "left")
+            beside: Json = {"textcoords": "offset points", "ha": side, "va": "center"}
+            axes.annotate(c.kmers[index], (x, y), place, fontsize=7.5, **beside)
+            labeled.append(y)
+    legend_below(axes)
+
+
+def gc_content(axes: Axes, composition: Composition) -> None:
+    """GC content of the samples and of real windows; the band is the 95 % range of independent sets
+    of real windows."""
+    c = composition
+    everything = 100 * np.concatenate([c.sample_gc, c.real_gc])
+    edges = np.linspace(everything.min() - 0.5, everything.max() + 0.5, 21)
+    sets = np.array([percentages(100 * chosen, edges) for chosen in c.gc_sets])
+    low, high = np.quantile(sets, [0.025, 0.975], axis=0)
+    axes.stairs(high, edges, baseline=low, fill=True, label="real windows, 95 %", **BAND)
+    for gc, color, width, name in (
+        (c.real_gc, REAL, 1.2, "real windows"),
+        (c.sample_gc, MODEL, 1.8, "samples"),
+    ):
+        axes.stairs(percentages(100 * gc, edges), edges, color=color, lw=width, label=name)
+    axes.set(
+        title=f"GC content, {c.length} bases",
+        xlabel="GC content, %",
+        ylabel="% of sequences",
+        ylim=(0, None),
+    )
+    legend_below(axes)
+
+
+def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
+    """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of
+    independent sets of real windows."""
+    divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
+
+
+def divergences(
+    axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
+) -> None:
+    """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 %
+    range of independent sets of real windows."""
+    samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
+    reach = np.abs(np.array([d.interval for d in found]).T - samples)
+    reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
+    axes.fill_between(lengths, low, high, label="real vs. real, 95 %", **BAND)
+    points: Json = {"fmt": "o-", "ms": 4, "lw": 1.3, "capsize": 2}
+    axes.errorbar(lengths, samples, reach, color=MODEL, label=name, **points)
+    axes.set(
+        title="k-mers, distance from real windows",
+        xlabel="k",
+        ylabel="Jensen-Shannon divergence, bits",
+        yscale="log",
+    )
+    axes.yaxis.set_major_formatter("{x:g}")
+    legend_below(axes)
+
+
+def mutual_information(axes: Axes, quality: SampleQuality) -> None:
+    """Mutual information of two bases against the distance between them; the band is the 95 % range
+    of independent sets of real windows."""
+    samples, (low, high) = quality.information
+    at = np.arange(1, len(samples) + 1)
+    axes.fill_between(at, low, high, label="real windows, 95 %", **BAND)
+    axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
+    axes.set(title="Mutual information", xlabel="distance, bases", ylabel="bits", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    legend_below(axes)
+
+
+ENVIRONMENT.globals |= {"groups": GROUPS} | {
+    function.__name__: function
+    for function in (
+        *(headlines, sentences, losses, progress, loss_rows, loss_curve, kmer_rows),
+        *(kmer_frequencies, gc_content, shown_groups, markov_models, group_panels),
+        *(held_out_bits, paired_differences, visibility_curve),
+    )
+}
