@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from dnadiff.fields import Json, Natural, PositiveInt
+from dnadiff.fields import Natural, PositiveInt
 from dnadiff.options.base import Accelerator, Draws, Group, Options, Protocol, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
@@ -71,55 +71,23 @@ def compare(options: CompareOptions) -> Result:
     content = evaluation.compare(
         models, settings, output, conjoined, options.data, options.trust, options.device
     )
-    show(content)
-    print(f"files are in {output}")
-    return Result(content, (output,))
-
-
-def show(content: Json) -> None:
-    """Print the result as a table."""
     bit, unit = math.log(2), "bits per base" if content["is_dna"] else "bits per token"
     rows: list[tuple[str, ...]] = []
     for name, found in content["groups"].items():
-        d = found["difference"]
+        d, bits = found["difference"], [f"{found[model]['bits']:.4f}" for model in models]
         se_mc = "n/a" if d["se_mc"] is None else f"{d['se_mc'] / bit:.4f}"
         interval = f"[{d['bits_low']:+.4f}, {d['bits_high']:+.4f}]"
-        bits = [f"{found[model]['bits']:.4f}" for model in ("a", "b")]
-        rows.append(
-            (
-                name,
-                *bits,
-                f"{d['bits']:+.4f}",
-                interval,
-                f"{d['nll']:+.4f}",
-                se_mc,
-                f"{found['a']['tokens']:,}",
-                d["verdict"],
-            )
-        )
-    print(
-        table(
-            rows,
-            (
-                unit,
-                "a",
-                "b",
-                "a minus b",
-                "95 % interval",
-                "nats",
-                "se_mc (bits)",
-                "tokens",
-                "a is",
-            ),
-        )
-    )
-    for model in ("a", "b"):
-        print(
-            f"{model}: {content[model]['checkpoint']}, step {content[model]['step']:,}; "
-            f"{content['protocol'][model]}"
-        )
+        difference = (f"{d['bits']:+.4f}", interval, f"{d['nll']:+.4f}", se_mc)
+        rows.append((name, *bits, *difference, f"{found['a']['tokens']:,}", d["verdict"]))
+    head = (unit, *models, "a minus b", "95 % interval", "nats", "se_mc (bits)", "tokens", "a is")
+    print(table(rows, head))
+    for model in models:
+        about = f"{content[model]['checkpoint']}, step {content[model]['step']:,}"
+        print(f"{model}: {about}; {content['protocol'][model]}")
     if content["se_total_note"]:
         print(content["se_total_note"])
+    print(f"files are in {output}")
+    return Result(content, (output,))
 
 
 main = compare.main

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Interval
 from pydantic import Field
 
-from dnadiff.fields import Json, Positive, PositiveInt
+from dnadiff.fields import Positive, PositiveInt
 from dnadiff.options.base import Draws, Group, ModelOptions, Protocol, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
@@ -65,6 +65,7 @@ class EvaluateOptions(ModelOptions):
 @command(EvaluateOptions)
 def evaluate(options: EvaluateOptions) -> Result:
     """Evaluate, print the tables, and write the JSON file."""
+    from dnadiff.diffusion.bootstrap import verdict
     from dnadiff.genomics import evaluation
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
@@ -77,58 +78,23 @@ def evaluate(options: EvaluateOptions) -> Result:
     content = evaluation.evaluate(
         model, settings, output, windows, options.data, options.trust, options.device
     )
-    show(content)
-    print(f"files are in {output}")
-    return Result(content, tuple(filter(None, (output, windows))))
-
-
-def show(content: Json) -> None:
-    """Print the results as tables."""
-    from dnadiff.diffusion.bootstrap import verdict
-
-    unit = "bits per base" if content["is_dna"] else "bits per token"
-    bit = math.log(2)
+    unit, bit = "bits per base" if content["is_dna"] else "bits per token", math.log(2)
     rows: list[tuple[str, ...]] = []
     for name, g in content["groups"].items():
+        values = [f"{g[key]:.4f}" for key in ("bits", "nll", "perplexity")]
         se_mc = "n/a" if g["se_mc"] is None else f"{g['se_mc'] / bit:.4f}"
-        rows.append(
-            (
-                name,
-                f"{g['bits']:.4f}",
-                f"{g['nll']:.4f}",
-                f"{g['perplexity']:.4f}",
-                se_mc,
-                f"{g['se_total'] / bit:.4f}",
-                f"{g['tokens']:,}",
-            )
-        )
-    print(
-        table(
-            rows,
-            (
-                "tokens counted",
-                unit,
-                "nats",
-                "perplexity",
-                "se_mc (bits)",
-                "se_total (bits)",
-                "number",
-            ),
-        )
-    )
+        rows.append((name, *values, se_mc, f"{g['se_total'] / bit:.4f}", f"{g['tokens']:,}"))
+    errors = ("se_mc (bits)", "se_total (bits)", "number")
+    print(table(rows, ("tokens counted", unit, "nats", "perplexity", *errors)))
     print(content["protocol"])
     if content["se_total_note"]:
         print(content["se_total_note"])
     if content["both_strands"]:
-        rows = [
-            (
-                name,
-                *(f"{g[key] / bit:.4f}" for key in ("forward", "reverse", "mean")),
-                f"{g['gap'] / bit:+.4f}",
-                f"[{g['gap_low'] / bit:+.4f}, {g['gap_high'] / bit:+.4f}]",
-            )
-            for name, g in content["both_strands"].items()
-        ]
+        rows = []
+        for name, g in content["both_strands"].items():
+            strands = [f"{g[key] / bit:.4f}" for key in ("forward", "reverse", "mean")]
+            interval = f"[{g['gap_low'] / bit:+.4f}, {g['gap_high'] / bit:+.4f}]"
+            rows.append((name, *strands, f"{g['gap'] / bit:+.4f}", interval))
         print("\n" + table(rows, ("bits", "forward", "reverse", "mean", "gap", "95 % interval")))
     if content["markov"]:
         rows = [
@@ -142,30 +108,23 @@ def show(content: Json) -> None:
             for m in content["markov"]
             for name, g in m["groups"].items()
         ]
-        fitted_on = f"fitted on {content['markov'][0]['trained_on']} (train)"
-        print(
-            "\n" + table(rows, (fitted_on, unit, "model minus it", "95 % interval", "the model is"))
-        )
+        fitted = f"fitted on {content['markov'][0]['trained_on']} (train)"
+        print("\n" + table(rows, (fitted, unit, "model minus it", "95 % interval", "the model is")))
     if content["code_length"]:
         rows = []
         for row in content["code_length"]["rows"]:
-            costs = row["uniform"], row["optimal"]
-            lost = [
-                "n/a" if c["lost_structure"] is None else f"{100 * c['lost_structure']:.1f} %"
-                for c in costs
-            ]
-            bits = [f"{c['bits']:.4f}" for c in costs]
-            se = "n/a" if costs[0]["se"] is None else f"{costs[0]['se']:.4f}"
-            rows.append((f"{row['groups']}", bits[0], lost[0], bits[1], lost[1], se))
-        calls = (
-            "network calls" if content["code_length"]["alone_bits"] is None else "calls per block"
-        )
-        print(
-            "\n"
-            + table(
-                rows, (calls, unit, "lost structure", "best sizes", "lost structure", "se (bits)")
-            )
-        )
+            costs: list[str] = []
+            for cost in (row["uniform"], row["optimal"]):
+                lost = cost["lost_structure"]
+                costs += (f"{cost['bits']:.4f}", "n/a" if lost is None else f"{100 * lost:.1f} %")
+            se = row["uniform"]["se"]
+            rows.append((f"{row['groups']}", *costs, "n/a" if se is None else f"{se:.4f}"))
+        is_whole = content["code_length"]["alone_bits"] is None
+        calls = "network calls" if is_whole else "calls per block"
+        head = (calls, unit, "lost structure", "best sizes", "lost structure", "se (bits)")
+        print("\n" + table(rows, head))
+    print(f"files are in {output}")
+    return Result(content, tuple(filter(None, (output, windows))))
 
 
 main = evaluate.main

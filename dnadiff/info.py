@@ -3,7 +3,7 @@ it is for."""
 
 from __future__ import annotations
 
-from dnadiff.fields import Config, Json
+from dnadiff.fields import Json
 from dnadiff.options.base import Checkpoint, Options, Result
 from dnadiff.options.command import command
 from dnadiff.progress import printable, table
@@ -56,27 +56,9 @@ def info(options: InfoOptions) -> Result:
     output = None if options.output is None else check_output(options.output, options.overwrite)
     loaded = load_silently(options.checkpoint, options.trust)
     about = record.summary(loaded, record.origin_of(loaded, record.stored_evaluation(loaded)))
-    show(about)
-    if output is not None:
-        write_json(output, about)
-        print(f"files are in {output}")
-    return Result(about, () if output is None else (output,))
-
-
-def show(about: Config) -> None:
-    """Print the table, and the held-out likelihood with its baselines."""
-    from dnadiff.sharing.record import bits_text
-
     cells = {key: cell(about[key]) for key in LABELS}
-    print(
-        table(
-            [
-                (LABELS[key], text or MISSING)
-                for key, text in cells.items()
-                if text or key not in OPTIONAL
-            ]
-        )
-    )
+    shown = {key: text or MISSING for key, text in cells.items() if text or key not in OPTIONAL}
+    print(table([(LABELS[key], text) for key, text in shown.items()]))
     if about["data_changed"]:
         print(
             "\nThe files of the training data had changed when the model was exported: their "
@@ -84,30 +66,29 @@ def show(about: Config) -> None:
         )
     for text in filter(None, (about["remark"], about["note"])):
         print(f"\n{printable(text)}")
-    found = about["likelihood"]
-    if not found:
+    if found := about["likelihood"]:
+        bits = record.bits_text
+        rows: list[tuple[str, ...]] = []
+        for name, g in found["groups"].items():
+            interval = f"{bits(g['bits_low'])} to {bits(g['bits_high'])}"
+            rows.append((name, bits(g["bits"]), interval, f"{g['tokens']:,}"))
+        rows += [
+            (f"Markov order {model['order']}, {name}", bits(g["bits"]), "", "")
+            for model in found["markov"]
+            for name, g in model["groups"].items()
+        ]
+        head = printable(f"{found['part']} part, windows of {found['window']}")
+        print("\n" + table(rows, (head, "bits per token", "95 % interval", "number")))
+        print(printable(f"{found['data']}: {found['protocol']}"))
+    else:
         print(
             "\nheld-out likelihood: not measured (python -m dnadiff.evaluate "
             f"checkpoint={printable(about['checkpoint'])})"
         )
-        return
-    rows: list[tuple[str, ...]] = [
-        (
-            name,
-            bits_text(g["bits"]),
-            f"{bits_text(g['bits_low'])} to {bits_text(g['bits_high'])}",
-            f"{g['tokens']:,}",
-        )
-        for name, g in found["groups"].items()
-    ]
-    for model in found["markov"]:
-        rows += [
-            (f"Markov order {model['order']}, {name}", bits_text(g["bits"]), "", "")
-            for name, g in model["groups"].items()
-        ]
-    head = printable(f"{found['part']} part, windows of {found['window']}")
-    print("\n" + table(rows, (head, "bits per token", "95 % interval", "number")))
-    print(printable(f"{found['data']}: {found['protocol']}"))
+    if output is not None:
+        write_json(output, about)
+        print(f"files are in {output}")
+    return Result(about, () if output is None else (output,))
 
 
 def cell(value: Json) -> str:

@@ -133,8 +133,7 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
     Copies are of the model's training data, also if `data` names others
     (`dnadiff.genomics.metrics.memorization.searched_data`).
     """
-    from dnadiff.data.base import chosen_data
-    from dnadiff.data.tokenizer import DNATokenizer
+    from dnadiff.data import base, tokenizer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.weights import checkpoint
 
@@ -146,7 +145,7 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
             data = memorization.dna_data(model, options.trust, given)
         return data, memorization.searched_data(model, data, options.trust)
     if given:
-        data = chosen_data(given, {}, DNATokenizer())
+        data = base.chosen_data(given, {}, tokenizer.DNATokenizer())
         data.prepare()
     return data, data
 

@@ -140,9 +140,9 @@ class SampleOptions(ModelOptions, ShardedOptions):
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
     from dnadiff.design import generate, samples
+    from dnadiff.design import request as requests
+    from dnadiff.design import reward as rewards
     from dnadiff.design.method.base import Designer
-    from dnadiff.design.request import Infill
-    from dnadiff.design.reward import Reward, as_reward
     from dnadiff.genomics.metrics import memorization
     from dnadiff.jobs.journal import sha256, temporary_path
     from dnadiff.model import Model
@@ -187,7 +187,7 @@ def sample(options: SampleOptions) -> list[Job]:
         "template": content(options.template),
         "infill": content(options.infill),
         **{key: content(value) if key == "start" else value for key, value in optional.items()},
-        "genome": request.genome.digest if isinstance(request, Infill) else None,
+        "genome": request.genome.digest if isinstance(request, requests.Infill) else None,
         "lengths": [low, high],
         "sampler": settings,
         "device": model.device.type,
@@ -203,13 +203,13 @@ def sample(options: SampleOptions) -> list[Job]:
         num_draws = given.pop("num_draws")
         about = given | ({} if method.uses_beta else {"beta": None})
         reward = build(options.reward, trust=(PACKAGE, *options.trust))
-        if not isinstance(reward, Reward):
+        if not isinstance(reward, rewards.Reward):
             raise ValueError(
                 f"reward {options.reward.get('_target_')} is not a reward "
                 "(dnadiff.design.reward.Reward)"
             )
         search = None if index is None else index.longest_match
-        goal = as_reward(reward, options.target)
+        goal = rewards.as_reward(reward, options.target)
         generator = made = Designer(
             generator, method, goal, options.beta, options.num_draws, search
         )

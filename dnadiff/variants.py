@@ -125,10 +125,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import read_regions
     from dnadiff.formats.variants import open_source
-    from dnadiff.genomics.variants import effects, work
-    from dnadiff.genomics.variants.methods import check_method
-    from dnadiff.genomics.variants.network import Network
-    from dnadiff.genomics.variants.variant import Alleles, Saturation
+    from dnadiff.genomics.variants import effects, methods, network, variant, work
     from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.store.files import resolve
@@ -173,14 +170,14 @@ def variants(options: VariantsOptions) -> list[Job]:
                 f"{len(regions)} regions of saturate have strand -; leave stranded out, which "
                 "averages both strands, or remove these regions"
             )
-        source = Saturation(regions, genome, options.deletions)
+        source = variant.Saturation(regions, genome, options.deletions)
     inputs = {
         "variants": [list(region[:3]) for region in regions] or sha256(resolve(str(options.vcf))),
         "genome": genome.digest,
         "window": window,
     }
     is_fixed = is_fine_tuned and model.limits.fixed is not None
-    alleles = Alleles(genome, window, options.on_mismatch == "skip", fixed_length=is_fixed)
+    alleles = variant.Alleles(genome, window, options.on_mismatch == "skip", fixed_length=is_fixed)
     if is_fine_tuned:
         target = model.classes[model.number_of(options.target)]
         writer.predicted = model.target.contrast_name(target)
@@ -208,12 +205,12 @@ def variants(options: VariantsOptions) -> list[Job]:
             )
         ]
     parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
-    network = options.into(Network, **parts, window=window)
-    method = check_method(method, model.denoiser)
+    scored = options.into(network.Network, **parts, window=window)
+    method = methods.check_method(method, model.denoiser)
     about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
     read = partial(writer.read, output)
     extras = work.ExtraOutputs(
-        network,
+        scored,
         None if options.dependency is None else expand_user(options.dependency),
         options.dependency_span,
         expand_user(options.report or options.run_dir / "report.html") if regions else None,
@@ -223,7 +220,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return [
         work.VariantJob(
-            effects.Scorer(network, method, alleles, options.L2),
+            effects.Scorer(scored, method, alleles, options.L2),
             source,
             writer,
             output,
@@ -232,7 +229,7 @@ def variants(options: VariantsOptions) -> list[Job]:
             mismatch_is_error=options.on_mismatch == "error",
             settings={
                 "model": tensors.identity(model.denoiser),
-                "device": network.device.type,
+                "device": scored.device.type,
                 **inputs,
                 "variant_method": method.settings(),
                 **options.only(*keys),
