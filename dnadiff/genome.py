@@ -68,8 +68,7 @@ class GenomeOptions(ShardedOptions):
 @command(GenomeOptions)
 def genome(options: GenomeOptions) -> Result | list[Job]:
     """Run the action; packing with a list of the packed files is a job."""
-    from dnadiff.data.genome.contents import contents, extract
-    from dnadiff.data.genome.datamodule import PackJob
+    from dnadiff.data.genome.datamodule import PackJob, contents, extract
     from dnadiff.store.disk import check_output, write_json
 
     data = build(options.data, trust=None)

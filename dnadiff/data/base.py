@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from torch import Generator
@@ -24,7 +24,14 @@ from typing_extensions import override
 from dnadiff.data.records import Interval, Intervals, Records, StoredRecords, num_tokens
 from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
-from dnadiff.data.windows import Batch, RandomWindows, TiledWindows, UniformWindows, Window
+from dnadiff.data.windows import (
+    Batch,
+    RandomWindows,
+    SampledWindows,
+    TiledWindows,
+    UniformWindows,
+    Window,
+)
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Json, Natural, PositiveInt, checked
 from dnadiff.store.address import CACHED, file_name, is_remote
@@ -42,16 +49,6 @@ _WORKER = re.compile(
 
 LoaderState: TypeAlias = dict[str, int]
 StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
-
-
-class BatchSource(Protocol):
-    """What a loader reads from; see `SampledWindows`. The loader rounds `size` up to full
-    batches."""
-
-    size: int
-
-    def batch(self, epoch: int, first: int, count: int, step: int = 1) -> Batch:
-        """The `count` windows `first`, `first + step`, ... of an epoch, collated."""
 
 
 class ProcessRank(NamedTuple):
@@ -129,7 +126,7 @@ class TrainLoader(Loader):
     would otherwise take a smaller step.
 
     Args:
-        windows: the dataset; its size is rounded up to full batches.
+        windows: what is read; its size is rounded up to full batches.
         batch_size: windows in a batch, on this rank.
         num_workers: processes that cut windows; 0 cuts them in this process. Batches do not depend
             on it.
@@ -137,7 +134,7 @@ class TrainLoader(Loader):
             system.
     """
 
-    windows: BatchSource
+    windows: SampledWindows
     batch_size: int
     num_workers: int = 0
     process: ProcessRank = ALONE
@@ -197,9 +194,9 @@ def own_process_group(worker: int) -> None:
 
 @dataclass
 class _Batches(Dataset[Batch]):
-    """Batches by the arguments of `BatchSource.batch`; this object is sent to the workers."""
+    """Batches by the arguments of `SampledWindows.batch`; this object is sent to the workers."""
 
-    windows: BatchSource
+    windows: SampledWindows
 
     def __getitem__(self, key: tuple[int, int, int, int]) -> Batch:
         return self.windows.batch(*key)
@@ -281,7 +278,7 @@ class SequenceDataModule:
         self.name = self.name or ", ".join(
             file_name(p).removeprefix("bundled:") for p in self.paths
         )
-        self._names: list[str] | None = None
+        self._names: list[str] = []  # empty until they are prepared
         self._loader: Loader | None = None
         self._resume: LoaderState | None = None
 
@@ -341,7 +338,7 @@ class SequenceDataModule:
             FileNotFoundError, ValueError: from reading, splitting or cutting, in one line with the
                 remedy.
         """
-        if self._names is not None:
+        if self._names:
             return
         names, records, self._tokenizer = self.read()
         self._records = StoredRecords.of(records)
@@ -353,7 +350,7 @@ class SequenceDataModule:
             self.test_windows("test")
             self._check_countable()
         except ValueError as error:
-            self._names = None
+            self._names = []
             raise ValueError(f"{self.name}: {error}") from None
 
     def check_training(self) -> None:
@@ -389,7 +386,6 @@ class SequenceDataModule:
     def names(self) -> list[str]:
         """Names of the records."""
         self.prepare()
-        assert self._names is not None
         return self._names
 
     @property
@@ -436,7 +432,7 @@ class SequenceDataModule:
         """Training windows in an epoch: by default enough of this length to cover the part."""
         return self.epoch_size or max(1, num_tokens(self._part("train")) // length)
 
-    def train_batches(self) -> BatchSource:
+    def train_batches(self) -> SampledWindows:
         """The training windows as the loader reads them."""
         return self.train_windows()
 

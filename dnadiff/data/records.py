@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -27,6 +28,7 @@ from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.kernels.native import Gather, make_gather
 
 Integers: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 
 class Interval(NamedTuple):
@@ -37,11 +39,13 @@ class Interval(NamedTuple):
     end: int
 
 
+@dataclass(eq=False, repr=False)
 class Intervals(Sequence[Interval]):
     """Intervals as arrays `(K,)`; equal to any sequence of the same intervals."""
 
-    def __init__(self, record: Integers, start: Integers, end: Integers) -> None:
-        self.record, self.start, self.end = record, start, end
+    record: Integers
+    start: Integers
+    end: Integers
 
     @classmethod
     def of(cls, intervals: Iterable[Interval]) -> Intervals:
@@ -137,7 +141,7 @@ class NRuns:
         return merged(first, after, first[1:] == after[:-1])
 
 
-def merged(starts: Integers, ends: Integers, joins: NDArray[np.bool_]) -> Integers:
+def merged(starts: Integers, ends: Integers, joins: Mask) -> Integers:
     """Ranges `(K, 2)` in order: those that `joins (K - 1,)` to the one before are one."""
     first, last = np.append(True, ~joins)[: len(starts)], np.append(~joins, True)[: len(starts)]
     return np.stack([starts[first], ends[last]], axis=1)
@@ -244,25 +248,24 @@ class Ids:
     """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of
     uint8, without the case."""
 
-    dtype = np.dtype(np.uint8)
-
-    def __init__(self, packed: NDArray[np.uint8]) -> None:
-        self.packed, self.shape = packed, packed.shape
+    def __init__(self, packed: TokenIds) -> None:
+        self.packed = packed
 
     def __len__(self) -> int:
         return len(self.packed)
 
-    def __getitem__(self, key: slice, /) -> NDArray[np.uint8]:
+    def __getitem__(self, key: slice, /) -> TokenIds:
         return self.packed[key] & TOKEN
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray:
-        return self[:].astype(dtype or self.dtype, copy=False)
+        return self[:].astype(dtype or np.uint8, copy=False)
 
     def tolist(self) -> list[int]:
         """All ids as Python integers."""
         return self[:].tolist()
 
 
+@dataclass(eq=False, repr=False)
 class StoredRecords(Sequence[TokenArray]):
     """Records in a few large arrays, from which windows are copied in one step. Record r is
     `arrays[number[r]][offset[r] : offset[r] + length[r]]`.
@@ -274,16 +277,11 @@ class StoredRecords(Sequence[TokenArray]):
             stored is not the case, but part of the id.
     """
 
-    def __init__(
-        self,
-        arrays: Sequence[NDArray | StoredArray],
-        number: Integers,
-        offset: Integers,
-        length: Integers,
-        soft: NDArray[np.bool_] | None = None,
-    ) -> None:
-        self.arrays, self.number, self.offset, self.length = arrays, number, offset, length
-        self.soft = soft
+    arrays: Sequence[NDArray | StoredArray]
+    number: Integers
+    offset: Integers
+    length: Integers
+    soft: Mask | None = None
 
     @classmethod
     def of(cls, records: Records) -> StoredRecords:
@@ -340,7 +338,7 @@ class TokenTable:
                     "number complementary letters from both ends"
                 )
 
-    def is_emitted(self, ids: TokenIds) -> NDArray[np.uint8]:
+    def is_emitted(self, ids: TokenIds) -> TokenIds:
         """1 where an id can be emitted, else 0; same shape as `ids`."""
         if self.table is not None:
             return self.table[ids]
@@ -397,7 +395,7 @@ class Cutter:
         return self.__dict__ | {"_gathers": {}}  # another process maps the files itself
 
     def __call__(
-        self, record: Integers, start: Integers, reverse: NDArray[np.bool_] | None = None
+        self, record: Integers, start: Integers, reverse: Mask | None = None
     ) -> dict[str, NDArray]:
         """`ids` and `weight (B, L)` of the windows that begin at `start`, reverse-complemented
         where `reverse` is True."""
@@ -457,7 +455,7 @@ class PaddedCutter:
         self.pad_id, self.tokens = vocab.pad_id, TokenTable(vocab)
 
     def __call__(
-        self, record: Integers, start: Integers, reverse: NDArray[np.bool_] | None = None
+        self, record: Integers, start: Integers, reverse: Mask | None = None
     ) -> dict[str, NDArray]:
         """`ids`, `weight` and `valid (B, L)` of records, reverse-complemented where `reverse` is
         True; every start is 0."""

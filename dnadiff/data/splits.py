@@ -12,14 +12,13 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeAlias, TypedDict
+from typing import Annotated, ClassVar, TypeAlias
 
 import numpy as np
 from annotated_types import Interval as Limits
-from numpy.typing import NDArray
 from typing_extensions import override
 
-from dnadiff.data.records import Integers, Interval, Intervals, NRuns, Tiling
+from dnadiff.data.records import Integers, Interval, Intervals, Mask, NRuns, Tiling
 from dnadiff.fields import Fraction, Natural, PositiveInt, checked
 from dnadiff.formats.regions import check_names, read_bed
 
@@ -33,14 +32,9 @@ Names: TypeAlias = str | int | Sequence[str | int]
 Parts: TypeAlias = dict[str, Sequence[Interval]]  # the intervals of "train", "valid" and "test"
 
 
-class Leak(TypedDict):
-    """How many training windows overlap held-out intervals, and these numbers as fractions."""
-
-    windows: int  # number of training windows
-    as_evaluated: int  # overlap the intervals that are evaluated
-    as_written: int  # overlap the intervals in the file
-    share_as_evaluated: float
-    share_as_written: float
+# How many training windows there are (`windows`), overlap the intervals that are evaluated
+# (`as_evaluated`) and those in the file (`as_written`), and both as fractions (`share_...`)
+Leak: TypeAlias = dict[str, float]
 
 
 class Split(ABC):
@@ -393,18 +387,15 @@ class CaduceusSplit(Split):
         every = Intervals.of(extended["train"])
         train = Tiling(every.where(every.length >= length), length)
         record, start, _ = train.at(np.arange(len(train)))
-        as_evaluated, as_written = (
-            int(overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum())
-            for parts in (extended, written)
-        )
-        shares = [round(count / max(len(train), 1), 4) for count in (as_evaluated, as_written)]
-        return Leak(
-            windows=len(train),
-            as_evaluated=as_evaluated,
-            as_written=as_written,
-            share_as_evaluated=shares[0],
-            share_as_written=shares[1],
-        )
+        number = {
+            name: int(
+                overlapping(record, start, start + length, [*parts["valid"], *parts["test"]]).sum()
+            )
+            for name, parts in (("as_evaluated", extended), ("as_written", written))
+        }
+        total = max(len(train), 1)
+        shares = {f"share_{name}": round(count / total, 4) for name, count in number.items()}
+        return {"windows": len(train), **number, **shares}
 
     @override
     def describe(self) -> str:
@@ -427,7 +418,7 @@ class CaduceusSplit(Split):
 
 def overlapping(
     record: Integers, start: Integers, end: Integers, intervals: Sequence[Interval]
-) -> NDArray[np.bool_]:
+) -> Mask:
     """Which of the windows `[start, end)` share a base with some interval: `(B,)` bool."""
     covered, longest = Intervals.of(_merged(intervals)), 1 << 40  # longer than any record
     runs = np.stack([covered.record * longest + each for each in (covered.start, covered.end)], 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -84,6 +85,7 @@ class TextTokenizer(Tokenizer, Protocol):
         return [self.encode(text) for text in texts]
 
 
+@dataclass(frozen=True)
 class DNATokenizer(Tokenizer):
     """Nucleotides as token ids.
 
@@ -100,19 +102,17 @@ class DNATokenizer(Tokenizer):
 
     buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
 
-    name: str = "dna"
-    mask_letter: str = "_"
+    name = "dna"
+    mask_letter = "_"
+    vocab = Vocab(
+        size=12,
+        mask_id=3,
+        pad_id=4,
+        never_emitted=(0, 1, 2, 3, 4, 5, 6, N_ID),
+        complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, N_ID),
+    )
 
-    def __init__(self) -> None:
-        self.vocab = Vocab(
-            size=12,
-            mask_id=3,
-            pad_id=4,
-            never_emitted=(0, 1, 2, 3, 4, 5, 6, N_ID),
-            complement=(0, 1, 2, 3, 4, 5, 6, 10, 9, 8, 7, N_ID),
-        )
-
-    def encode(self, sequence: DNASequence) -> NDArray[np.uint8]:
+    def encode(self, sequence: DNASequence) -> TokenIds:
         """Token ids of a string, bytes, Biopython `Seq` or `SeqRecord`: `(L,)` uint8.
 
         Case is ignored. U becomes T, and the ambiguity codes (R, Y, K, M, S, W, B, D, H, V) become
@@ -134,37 +134,26 @@ class DNATokenizer(Tokenizer):
                 vocabulary).
         """
         array = one_sequence(ids)
-        no_letter = (array >= len(_LETTER_OF_ID)) | (
-            _LETTER_OF_ID[np.minimum(array, len(_LETTER_OF_ID) - 1)] == 0
-        )
-        _refuse_ids(array, no_letter, "A 7, C 8, G 9, T 10, N 11 and MASK 3")
+        known = np.isin(array, np.flatnonzero(_LETTER_OF_ID))
+        _refuse_ids(array, ~known, "A 7, C 8, G 9, T 10, N 11 and MASK 3")
         return _LETTER_OF_ID[array].tobytes().decode("ascii")
 
-    def letters(self, ids: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def letters(self, ids: TokenIds) -> TokenIds:
         """ASCII codes of upper-case letters, without a copy in larger integers; same shape as
         `ids`, which all have a letter."""
         return _LETTER_OF_ID[ids]
 
-    def bases(self, ids: ArrayLike) -> NDArray[np.uint8]:
+    def bases(self, ids: ArrayLike) -> TokenIds:
         """A, C, G, T as 0, 1, 2, 3 and everything else as 4; same shape as `ids`."""
         return _BASE_OF_ID[np.asarray(ids)]
 
-    def ids_from_bases(self, bases: ArrayLike) -> NDArray[np.uint8]:
+    def ids_from_bases(self, bases: ArrayLike) -> TokenIds:
         """The inverse of `bases`: 0, 1, 2, 3 to A, C, G, T and 4 to N; same shape."""
         return _ID_OF_BASE[np.asarray(bases)]
 
     @override
     def config(self) -> Config:
         return {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, DNATokenizer)
-
-    def __hash__(self) -> int:
-        return hash(self.name)
-
-    def __repr__(self) -> str:
-        return "DNATokenizer()"
 
 
 class CharTokenizer(TextTokenizer):
@@ -197,13 +186,8 @@ class CharTokenizer(TextTokenizer):
     @property
     @override
     def dtype(self) -> np.dtype:
-        return np.dtype(
-            np.uint8
-            if self.vocab.size <= 256
-            else np.uint16
-            if self.vocab.size <= 1 << 16
-            else np.int32
-        )
+        highest = np.min_scalar_type(self.vocab.size - 1)
+        return highest if highest.itemsize < 4 else np.dtype(np.int32)
 
     def encode(self, sequence: str) -> TokenIds:
         """Token ids of a string: `(L,)` uint8; uint16 for more than 254 characters, int32 for more

@@ -24,12 +24,14 @@ from dnadiff.data.records import (
     Integers,
     Interval,
     Intervals,
+    Mask,
     NRuns,
     Records,
     Tile,
     Tiling,
     max_n_count,
 )
+from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 
@@ -81,35 +83,33 @@ class Labels(NamedTuple):
     """The labels of records. With `dropout`, the model also learns the unconditional
     distribution."""
 
-    names: list[str]  # of the columns, sorted
-    # (number of different sets, K): the labels of each set, -1 where there are fewer than K
-    columns: Integers
-    code: Integers  # (number of records,): the set of each record
+    names: list[str]  # sorted
+    # (number of records, K): the numbers of each record's labels, -1 where there are fewer than K
+    numbers: Integers
     dropout: float = 0.0  # fraction of training windows without labels (a row of zeros)
 
     @classmethod
     def from_names(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
         """From the labels of each record; None if no record has a label."""
         names = sorted({label for many in labels for label in many})
-        sets: dict[tuple[str, ...], int] = {}
-        code = np.array([sets.setdefault(tuple(many), len(sets)) for many in labels], np.int64)
-        columns = np.full((len(sets), max(map(len, sets), default=0)), -1)
-        for row, many in enumerate(sets):
-            columns[row, : len(many)] = [names.index(label) for label in many]
-        return cls(names, columns, code, dropout) if names else None
+        number = {name: each for each, name in enumerate(names)}
+        numbers = np.full((len(labels), max(map(len, labels), default=0)), -1)
+        for row, many in zip(numbers, labels):
+            row[: len(many)] = [number[label] for label in many]
+        return cls(names, numbers, dropout) if names else None
 
-    def rows(self, record: Integers) -> NDArray[np.uint8]:
+    def rows(self, record: Integers) -> TokenIds:
         """The labels of records `(B, C)`: 1 where a label applies."""
         # the last column takes the entries of -1
         rows = np.zeros((len(record), len(self.names) + 1), dtype=np.uint8)
-        rows[np.arange(len(record))[:, None], self.columns[self.code[record]]] = 1
+        rows[np.arange(len(record))[:, None], self.numbers[record]] = 1
         return rows[:, :-1]
 
 
 Batch: TypeAlias = dict[str, torch.Tensor]
 Window: TypeAlias = dict[str, Any]  # an item: a row of a batch, whose `index` is an int
 # Arrays of a batch from record, start and strand of each row
-Cut: TypeAlias = Callable[[Integers, Integers, NDArray[np.bool_] | None], dict[str, NDArray]]
+Cut: TypeAlias = Callable[[Integers, Integers, Mask | None], dict[str, NDArray]]
 
 
 class SampledWindows(Dataset[Window]):
@@ -136,13 +136,9 @@ class SampledWindows(Dataset[Window]):
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
         """Record and start of windows `index (B,)` of an epoch."""
 
-    def place(self, epoch: int, index: int) -> tuple[int, int, bool]:
-        """Record and start of window `index` of `epoch`, and whether it is reverse-complemented."""
-        record, start, reverse = self.places(int(epoch), np.array([index]))
-        return int(record[0]), int(start[0]), bool(reverse[0])
-
-    def places(self, epoch: int, index: Integers) -> tuple[Integers, Integers, NDArray[np.bool_]]:
-        """`place` of many windows at once: three arrays `(B,)`."""
+    def places(self, epoch: int, index: Integers) -> tuple[Integers, Integers, Mask]:
+        """Record and start of windows `index (B,)` of an epoch, and whether they are
+        reverse-complemented: three arrays `(B,)`."""
         reverse = np.zeros(len(index), dtype=bool)
         if self.augment_rc:
             reverse = bits(hash64(self.seed, "strand", epoch), index) & np.uint64(1) == 1
@@ -221,12 +217,22 @@ class RandomWindows(SampledWindows):
         """Compute which windows there are, and return their number."""
 
 
+@dataclass(eq=False, repr=False)
 class UniformWindows(RandomWindows):
     """Random windows whose start is uniform over all starts that the intervals and `max_n` allow.
 
     An epoch may contain a window twice, and need not cover every base. Arguments and items as in
     `RandomWindows`.
+
+    Args:
+        weights: for each record how often its starts are drawn, relative to those of others,
+            `(number of records,)`; None: equally often.
+
+    Raises:
+        ValueError: as `RandomWindows`, or if no record of a weight above 0 has a window.
     """
+
+    weights: NDArray[np.float64] | None = None
 
     def _index_windows(self, where: Intervals, n_runs: NRuns | None, max_count: int) -> int:
         first, after, self._record = where.start, where.end - self.length + 1, where.record
@@ -244,53 +250,28 @@ class UniformWindows(RandomWindows):
                 first[replaced], after[replaced] = np.concatenate(allowed).T
         self._last = np.cumsum(after - first)  # number of starts up to the end of each range
         self._shift = after - self._last  # position of a start in its record minus its number
+        if self.weights is not None and len(self._last):
+            self._mass = np.cumsum(self.weights[self._record] * (after - first))
+            if not self._mass[-1]:
+                raise ValueError(
+                    "every window for training is of a file with weight 0 in the manifest; give "
+                    "another file a weight above 0"
+                )
         return int(self._last[-1]) if len(self._last) else 0
 
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
         key = hash64(self.seed, "window", epoch)
-        number = ((bits(key, index) >> np.uint64(1)) % np.uint64(self.num_starts)).astype(np.int64)
-        found = np.searchsorted(self._last, number, "right")
-        return self._record[found], number + self._shift[found]
-
-
-@dataclass(eq=False, repr=False)
-class WeightedWindows(UniformWindows):
-    """Random windows that are drawn from a record in proportion to its weight and its number of
-    starts, uniformly among these.
-
-    Args:
-        weights: for each record how often its starts are drawn, relative to those of others,
-            `(number of records,)`.
-
-    The other arguments, and items, are those of `RandomWindows`.
-
-    Raises:
-        ValueError: as `RandomWindows`, or if no record of a weight above 0 has a window.
-    """
-
-    weights: NDArray[np.float64] = None  # type: ignore[assignment]  # after others with defaults
-
-    def _index_windows(self, where: Intervals, n_runs: NRuns | None, max_count: int) -> int:
-        count = super()._index_windows(where, n_runs, max_count)
-        starts = np.diff(self._last, prepend=0)
-        self._mass = np.cumsum(self.weights[self._record] * starts)
-        if count and not self._mass[-1]:
-            raise ValueError(
-                "every window for training is of a file with weight 0 in the manifest; give "
-                "another file a weight above 0"
-            )
-        return count
-
-    def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
-        key = hash64(self.seed, "window", epoch)
-        mass = uniform(key, index) * self._mass[-1]
-        found = np.minimum(
-            np.searchsorted(self._mass, mass, "right"), np.searchsorted(self._mass, self._mass[-1])
-        )
-        first = np.where(found > 0, self._last[found - 1], 0)
-        number = first + (bits(hash64(key, "start"), index) >> np.uint64(1)).astype(np.int64) % (
-            self._last[found] - first
-        )
+        if self.weights is None:
+            drawn = bits(key, index) >> np.uint64(1)
+            number = (drawn % np.uint64(self.num_starts)).astype(np.int64)
+            found = np.searchsorted(self._last, number, "right")
+        else:
+            mass = uniform(key, index) * self._mass[-1]
+            last = np.searchsorted(self._mass, self._mass[-1])
+            found = np.minimum(np.searchsorted(self._mass, mass, "right"), last)
+            first = np.where(found > 0, self._last[found - 1], 0)
+            drawn = bits(hash64(key, "start"), index) >> np.uint64(1)
+            number = first + drawn.astype(np.int64) % (self._last[found] - first)
         return self._record[found], number + self._shift[found]
 
 

@@ -5,8 +5,7 @@ The ids are those of `dnadiff.data.tokenizer.DNATokenizer`.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,45 +53,30 @@ def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:
     return np.frombuffer(bytearray(letters(sequence)).translate(_ID_TABLE), np.uint8)
 
 
-class _Objects(NamedTuple):
-    """Classes of other packages that hold a sequence."""
-
-    seq: type[Seq]
-    record: type[SeqRecord]
-    fasta: tuple[type[Sequence], type[FastaRecord]]
-
-
-@cache
-def _objects() -> _Objects:  # imported late: strings and bytes need neither package
-    from Bio.Seq import Seq
-    from Bio.SeqRecord import SeqRecord
-    from pyfaidx import FastaRecord, Sequence
-
-    return _Objects(Seq, SeqRecord, (Sequence, FastaRecord))
-
-
 def plain(sequence: DNASequence) -> str | bytes:
     """The letters of a sequence without the object of Biopython or pyfaidx around them."""
     if isinstance(sequence, (str, bytes)):
         return sequence
-    if isinstance(sequence, _objects().fasta):
+    if "pyfaidx" in _packages(sequence):
         return str(sequence)
-    found = sequence.seq if isinstance(sequence, _objects().record) else sequence
+    found = getattr(sequence, "seq", sequence)  # of a record of Biopython
     return b"" if found is None else bytes(found)
+
+
+def _packages(value: object) -> set[str]:
+    """The packages that the classes of a value come from; strings and bytes need none of them."""
+    return {base.__module__.partition(".")[0] for base in type(value).__mro__}
 
 
 def is_sequence(value: object) -> bool:
     """Whether a value is one sequence, and not several."""
-    return isinstance(value, (str, bytes, _objects().seq, _objects().record, *_objects().fasta))
+    return isinstance(value, (str, bytes)) or not _packages(value).isdisjoint(("Bio", "pyfaidx"))
 
 
 def name_of(sequence: DNASequence) -> str | None:
     """The name that an object of Biopython or pyfaidx gives a sequence; None for letters alone."""
-    if isinstance(sequence, (str, bytes)):
-        return None
-    if isinstance(sequence, _objects().record):
-        return sequence.id
-    return sequence.name if isinstance(sequence, _objects().fasta) else None
+    is_record = "pyfaidx" in _packages(sequence)
+    return getattr(sequence, "name" if is_record else "id", None)
 
 
 def reverse_complement(sequence: str | bytes) -> str | bytes:

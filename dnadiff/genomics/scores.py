@@ -167,11 +167,11 @@ class ScoreJob(ResumableJob):
             counted += more
             yield Result(len(group), scores.astype("<f8").tobytes(), {"windows": more})
 
-    def _is_counted(self, ids: NDArray[np.uint8]) -> bool:
+    def _is_counted(self, ids: NDArray[np.integer]) -> bool:
         return bool(self.emitted.numpy()[ids].any())
 
     def _scores(
-        self, windows: Sequence[NDArray[np.uint8]], before: int
+        self, windows: Sequence[NDArray[np.integer]], before: int
     ) -> tuple[NDArray[np.float64], int]:
         """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a
         countable base."""

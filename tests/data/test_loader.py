@@ -2,6 +2,7 @@ import gzip
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from Bio import SeqIO
@@ -153,7 +154,7 @@ def test_workers_of_either_kind_give_the_same_windows_as_biopython(tmp_path, sta
             records |= {r.id: r.seq.upper() for r in SeqIO.parse(handle, "fasta")}
     names = list(texts)
     for index in range(60):
-        record, start, reverse = windows.place(0, index)
+        record, start, reverse = (each.tolist()[0] for each in windows.places(0, np.array([index])))
         part = records[names[record]][start : start + 16]
         letters = str(part.reverse_complement() if reverse else part)
         assert (
@@ -168,7 +169,7 @@ def test_chr20_is_what_biopython_reads(shared_data):
     with gzip.open(path, "rt") as handle:
         (record,) = SeqIO.parse(handle, "fasta")
     for index in range(400):
-        _, start, reverse = windows.place(5, index)
+        _, start, reverse = (each.tolist()[0] for each in windows.places(5, np.array([index])))
         part = record.seq[start : start + 1024].upper()
         assert DNA.decode(windows[5, index]["ids"]) == str(
             part.reverse_complement() if reverse else part

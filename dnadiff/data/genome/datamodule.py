@@ -18,7 +18,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.base import SequenceDataModule
@@ -29,10 +28,12 @@ from dnadiff.data.records import (
     Integers,
     Interval,
     Intervals,
+    Mask,
     NRuns,
     PaddedCutter,
     Records,
     TokenTable,
+    num_tokens,
 )
 from dnadiff.data.splits import PARTS, Leak, Parts, Split, split_hash, subtract
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
@@ -44,12 +45,12 @@ from dnadiff.data.windows import (
     SampledWindows,
     TiledWindows,
     UniformWindows,
-    WeightedWindows,
     bits,
 )
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Fraction, Json, PositiveInt, checked
-from dnadiff.formats.regions import read_bed
+from dnadiff.formats.regions import names_of, read_bed, read_regions
+from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.jobs.job import Job, Result
 from dnadiff.store.disk import write_json
 from dnadiff.store.files import resolve
@@ -193,8 +194,7 @@ class GenomeDataModule(DNADataModule):
     @override
     def read(self) -> tuple[list[str], Records, Tokenizer]:
         found = super().read()
-        self._weights = self._genome.weights
-        if self._weights is not None and self.windows != "uniform":
+        if self._genome.weights is not None and self.windows != "uniform":
             raise ValueError(
                 "the manifest has weights, and data.windows=intervals uses each window once; set "
                 "data.windows=uniform, or leave them out"
@@ -243,9 +243,9 @@ class GenomeDataModule(DNADataModule):
         size = self.epoch_size or 0 if once else self._epoch_size(self.length)
         where = self.records, self._part("train"), self.length, size, self.vocab, self.seed
         how = bool(self.augment_rc), self._n_runs(), self.max_n, self.soft_weight, self._labels
-        if self._weights is not None:
-            return WeightedWindows(*where, *how, weights=self._weights)
-        return (IntervalWindows if once else UniformWindows)(*where, *how)
+        if once:
+            return IntervalWindows(*where, *how)
+        return UniformWindows(*where, *how, weights=self._genome.weights)
 
     def _n_runs(self) -> NRuns | None:
         return self.genome.n_runs if self.max_n < 1 else None
@@ -272,7 +272,7 @@ class GenomeDataModule(DNADataModule):
             about["tiles_left_out_for_n"] = left_out
         about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
         about |= {"labels": self.labels} if self._labels is not None else {}
-        about |= {"weights": "of the manifest"} if self._weights is not None else {}
+        about |= {"weights": "of the manifest"} if self._genome.weights is not None else {}
         return about | ({"leak": self._leak} if self._leak else {})
 
 
@@ -291,14 +291,14 @@ class ShortSequences(SampledWindows):
         self.size = int((-(-sizes // self.together) * self.together).sum())
         self._epoch: int | None = None
 
-    def order(self, epoch: int) -> tuple[Integers, NDArray[np.bool_]]:
+    def order(self, epoch: int) -> tuple[Integers, Mask]:
         """The record of each index of an epoch, and whether it is a repetition that only fills a
         batch."""
         if epoch != self._epoch:
             drawn = bits(hash64(self.seed, "order", epoch), np.arange(len(self.chosen)))
             shuffled = np.lexsort((drawn, self.bucket))
             rows: list[Integers] = []
-            repeated: list[NDArray[np.bool_]] = []
+            repeated: list[Mask] = []
             for bucket in np.split(shuffled, np.flatnonzero(np.diff(self.bucket[shuffled])) + 1):
                 size = -(-len(bucket) // self.together) * self.together
                 rows.append(np.resize(bucket, size))
@@ -488,3 +488,80 @@ class PackJob(Job):
     @override
     def closing(self, seconds: float) -> str:
         return f"{self.describe(self.data, seconds)}\n{super().closing(seconds)}"
+
+
+def contents(data: DNADataModule) -> dict[str, Json]:
+    """Lengths and composition of each record, and the windows of each part or the reason why there
+    are none."""
+    genome = data.open()
+    # A malformed BED file is an error; windows that do not fit are only reported.
+    if data.split.bed:
+        data.split(genome.names, list(genome.lengths.values()))
+    if data.blacklist is not None:
+        read_bed(data.blacklist, genome.lengths, skip_unknown=True)
+    rows = genome.rows
+    content: dict[str, Json] = {
+        "records": [_composition(row["name"], [row]) for row in rows],
+        "all": _composition("all", rows),
+    }
+    parts: dict[str, Json] = {}
+    try:
+        data.prepare()
+        about = data.describe()
+        for part, intervals in data.intervals.items():
+            bases, too_short = num_tokens(intervals), about["too_short_tokens"][part]
+            tiles = data.test_windows(part) if too_short < bases else None
+            parts[part] = {
+                "bases": bases,
+                "intervals": len(intervals),
+                "too_short_bases": too_short,
+                "windows": 0 if tiles is None else len(tiles),
+                "left_out": 0 if tiles is None else tiles.left_out,
+            }
+        return content | {
+            "window": data.length,
+            "split": about["split"],
+            "split_hash": about["split_hash"],
+            "parts": parts,
+            "training_windows": data.train_windows().num_starts,
+            "leak": about.get("leak"),
+        }
+    except ValueError as error:
+        return content | {"problem": str(error)}
+
+
+def _composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
+    """Total length of some records, GC content of the known bases, and fractions of N and of
+    soft-masked bases."""
+    length, unknown, gc, soft = (
+        sum(row[key] for row in rows) for key in ("length", "unknown", "gc", "soft")
+    )
+    return {
+        "name": name,
+        "length": length,
+        "gc": round(gc / max(length - unknown, 1), 6),
+        "n": round(unknown / length, 6),
+        "soft_masked": round(soft / length, 6),
+    }
+
+
+def extract(
+    data: DNADataModule,
+    regions: str | list[str],
+    feature: str | None,
+    output: str | Path,
+    overwrite: bool,
+) -> int:
+    """Write the sequences of regions to FASTA, on their strand, with soft-masked bases in lower
+    case, named `chrom:first-last(strand)`, 1-based; returns their number."""
+    genome = data.open()
+    found = read_regions(regions, genome.lengths, feature)
+
+    def records() -> Iterator[Record]:
+        for name, region in zip(names_of(found), found):
+            where = (region.chrom, region.start, region.end, region.strand)
+            letters = genome.tokenizer.letters(genome.window(*where))
+            letters[genome.soft_masked(*where)] |= 0x20  # lower case
+            yield Record(name, " ".join(region.name.split()), letters.tobytes())
+
+    return write_fasta(output, records(), overwrite)

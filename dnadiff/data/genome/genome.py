@@ -19,14 +19,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff.data.genome.packed import PackedFile, RecordInfo, pack_all
-from dnadiff.data.records import SOFT_MASKED, TOKEN, Integers, NRuns, StoredRecords
-from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.records import SOFT_MASKED, TOKEN, Integers, Mask, NRuns, StoredRecords
+from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import check_names, listing
 from dnadiff.formats.sequences import endings
@@ -191,7 +191,7 @@ class Genome:
                 found.append(file.runs[low:high] - begin[places[row]] + offsets[rows.start + row])
         return NRuns(np.concatenate(found), offsets[:-1])
 
-    def window(self, record: str, start: int, end: int, strand: str = "+") -> NDArray[np.uint8]:
+    def window(self, record: str, start: int, end: int, strand: str = "+") -> TokenIds:
         """Token ids `(end - start,)` uint8 of `[start, end)` on a strand; "-" is the reverse
         complement, "." is "+".
 
@@ -202,9 +202,7 @@ class Genome:
         ids = self._cut(record, start, end, strand) & TOKEN
         return self._complement[ids] if IS_REVERSE[strand] else ids
 
-    def soft_masked(
-        self, record: str, start: int, end: int, strand: str = "+"
-    ) -> NDArray[np.bool_]:
+    def soft_masked(self, record: str, start: int, end: int, strand: str = "+") -> Mask:
         """Whether each base of `[start, end)` was lower case, in the order of `window`:
         `(end - start,)`.
 
@@ -217,7 +215,7 @@ class Genome:
     def _number_of(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
-    def _cut(self, record: str, start: int, end: int, strand: str) -> NDArray[np.uint8]:
+    def _cut(self, record: str, start: int, end: int, strand: str) -> TokenIds:
         """The stored bytes of a window in the order of its strand."""
         if strand not in IS_REVERSE:
             raise ValueError(f"strand is {strand!r}; expected '+', '-' or '.'")
@@ -424,16 +422,16 @@ def expand(path: SequencePath | None) -> list[Source]:
         FileNotFoundError, ValueError: if a file does not exist, a folder contains no sequence
             files, or a manifest is malformed.
     """
-    if isinstance(path, Mapping):
-        return [
-            source._replace(label=str(label))
-            for label, one in path.items()
-            for source in expand(one)
-        ]
-    if _is_pyfaidx(path):
-        return [Source(str(path.filename), names=tuple(path.keys()))]
+    sources: list[Source] = []
+    for labels, leaf in _leaves(path):
+        found = _sources(leaf)
+        sources += [source._replace(label=labels[0]) for source in found] if labels else found
+    return sources
+
+
+def _sources(path: str | Path | Fasta) -> list[Source]:
     if not isinstance(path, (str, Path)):
-        return [source for one in _several(path) for source in expand(one)]
+        return [Source(str(path.filename), names=tuple(path.keys()))]
     text = str(path)
     if not text.strip():
         raise ValueError(f"data.path is {path!r}; {_PATHS}")
@@ -466,25 +464,24 @@ def paths_of(path: SequencePath | None) -> list[str]:
     Raises:
         ValueError: if it is not a path.
     """
+    return [
+        "=".join([*labels, str(getattr(leaf, "filename", leaf)).removeprefix(CACHED)])
+        for labels, leaf in _leaves(path)
+    ]
+
+
+def _leaves(path: SequencePath | None) -> Iterator[tuple[list[str], str | Path | Fasta]]:
+    """The single paths and open pyfaidx.Fasta in a path, and the labels of each."""
+    # optional; an open file cannot exist unless the module is imported
+    pyfaidx = sys.modules.get("pyfaidx")
     if isinstance(path, Mapping):
-        return [f"{label}={one}" for label, many in path.items() for one in paths_of(many)]
-    if _is_pyfaidx(path):
-        return [str(path.filename)]
-    return (
-        [str(path).removeprefix(CACHED)]
-        if isinstance(path, (str, Path))
-        else [one for each in _several(path) for one in paths_of(each)]
-    )
-
-
-def _several(path: SequencePath | None) -> Iterable[SequencePath]:
-    if not isinstance(path, Iterable) or isinstance(path, bytes):
+        for label, one in path.items():
+            for labels, leaf in _leaves(one):
+                yield [str(label), *labels], leaf
+    elif isinstance(path, (str, Path)) or (pyfaidx and isinstance(path, pyfaidx.Fasta)):
+        yield [], path  # type: ignore[misc]
+    elif not isinstance(path, Iterable) or isinstance(path, bytes):
         raise ValueError(f"data.path is or contains {path!r}; {_PATHS}")
-    return path
-
-
-def _is_pyfaidx(path: SequencePath | None) -> TypeGuard[Fasta]:
-    module = sys.modules.get(
-        "pyfaidx"
-    )  # optional; an open file cannot exist unless the module is imported
-    return module is not None and isinstance(path, module.Fasta)
+    else:
+        for one in path:
+            yield from _leaves(one)

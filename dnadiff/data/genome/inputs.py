@@ -11,12 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Interval
+from dnadiff.data.tokenizer import TokenIds
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, names_of, read_regions
 from dnadiff.formats.sequences import Header, events
@@ -50,7 +49,7 @@ class SequenceInput(ABC):
         return None
 
     @abstractmethod
-    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         """Token ids `(end - start,)` uint8 of each piece. Pieces are ordered by sequence and start,
         and may overlap."""
 
@@ -84,7 +83,7 @@ class FileInput(SequenceInput):
             self.regions.append(Region(self.names[-1], 0, length, self.names[-1]))
 
     @override
-    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         stream, letters = events(self.path), bytearray()
         record, position = -1, 0  # `letters` begins at this position of this record
         for piece in pieces:
@@ -128,7 +127,7 @@ class GenomeInput(SequenceInput):
         return found if any(found) else None
 
     @override
-    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
             chrom, low, high, _, strand = self.regions[number]
             start, end = (high - end, high - start) if strand == "-" else (low + start, low + end)
@@ -155,7 +154,7 @@ class GenomeInput(SequenceInput):
 class ArrayInput(SequenceInput):
     """Sequences in memory: token ids `(L,)` uint8 each."""
 
-    def __init__(self, sequences: Sequence[NDArray[np.uint8]]) -> None:
+    def __init__(self, sequences: Sequence[TokenIds]) -> None:
         self.sequences, self.names = list(sequences), [str(i) for i in range(len(sequences))]
         self.regions = [
             Region(name, 0, len(ids), name) for name, ids in zip(self.names, self.sequences)
@@ -165,7 +164,7 @@ class ArrayInput(SequenceInput):
         ).hexdigest()
 
     @override
-    def windows(self, pieces: Iterable[Interval]) -> Iterator[NDArray[np.uint8]]:
+    def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
             yield self.sequences[number][start:end]
 

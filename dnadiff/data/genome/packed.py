@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dnadiff.data.processes import map_in_order
-from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN, Integers, StoredArray, merged
+from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN, Integers, Mask, StoredArray, merged
+from dnadiff.data.tokenizer import TokenIds
 from dnadiff.fields import Json
 from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
 from dnadiff.formats.sequences import Header, events_of
@@ -73,7 +74,7 @@ class RecordTable:
         headers: the `header_bytes` of all records, one after the other.
     """
 
-    def __init__(self, numbers: Integers, headers: NDArray[np.uint8]) -> None:
+    def __init__(self, numbers: Integers, headers: TokenIds) -> None:
         self.numbers, self.headers = numbers, headers
         self.length, self.unknown, _, self.soft, self.ambiguous, _, self._end = numbers
 
@@ -242,7 +243,7 @@ class Packer:
         return merged(starts, ends, (starts[1:] == ends[:-1]) & ~np.isin(starts[1:], self._starts))
 
 
-def _sums(flags: NDArray[np.bool_], borders: Integers) -> Integers:
+def _sums(flags: Mask, borders: Integers) -> Integers:
     """How many of the flags are set in each record."""
     if len(borders) == 1:
         return np.array([np.count_nonzero(flags)])
@@ -283,7 +284,7 @@ class PackedFile:
         return np.append(0, np.cumsum(self.records.length))
 
     @property
-    def bases(self) -> NDArray[np.uint8]:
+    def bases(self) -> TokenIds:
         """All records, one after the other, `(total,)`."""
         return self.stored.mapped
 

@@ -337,7 +337,7 @@ class TextDataModule(SequenceDataModule):
     @override
     def prepare(self) -> None:
         # The other checks of the base class would tokenize the corpus.
-        if self._names is not None:
+        if self._names:
             return
         for source in self.sources:
             self.documents_in(source)  # missing files are reported
@@ -379,7 +379,7 @@ class TextDataModule(SequenceDataModule):
                 else:
                     self.test_windows(part)
         except ValueError as error:
-            self._names = None
+            self._names = []
             raise named(error, self.name) from None
 
     @override

@@ -28,7 +28,7 @@ _PIECE = 1 << 16  # bases that are read together
 _MITOCHONDRION = ("M", "MT")
 TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
-Ids: TypeAlias = NDArray[np.uint8]
+Ids: TypeAlias = NDArray[np.integer]
 Places: TypeAlias = NDArray[np.int64]
 
 
