@@ -331,7 +331,9 @@ class Model:
             raise ValueError(f"num_draws {num_draws}: {problem}; set num_draws=0")
         if gc is not None:
             gc = check_gc(gc, request, self.tokenizer)
-            generator = generator.with_tilt(fit_tilt(generator, request, gc, seed, batch_size).tilt)
+            generator = generator.with_tilt(
+                fit_tilt(generator, request, gc, seed, batch_size).log_odds
+            )
         return generator.designs(request, seed, batch_size, num_draws)
 
     def conditional_sampler(

@@ -283,10 +283,15 @@ class ConditionalSampler:
         written = np.where(letters > 0, letters, np.frombuffer(drawn.encode(), np.uint8))
         return written[slice(*target.shown)].tobytes().decode()
 
-    def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
-        """The attributes of `Design` of each sample of a batch, other than its bound and its
-        weight."""
-        return [{}] * len(batch.targets)
+    def facts(
+        self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
+    ) -> list[dict[str, Json]]:
+        """The attributes of `Design` of each sample of a batch other than its weight, with bounds
+        from `num_draws` network calls (0 leaves them out)."""
+        if not num_draws:
+            return [{} for _ in batch.targets]
+        bounds = self.bounds(batch, numbers, num_draws, seed)
+        return [{"log_prob": bound} for bound in bounds.tolist()]
 
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
         """Further entries of the header of each sample."""
@@ -339,11 +344,8 @@ class ConditionalSampler:
         designs = Designs()
         no_weight = None if self.has_weights(request) is None else 0.0
         for batch in self.batches(request, seed, batch_size):
-            facts = self.facts(batch)
-            if num_draws:
-                numbers = range(len(designs), len(designs) + len(facts))
-                bounds = self.bounds(batch, numbers, num_draws, seed).tolist()
-                facts = [{**each, "log_prob": bound} for each, bound in zip(facts, bounds)]
+            numbers = range(len(designs), len(designs) + len(batch.targets))
+            facts = self.facts(batch, numbers, seed, num_draws)
             for row, (target, tokens) in enumerate(zip(batch.targets, batch.tokens)):
                 weight = no_weight if batch.log_weight is None else float(batch.log_weight[row])
                 text = self.text(target, tokens)
@@ -406,9 +408,9 @@ class TiltFit(NamedTuple):
     """A tilt in log-odds, the mean GC of the pilot samples with it, and the network calls of the
     calibration with the sequences in them."""
 
-    tilt: float
-    reached: float
-    nfe: int
+    log_odds: float
+    pilot: float
+    calls: int
     rows: int
 
 
@@ -448,11 +450,10 @@ def find_tilt(
     log-odds. A target that no tilt reaches is a ValueError.
     """
 
-    odds = target / (1 - target)
-
     def off(tilt: float) -> float:
         reached = mean_gc(tilt)
-        return math.log(max(reached, 1e-6) / max(1 - reached, 1e-6)) - math.log(odds)
+        wanted = math.log(target / (1 - target))
+        return math.log(max(reached, 1e-6) / max(1 - reached, 1e-6)) - wanted
 
     def fraction_at(off: float) -> float:
         reached = math.exp(off) * target / (1 - target)

@@ -13,7 +13,6 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -114,7 +113,8 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
         )
     found = []
     for one in [motif] if isinstance(motif, str) else motif or ():
-        match = _MOTIF.fullmatch(text := str(one).strip())
+        text = str(one).strip()
+        match = _MOTIF.fullmatch(text)
         if match is None:
             raise ValueError(
                 f"motif {one!r} cannot be read; write MOTIF@start or MOTIF@start:strand, as in "
@@ -184,26 +184,23 @@ def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> 
     It continues with masks up to `length` tokens; None ends with the text. Characters that are not
     in the vocabulary, a text longer than `length`, and too many masks are a ValueError.
     """
-    ids: list[int] = []
-    at = 0
-    for match in [*_MASK.finditer(text), None]:
-        words = text[at : match.start() if match else None]
-        ids += tokenizer.encode(words).tolist() if words else []
-        if match is None:
-            break
-        if match[1] and (len(match[1]) > 18 or int(match[1]) > _MAX_MASKS):
+    mask_id = tokenizer.vocab.mask_id
+    words, *masks = _MASK.split(text)
+    ids: list[int] = tokenizer.encode(words).tolist() if words else []
+    for count, words in zip(masks[::2], masks[1::2]):
+        if count and (len(count) > 18 or int(count) > _MAX_MASKS):
             raise ValueError(
-                f"{match[0][:40]} is more than can be generated at once; write at most "
+                f"{f'[MASK*{count}]'[:40]} is more than can be generated at once; write at most "
                 f"[MASK*{_MAX_MASKS}]"
             )
-        ids += [tokenizer.vocab.mask_id] * int(match[1] or 1)
-        at = match.end()
+        ids += [mask_id] * int(count or 1)
+        ids += tokenizer.encode(words).tolist() if words else []
     if length is not None:
         if len(ids) > length:
             raise ValueError(
                 f"prompt has {len(ids)} tokens and length is {length}; set length to more than that"
             )
-        ids += [tokenizer.vocab.mask_id] * (length - len(ids))
+        ids += [mask_id] * (length - len(ids))
     return Pattern(np.array(ids, np.int64), np.full(len(ids), FREE, np.uint8))
 
 
@@ -312,23 +309,21 @@ class Free(Request):
     ) -> None:
         self.each, self.seed, self.motifs = num_samples, seed, motifs
         self.lengths = length if isinstance(length, tuple) else (length, length)
-        is_text = tokenizer.vocab.complement is None
-        if is_text and motifs:
+        if tokenizer.vocab.complement is None and motifs:
             raise ValueError(
                 "motif is for models of DNA; for text give prompt= or a template with [MASK]"
             )
 
-        @lru_cache(maxsize=64)
-        def pattern(length: int) -> Pattern:
-            if is_text:
-                return text_pattern(tokenizer, prompt, length)
-            return dna_pattern(tokenizer, length, prompt, motifs, "prompt")
-
-        self._pattern = pattern
+        self.tokenizer, self.prompt = tokenizer, prompt
         lengths = sorted(self._number_of_length()) if motifs else self.lengths[:1]
         for n in lengths:
             what = f"{'motif' if motifs else 'prompt'} at length {n}"
-            check_has_masks(pattern(n), tokenizer.vocab.mask_id, what)
+            check_has_masks(self._pattern(n), tokenizer.vocab.mask_id, what)
+
+    def _pattern(self, length: int) -> Pattern:
+        if self.tokenizer.vocab.complement is None:
+            return text_pattern(self.tokenizer, self.prompt, length)
+        return dna_pattern(self.tokenizer, length, self.prompt, self.motifs, "prompt")
 
     def _length(self, number: int) -> int:
         low, high = self.lengths
@@ -504,10 +499,11 @@ class Infill(Request):
             name += "" if region.strand == "." else f"({region.strand})"
             count[name] += 1
             self.names.append(name if count[name] == 1 else f"{name}_{count[name]}")
-        self._target = lru_cache(maxsize=64)(self._make_target)
 
-    def _make_target(self, group: int) -> Target:
-        region, genome = self.regions[group], self.genome
+    @override
+    def __getitem__(self, number: int) -> Target:
+        group, genome = number // self.each, self.genome
+        region = self.regions[group]
         total = genome.lengths[region.chrom]
         low, high = window_around(region.start, region.end, total, self.length)
         where = (region.chrom, low, high, region.strand)
@@ -523,12 +519,8 @@ class Infill(Request):
             about["region"] = "_".join(region.name.split())
         shown = (0, len(ids)) if self.whole else (first, last)
         pattern = masked_interval(genome.tokenizer, ids, letters, first, last)
-        return Target(self.names[group], pattern, shown, (first, last), about)
-
-    @override
-    def __getitem__(self, number: int) -> Target:
-        target = self._target(number // self.each)
-        return target._replace(name=f"{target.name}_{number % self.each + 1}")
+        name = f"{self.names[group]}_{number % self.each + 1}"
+        return Target(name, pattern, shown, (first, last), about)
 
 
 def infill_sequence(

@@ -14,14 +14,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from typing_extensions import override
 
 from dnadiff.design.generate import (
     ConditionalSampler,
-    SampleBatch,
     effective_size,
     fit_tilt,
     systematic_resample,
@@ -30,7 +28,7 @@ from dnadiff.design.request import Request
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
-from dnadiff.fields import Config, Json, PositiveInt, check_value, is_number
+from dnadiff.fields import Config, Json, PositiveInt, check_value
 from dnadiff.formats.sequences import synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.memorization import TrainingIndex
@@ -38,16 +36,14 @@ from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal, sha256
 from dnadiff.progress import duration, table
 from dnadiff.renamed import with_current_names
-from dnadiff.store.disk import atomic_write, json_object, read_json
+from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.objects import build
 from dnadiff.weights.loaded import Loaded
 
 # Settings of a sampler that `resolved_sampler` can choose.
 _CHOSEN = ("window", "num_groups", "sizes")
-_WEIGHT = re.compile(rb" log_weight=(\S+)")
 _DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
 _BARE = re.compile(r"[^\s\"'=]+")
-_REWARD = re.compile(rb'[ "]reward(?:=|": )(-?[0-9.e+-]+)')
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix
 # "sampler.".
 _RESERVED = set(
@@ -236,31 +232,13 @@ def header_settings(sampler: Configurable) -> dict[str, Json]:
     return found
 
 
-def header_value(value: object) -> str:
-    """A value of a `key=value` pair in a FASTA header: JSON, but strings without spaces, quotes and
-    = are not quoted."""
-    if isinstance(value, str) and _BARE.fullmatch(value):
-        return value
-    return json.dumps(value, separators=(",", ":"), default=str)
-
-
-def weights(path: Path, compressed: bool) -> np.ndarray:
-    """The log weights (S,) in the headers of a FASTA file, or in the lines of a .jsonl file."""
+def numbers_of(path: Path, name: str, compressed: bool) -> np.ndarray:
+    """The numbers (S,) of this name in the headers of a FASTA file, or in the lines of a .jsonl
+    file."""
+    number = re.compile(rb'[ "]%s(?:=|": )([^\s,}]+)' % name.encode())
     with open_bytes(path, compressed) as file:
-        return np.array([found for line in file if (found := _weight(path, line)) is not None])
-
-
-def _weight(path: Path, line: bytes) -> float | None:
-    if line.startswith(b"{"):
-        found = json_object(line, f"a line of {path}").get("log_weight")
-    else:
-        match = _WEIGHT.search(line) if line.startswith(b">") else None
-        found = None if match is None else float(match[1])
-    if found is None or is_number(found):
-        return found
-    raise ValueError(
-        f"{path}: the log_weight {found!r} of a record is not a number; generate the samples again"
-    )
+        headers = (line for line in file if line[:1] in b">{")
+        return np.array([float(found[1]) for line in headers if (found := number.search(line))])
 
 
 def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
@@ -273,8 +251,9 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
     known bases.
     """
     compressed = is_compressed(output)
+    of_records = numbers_of(source, "log_weight", compressed)
     times: list[int] = []  # how often each record is written
-    for group, log_weight in enumerate(weights(source, compressed).reshape(-1, each)):
+    for group, log_weight in enumerate(of_records.reshape(-1, each)):
         uniform = (hash64(seed, "resample", group) + 0.5) / 2**64
         taken = systematic_resample(log_weight, keep, uniform)
         times += np.bincount(taken, minlength=each).tolist()
@@ -328,36 +307,29 @@ def summarize_weights(log_weight: np.ndarray, each: int) -> dict[str, Json]:
 FASTA = (".fa", ".fasta", ".fna")
 JSONL = ".jsonl"
 TEXT = (".txt", JSONL)
-Writer: TypeAlias = Callable[
-    [str, str, Mapping[str, object]], bytes
-]  # name, text and header of a record -> its bytes
 
 
-def fasta_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
-    """A FASTA record whose header has `key=value` pairs."""
-    values = {key: header_value(value) for key, value in about.items()}
-    return b"".join(wrapped(synthetic_record(name, text, **values)))
+def record_of(output: Path, name: str, text: str, about: Mapping[str, Json]) -> bytes:
+    """A record of a file of this name: FASTA whose header has `key=value` pairs, a line of JSON, or
+    the text followed by an empty line.
 
-
-def jsonl_record(name: str, text: str, about: Mapping[str, Json]) -> bytes:
-    """A line of JSON."""
+    Values of pairs are JSON, but strings without spaces, quotes and = are not quoted.
+    """
+    kind = output.name.removesuffix(".gz")
+    if kind.endswith(FASTA):
+        values = {
+            key: value
+            if isinstance(value, str) and _BARE.fullmatch(value)
+            else json.dumps(value, separators=(",", ":"), default=str)
+            for key, value in about.items()
+        }
+        return b"".join(wrapped(synthetic_record(name, text, **values)))
+    if not kind.endswith(JSONL):
+        return f"{text}\n\n".encode()
     record = {"name": name, "synthetic": True, **about, "text": text}
     if "log_weight" in about:
         record["log_weight"] = float(about["log_weight"])
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def text_record(name: str, text: str, about: Mapping[str, object]) -> bytes:
-    """The text, followed by an empty line."""
-    return text.encode() + b"\n\n"
-
-
-def writer_of(output: Path) -> Writer:
-    """The function that formats records for a file of this name."""
-    name = output.name.removesuffix(".gz")
-    if name.endswith(FASTA):
-        return fasta_record
-    return jsonl_record if name.endswith(JSONL) else text_record
 
 
 def header_of(
@@ -382,9 +354,7 @@ def header_of(
 
 def check_suffix(output: Path, is_dna: bool) -> None:
     """Raise ValueError unless DNA is written to FASTA, or text to .txt or .jsonl."""
-    allowed = [
-        end + compressed for compressed in ("", ".gz") for end in (FASTA if is_dna else TEXT)
-    ]
+    allowed = [end + gz for gz in ("", ".gz") for end in (FASTA if is_dna else TEXT)]
     if not output.name.endswith(tuple(allowed)):
         raise ValueError(
             f"output {output} is the name of another kind of file; this model writes "
@@ -434,7 +404,7 @@ class SampleJob(ResumableJob):
     page: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
-        self.write_record, self.converts = writer_of(self.output), self.resampled is not None
+        self.converts = self.resampled is not None
         self.totals: dict[str, Json] = {
             "nfe": 0,
             "rows": 0,
@@ -464,13 +434,8 @@ class SampleJob(ResumableJob):
         calls that this takes."""
         if self.gc is None:
             return None
-        found = fit_tilt(self.generator, self.request, self.gc, self.seed, self.batch_size)
-        return {
-            "log_odds": found.tilt,
-            "pilot": found.reached,
-            "calls": found.nfe,
-            "rows": found.rows,
-        }
+        fitted = fit_tilt(self.generator, self.request, self.gc, self.seed, self.batch_size)
+        return fitted._asdict()
 
     @override
     def begin(self) -> None:
@@ -537,8 +502,8 @@ class SampleJob(ResumableJob):
         extra: dict[str, Json] = {}
         if self.gc is not None:
             extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
-        if self.weighted and self.write_record is not text_record:
-            of_records = weights(collected, is_compressed(self.output))
+        if self.weighted and not self.output.name.removesuffix(".gz").endswith(".txt"):
+            of_records = numbers_of(collected, "log_weight", is_compressed(self.output))
             extra["weights"] = summarize_weights(of_records, request.each)
         if self.resampled is not None:
             extra["weights"]["resampled"] = self.resampled
@@ -556,7 +521,7 @@ class SampleJob(ResumableJob):
             reward = {"mean": totals["reward_sum"] / len(request), "best": totals["reward_best"]}
             calls = {"calls": totals["reward_calls"]}
             if self.resampled is not None:  # of the records written
-                written = written_rewards(self.output)
+                written = numbers_of(self.output, "reward", is_compressed(self.output)).tolist()
                 calls = {"proposals": reward, **calls}
                 reward = {"mean": sum(written) / len(written), "best": max(written)}
             extra["design"] = {**self.design, **reward, **calls}
@@ -638,39 +603,23 @@ class SampleJob(ResumableJob):
         if self.prepared is not None:
             generator = generator.with_tilt(self.prepared["log_odds"])
         for batch in generator.batches(self.request, self.seed, self.batch_size, first):
-            result = self._result(generator, batch, first)
-            seconds = time.monotonic() - before
-            self.report(result.items, result.about["tokens"])
-            yield result._replace(about={**result.about, "seconds": seconds})
-            first, before = first + result.items, time.monotonic()
-
-    def _result(self, generator: ConditionalSampler, batch: SampleBatch, first: int) -> Result:
-        numbers = range(first, first + len(batch.targets))
-        found, content = generator.about(batch, numbers, self.seed), b""
-        for i, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
-            about = {**self.header_of_records, "calls": batch.nfe, **target.about, **found[i]}
-            if self.weighted and batch.log_weight is not None:
-                about["log_weight"] = f"{batch.log_weight[i]:.6f}"
-            content += self.write_record(target.name, generator.text(target, sequence), about)
-        totals: dict[str, Json] = {
-            "nfe": batch.nfe,
-            "rows": batch.rows,
-            "tokens": sum(len(x) for x in batch.tokens),
-        }
-        if self.gc is not None:
-            totals["gc"] = list(generator.gc(batch))
-        if batch.rewards is not None:
-            totals["reward_sum"] = float(batch.rewards.sum())
-            totals["reward_best"] = float(batch.rewards.max())
-            totals["reward_calls"] = batch.reward_calls
-        return Result(len(numbers), content, totals)
-
-
-def written_rewards(path: Path) -> list[float]:
-    """The rewards in the headers of a FASTA file, or in the lines of a .jsonl file."""
-    with open_bytes(path, is_compressed(path)) as file:
-        return [
-            float(found[1])
-            for line in file
-            if line[:1] in b">{" and (found := _REWARD.search(line))
-        ]
+            numbers, content = range(first, first + len(batch.targets)), b""
+            found = generator.about(batch, numbers, self.seed)
+            for row, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
+                about = {**self.header_of_records, "calls": batch.nfe, **target.about, **found[row]}
+                if self.weighted and batch.log_weight is not None:
+                    about["log_weight"] = f"{batch.log_weight[row]:.6f}"
+                text = generator.text(target, sequence)
+                content += record_of(self.output, target.name, text, about)
+            totals: dict[str, Json] = {"nfe": batch.nfe, "rows": batch.rows}
+            totals["tokens"] = sum(map(len, batch.tokens))
+            if self.gc is not None:
+                totals["gc"] = list(generator.gc(batch))
+            if batch.rewards is not None:
+                totals["reward_sum"] = float(batch.rewards.sum())
+                totals["reward_best"] = float(batch.rewards.max())
+                totals["reward_calls"] = batch.reward_calls
+            totals["seconds"] = time.monotonic() - before
+            self.report(len(numbers), totals["tokens"])
+            yield Result(len(numbers), content, totals)
+            first, before = first + len(numbers), time.monotonic()

@@ -337,7 +337,9 @@ class Designer(ConditionalSampler):
             yield batch._replace(reward_calls=self.reward_calls - before)
 
     @override
-    def facts(self, batch: SampleBatch) -> list[dict[str, Json]]:
+    def facts(
+        self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
+    ) -> list[dict[str, Json]]:
         assert batch.rewards is not None
         number, target = len(batch.targets), batch.targets[0]
         columns: dict[str, Sequence[Json]] = {
@@ -352,18 +354,15 @@ class Designer(ConditionalSampler):
             bases, designed = dna_tokenizer(self.tokenizer).bases, slice(*target.designed)
             found = self.longest_match(bases(tokens[designed]) for tokens in batch.tokens)
             columns["longest_match"] = found.tolist()
-        return [dict(zip(columns, row)) for row in zip(*columns.values())]
+        bounds = super().facts(batch, numbers, seed, num_draws)
+        return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
 
     @override
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
         """What `facts` says of each design and the bound on its log-probability, rounded."""
-        found = self.facts(batch)
-        if self.num_draws:
-            bounds = self.bounds(batch, numbers, self.num_draws, seed).tolist()
-            found = [{**facts, "log_prob": bound} for facts, bound in zip(found, bounds)]
         return [
             {key: round(x, _DIGITS[key]) if key in _DIGITS else x for key, x in facts.items()}
-            for facts in found
+            for facts in self.facts(batch, numbers, seed, self.num_draws)
         ]
 
 
