@@ -68,9 +68,7 @@ def compare(options: CompareOptions) -> Result:
         evaluation.Evaluation, max_draws=max(2, options.num_draws), conjoin=False
     )
     models = {name: checkpoint.load(getattr(options, name), options.trust) for name in ("a", "b")}
-    content = evaluation.compare(
-        models, settings, output, conjoined, options.data, options.trust, options.device
-    )
+    content = evaluation.compare(models, settings, output, conjoined)
     bit, unit = math.log(2), "bits per base" if content["is_dna"] else "bits per token"
     rows: list[tuple[str, ...]] = []
     for name, found in content["groups"].items():

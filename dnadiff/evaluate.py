@@ -75,9 +75,7 @@ def evaluate(options: EvaluateOptions) -> Result:
     settings = options.into(evaluation.Evaluation)
     # The tokenizer of data= is used if the model has none.
     model = checkpoint.load(options.checkpoint, options.trust, needs_tokenizer=False)
-    content = evaluation.evaluate(
-        model, settings, output, windows, options.data, options.trust, options.device
-    )
+    content = evaluation.evaluate(model, settings, output, windows)
     unit, bit = "bits per base" if content["is_dna"] else "bits per token", math.log(2)
     rows: list[tuple[str, ...]] = []
     for name, g in content["groups"].items():

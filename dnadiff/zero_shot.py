@@ -71,12 +71,7 @@ class ZeroShotOptions(ModelOptions):
 @command(ZeroShotOptions)
 def zero_shot(options: ZeroShotOptions) -> Result:
     """Evaluate on all sets; a row for each set, protocol and group of tokens."""
-    from dnadiff.genomics.evaluation import (
-        Evaluation,
-        check_estimator,
-        estimator_kind,
-        evaluate,
-    )
+    from dnadiff.genomics.evaluation import Evaluation, estimator_kind, evaluate
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
@@ -89,8 +84,7 @@ def zero_shot(options: ZeroShotOptions) -> Result:
         )
     protocols = protocols_of(model.denoiser, options.protocols)
     for protocol in protocols.values():
-        kind = estimator_kind(model.denoiser, protocol)
-        check_estimator(kind, model.denoiser, model.process.noise, options.num_draws)
+        estimator_kind(model, protocol, options.num_draws)
     trained_on = model.config.get("data") or {"length": model.training_length()}
     chosen: dict[str, tuple[str, Config]] = {}
     for name in options.sets:  # errors come before the first evaluation
@@ -113,8 +107,8 @@ def zero_shot(options: ZeroShotOptions) -> Result:
     for name, (part, described) in chosen.items():
         for shown, protocol in protocols.items():
             path = check_output(options.run_dir / name / shown / "evaluate.json", replace)
-            asked = options.into(Evaluation, part=part, protocol=protocol)
-            content = evaluate(model, asked, path, None, described, options.trust, options.device)
+            asked = options.into(Evaluation, part=part, protocol=protocol, data=described)
+            content = evaluate(model, asked, path)
             rows += rows_of(name, part, shown, content)
             layouts[name] = content["data"].get("layout") or content["data"]["n_policy"]
             if content["data"]["name"] == trained_on.get("name"):

@@ -35,7 +35,6 @@ from dnadiff.diffusion.likelihood.estimators import (
     one_draw,
     ordered,
 )
-from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, Json, Natural, Positive, PositiveInt, checked
 from dnadiff.genomics.held_out import (
@@ -76,6 +75,8 @@ class Evaluation:
         both_strands: also evaluate the reverse complements.
         conjoin: average the probabilities of both strands at every call.
         orders: of the Markov models that are compared.
+        data: configuration of data that replace those of the training run of the (first) model.
+        trust: packages whose classes a configuration may name.
 
     Raises:
         ValueError: for settings that exclude each other.
@@ -94,6 +95,9 @@ class Evaluation:
     both_strands: bool = False
     conjoin: bool = False
     orders: Sequence[Annotated[int, Interval(ge=0, le=26)]] = ()
+    data: Config | None = None
+    trust: Sequence[str] = ()
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.order is not None and (self.protocol != "count" or self.target_se is not None):
@@ -110,72 +114,72 @@ class Evaluation:
                 "max_draws to at least as many"
             )
 
-    def kind_for(self, model: Loaded) -> str:
-        """How the likelihood of a model is estimated (`Estimator`).
 
-        Raises:
-            ValueError: if model and settings do not fit.
-        """
-        denoiser = model.denoiser
-        kind = estimator_kind(denoiser, self.protocol, self.order)
-        check_estimator(kind, denoiser, model.process.noise, self.num_draws)
-        for key in ("both_strands", "conjoin"):
-            if getattr(self, key) and not is_of_dna(model):
-                raise ValueError(
-                    f"{key}=true needs DNA; this model was trained on text, which has one strand: "
-                    "leave it out"
-                )
-        if self.conjoin and self.both_strands:
-            raise ValueError(
-                "with conjoin=true both strands have the same likelihood, so both_strands=true "
-                "compares nothing; leave one out"
-            )
-        if self.conjoin and denoiser.left_to_right:
-            raise ValueError(
-                "conjoin=true needs a model that unmasks in any order; one that goes from left to "
-                "right predicts the bases of the other strand in the opposite order: set "
-                "both_strands=true"
-            )
-        return kind
-
-
-def estimator_kind(denoiser: BaseDenoiser, protocol: str, order: str | None = None) -> str:
+def estimator_kind(model: Loaded, protocol: str, num_draws: int, order: str | None = None) -> str:
     """How the likelihood of a model is estimated (`Estimator`): exactly, if an order is given or
-    one call gives it (`is_exact`), or else with `protocol`."""
-    if order is not None:
-        return "order"
-    return "chain rule" if is_exact(denoiser) else protocol
+    one call gives it (`is_exact`), or else with `protocol`.
 
-
-def check_estimator(
-    kind: str, denoiser: BaseDenoiser, noise: NoiseSchedule, num_draws: int
-) -> None:
-    """Raises ValueError if an estimate is not valid for this model, its schedule or this number of
-    draws."""
+    Raises:
+        ValueError: if this is not valid for the model, its schedule or this number of draws.
+    """
+    denoiser = model.denoiser
+    exact = "order" if order is not None else "chain rule" if is_exact(denoiser) else None
+    kind = exact or protocol
     require(f"estimator {kind}", denoiser, AbsorbingProcess)
     if kind == "count":
         check_num_draws(num_draws)
     elif kind == "mdlm":
-        check_one_draw(denoiser, noise)
+        check_one_draw(denoiser, model.process.noise)
     elif kind == "order":
         check_ordered(denoiser)
+    return kind
 
 
-@dataclass
 class Estimator:
-    """A way to estimate the likelihood of windows.
+    """The likelihood of windows under a model.
 
     Attributes:
         kind: `count`, the NELBO in count form with stratified draws; `mdlm`, the NELBO by the
             protocol of MDLM's tables, without a Monte Carlo error; `chain rule`, the exact
             likelihood of an autoregressive model or of block diffusion in blocks of one token;
             `order`, the exact likelihood of unmasking one token at a time in a deterministic order.
+        denoiser: what is evaluated, by `of`.
+
+    Raises:
+        ValueError: if model and settings do not fit.
     """
 
-    kind: str
-    settings: Evaluation
-    process: AbsorbingProcess
     windows: Windows
+
+    def __init__(self, model: Loaded, settings: Evaluation) -> None:
+        self.model, self.settings, self.denoiser = model, settings, model.denoiser
+        self.process, conjoin, both = model.process, settings.conjoin, settings.both_strands
+        self.kind = estimator_kind(model, settings.protocol, settings.num_draws, settings.order)
+        if (conjoin or both) and not is_of_dna(model):
+            raise ValueError(
+                f"{'both_strands' if both else 'conjoin'}=true needs DNA; this model was trained "
+                "on text, which has one strand: leave it out"
+            )
+        if conjoin and both:
+            raise ValueError(
+                "with conjoin=true both strands have the same likelihood, so both_strands=true "
+                "compares nothing; leave one out"
+            )
+        if conjoin and self.denoiser.left_to_right:
+            raise ValueError(
+                "conjoin=true needs a model that unmasks in any order; one that goes from left to "
+                "right predicts the bases of the other strand in the opposite order: set "
+                "both_strands=true"
+            )
+
+    def of(self, held_out: HeldOut, curve: bool = False) -> Likelihood:
+        """The likelihood of held-out windows, by `run`."""
+        denoiser, settings = self.model.denoiser.to(self.settings.device), self.settings
+        takes_labels = denoiser.num_labels > 0
+        self.windows = Windows(held_out.tiles, held_out.groups, settings.batch_size, takes_labels)
+        vocab = held_out.data.tokenizer.vocab
+        self.denoiser = Conjoined(denoiser, vocab) if settings.conjoin else denoiser
+        return self.run(self.denoiser, curve=curve)
 
     def run(
         self,
@@ -241,17 +245,16 @@ class Estimator:
         bar.close()
         return result
 
-    def other_strand(self, denoiser: BaseDenoiser, result: Likelihood) -> Likelihood:
+    def other_strand(self, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
-        vocab = self.process.vocab
+        vocab, denoiser = self.process.vocab, self.denoiser
         if denoiser.left_to_right or self.kind == "order":  # other blocks or another order
             return self.run(denoiser, ReverseComplemented(self.windows, vocab), result)
         return self.run(OtherStrand(denoiser, vocab), same_draws_as=result)
 
-    def protocol(self, result: Likelihood, b: int | None, layout: str | None) -> str:
-        """How the likelihood was estimated, in words, and for text how documents became windows;
-        `b` is the block size of block diffusion."""
-        asked = self.settings
+    def protocol(self, result: Likelihood, layout: str | None) -> str:
+        """How the likelihood was estimated, in words, and for text how documents became windows."""
+        asked, b = self.settings, self.model.denoiser.block_size
         blocks = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
         described = {
             "count": f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window",
@@ -284,21 +287,16 @@ class HeldOut:
     novelty: str | None
 
     @classmethod
-    def of(
-        cls,
-        models: Sequence[Loaded],
-        settings: Evaluation,
-        given: Config | None,
-        trust: Sequence[str],
-    ) -> HeldOut:
-        """The windows of the data of the first model, or of data that are `given`. A base is novel
-        if it is so for all models, and repeated otherwise.
+    def of(cls, models: Sequence[Loaded], settings: Evaluation) -> HeldOut:
+        """The windows of the data of the first model, or of data that the settings name. A base is
+        novel if it is so for all models, and repeated otherwise.
 
         Raises:
             ValueError: if the data do not fit a model.
         """
         first, *rest = models
-        data, own = data_of(first, given, settings.length, trust)
+        trust = settings.trust
+        data, own = data_of(first, settings.data, settings.length, trust)
         for other in rest:
             check_length(settings.length or data.length, other.denoiser.max_length, "b")
         tiles, part = data.test_windows(settings.part, settings.length), settings.part
@@ -322,62 +320,42 @@ class HeldOut:
         novelty = f"against the training part of {names}" if known else None
         return cls(data, own, tiles, token_groups(data, tiles, part, known), novelty)
 
-    def likelihood(
-        self, model: Loaded, settings: Evaluation, kind: str, device: str, curve: bool = False
-    ) -> tuple[Estimator, BaseDenoiser, Likelihood]:
-        """The estimator, the denoiser that was evaluated and the likelihood of the windows."""
-        denoiser = model.denoiser.to(device)
-        takes_labels = denoiser.num_labels > 0
-        windows = Windows(self.tiles, self.groups, settings.batch_size, takes_labels)
-        made = Estimator(kind, settings, model.process, windows)
-        if settings.conjoin:
-            denoiser = Conjoined(denoiser, model.tokenizer.vocab)
-        return made, denoiser, made.run(denoiser, curve=curve)
-
-    def about(self) -> Json:
-        """What the JSON file records of the data."""
-        layout = self.data.layout(self.tiles.length)
+    def about(self, settings: Evaluation) -> Json:
+        """What the JSON file records of the data: with the windows in a block of the bootstrap, a
+        note if it treats adjacent windows as independent, and what novelty refers to."""
+        layout, size = self.data.layout(self.tiles.length), settings.block_size
         about = {**self.data.describe(), "window": self.tiles.length}
-        return about if layout is None else {**about, "layout": layout}
-
-    def dependence(self, block_size: int) -> Json:
-        """The windows in a block of the bootstrap, a note if it treats adjacent windows as
-        independent, and what novelty refers to."""
         return {
-            "block_size": effective_block_size(len(self.tiles), block_size),
-            "se_total_note": dependence_note(self.tiles, block_size),
+            "data": about if layout is None else {**about, "layout": layout},
+            "own_data": self.own,
+            "part": settings.part,
+            "seed": settings.seed,
+            "block_size": effective_block_size(len(self.tiles), size),
+            "se_total_note": dependence_note(self.tiles, size),
             "novelty": self.novelty,
         }
 
 
 def evaluate(
-    model: Loaded,
-    settings: Evaluation,
-    output: Path,
-    windows: Path | None = None,
-    data: Config | None = None,
-    trust: Sequence[str] = (),
-    device: str = "cpu",
+    model: Loaded, settings: Evaluation, output: Path, windows: Path | None = None
 ) -> Json:
     """Evaluate a model on held-out windows, write the JSON file, and return its contents and
     `is_dna`.
 
     Args:
         windows: an `.npz` file for the scores of each window.
-        data: configuration of data that replace those of the training run.
-        trust: packages whose classes a configuration may name.
 
     Raises:
         ValueError: if model, data and settings do not fit, before the network runs.
     """
-    kind = settings.kind_for(model)
-    held_out = HeldOut.of([model], settings, data, trust)
-    source, tiles, about = held_out.data, held_out.tiles, held_out.about()
+    made = Estimator(model, settings)
+    held_out = HeldOut.of([model], settings)
+    source, tiles, about = held_out.data, held_out.tiles, held_out.about(settings)
     is_dna, model = is_of_dna(model), model.with_tokenizer(source.tokenizer)
     markov = fit_markov(source, settings.orders) if is_dna else {}  # errors before the network runs
-    made, evaluated, result = held_out.likelihood(model, settings, kind, device, curve=True)
+    result = made.of(held_out, curve=True)
     curve, costs = None, None
-    if kind == "count":
+    if made.kind == "count":
         points = result.curve()
         curve = {
             "visible": points.visible.tolist(),
@@ -385,23 +363,21 @@ def evaluate(
             "se": (points.se / BIT).tolist(),
         }
         is_measured = result.by_block is not None
-        start = None if is_measured else all_masked(evaluated, model.process, made.windows)
+        start = None if is_measured else all_masked(made.denoiser, model.process, made.windows)
         costs = code_length_table(CurveSums.from_estimates(result, start, tiles.length))
     named = [name for name in result.tokens if result.tokens[name].sum()]
     strands = {}
     if settings.both_strands:
-        reverse = made.other_strand(evaluated, result)
+        reverse = made.other_strand(result)
         strands = {name: both_strands(result, reverse, name) for name in named}
     content = {
         "model": describe_model(model, settings.conjoin),
-        "data": about,
-        "own_data": held_out.own,
-        "part": settings.part,
+        **{key: about[key] for key in ("data", "own_data", "part")},
         "num_draws": result.num_draws,
         "target_se": settings.target_se,
         "seed": settings.seed,
-        "protocol": made.protocol(result, model.denoiser.block_size, about.get("layout")),
-        **held_out.dependence(settings.block_size),
+        "protocol": made.protocol(result, about["data"].get("layout")),
+        **about,
         "groups": {name: result.summary(name) for name in named},
         "both_strands": strands,
         "markov": markov_rows(source, tiles, held_out.groups, result, markov, settings.part),
@@ -409,10 +385,9 @@ def evaluate(
         "code_length": costs,
     }
     if windows is not None:
-        nats = {name: result.per_sequence(name) for name in result.tokens}
-        split = about["split_hash"]
-        scores = Scores(window_positions(tiles), nats, result.tokens, result.block_size, split)
-        scores.save(windows)
+        nats, split = {name: result.per_sequence(name) for name in result.tokens}, about["data"]
+        places = window_positions(tiles)
+        Scores(places, nats, result.tokens, result.block_size, split["split_hash"]).save(windows)
     write_json(output, content)
     return content | {"is_dna": is_dna}
 
@@ -422,16 +397,12 @@ def compare(
     settings: Evaluation,
     output: Path,
     conjoined: Sequence[str] = (),
-    data: Config | None = None,
-    trust: Sequence[str] = (),
-    device: str = "cpu",
 ) -> Json:
     """Evaluate two models on the same windows with the same masks, and write the JSON file.
 
     Args:
         models: `a` and `b`.
         conjoined: the names of models whose probabilities of both strands are averaged.
-        data: configuration of data that replace those of the training run of `a`.
 
     Returns:
         The contents of the JSON file, and `is_dna`.
@@ -440,20 +411,17 @@ def compare(
         ValueError: if models, data and settings do not fit, before a network runs.
     """
     check_vocabularies(**models)
-    each = {name: replace(settings, conjoin=name in conjoined) for name in models}
-    kinds = {}
+    made = {}
     for name, model in models.items():
         try:
-            kinds[name] = each[name].kind_for(model)
+            made[name] = Estimator(model, replace(settings, conjoin=name in conjoined))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    held_out = HeldOut.of(list(models.values()), settings, data, trust)
-    about, results, protocols = held_out.about(), {}, {}
+    held_out = HeldOut.of(list(models.values()), settings)
+    about, results = held_out.about(settings), {}
     for name, model in models.items():
         log.info(f"{name}: {model.path}, step {model.step:,}")
-        made, _, result = held_out.likelihood(model, each[name], kinds[name], device)
-        results[name] = result
-        protocols[name] = made.protocol(result, model.denoiser.block_size, about.get("layout"))
+        results[name] = made[name].of(held_out)
     difference, groups = results["a"].minus(results["b"]), {}
     for group, tokens in difference.tokens.items():
         if not tokens.sum():
@@ -473,15 +441,14 @@ def compare(
                 "verdict": verdict(found.low, found.high, above="worse", below="better"),
             },
         }
+    layout = about["data"].get("layout")
     content = {
-        **{name: describe_model(model, each[name].conjoin) for name, model in models.items()},
-        "data": about,
-        "own_data": held_out.own,
-        "part": settings.part,
+        **{name: describe_model(model, name in conjoined) for name, model in models.items()},
+        **{key: about[key] for key in ("data", "own_data", "part")},
         "num_draws": settings.num_draws,
         "seed": settings.seed,
-        "protocol": protocols,
-        **held_out.dependence(settings.block_size),
+        "protocol": {name: made[name].protocol(result, layout) for name, result in results.items()},
+        **about,
         "groups": groups,
     }
     write_json(output, content)

@@ -1,4 +1,5 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.genomics.evaluation import check_estimator
+from dnadiff.genomics.evaluation import estimator_kind
 from dnadiff.networks.backbone.base import BlockBackbone
 
 
@@ -262,7 +263,7 @@ def test_mdlm_protocol_refuses_a_model_from_left_to_right_before_data_is_read(pr
         ValueError,
         match=r"protocol=mdlm is for models that unmask in any order.* set protocol=count",
     ):
-        check_estimator("mdlm", denoiser, process.noise, 8)
+        estimator_kind(SimpleNamespace(denoiser=denoiser, process=process), "mdlm", 8)
 
 
 def test_the_chain_rule_is_exact_and_has_no_monte_carlo_error(process, many):

@@ -158,8 +158,10 @@ def test_the_other_strand_is_unmasked_in_the_same_order(order):
     windows = Windowed(
         [WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1]
     )
-    estimator = Estimator("order", Evaluation(order=order), process, windows)
-    found = estimator.other_strand(denoiser, estimator.run(denoiser))
+    model = SimpleNamespace(denoiser=denoiser, process=process)
+    estimator = Estimator(model, Evaluation(order=order))
+    estimator.windows = windows
+    found = estimator.other_strand(estimator.run(denoiser))
     mirrored = vocab.reverse_complement(ids)
     expected = ordered(
         denoiser,
