@@ -201,7 +201,6 @@ def variants(options: VariantsOptions) -> list[Job]:
                     "target": target,
                     "predicted": writer.predicted,
                 },
-                earlier={},
             )
         ]
     parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}

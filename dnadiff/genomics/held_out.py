@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -141,43 +141,29 @@ class Scores:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an `.npz` file."""
-        arrays: Json = {
-            f"{kind}/{name}": of[name]
-            for kind, of in (("nats", self.nats), ("tokens", self.tokens))
-            for name in self.nats
-        }
+        arrays: Json = {"windows": self.windows, "block_size": self.block_size, "data": self.data}
+        arrays |= {f"nats/{name}": values for name, values in self.nats.items()}
+        arrays |= {f"tokens/{name}": self.tokens[name] for name in self.nats}
         with atomic_write(Path(path), overwrite=True) as file:
-            np.savez_compressed(
-                file, windows=self.windows, block_size=self.block_size, data=self.data, **arrays
-            )
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
         """Read a file written by `save`; ValueError if it is damaged."""
         content = read_npz(path, ("windows", "block_size", "data", "nats/all"))
-        windows, block_size, data = (
-            content.pop(name) for name in ("windows", "block_size", "data")
-        )
-        names = [key.partition("/")[2] for key in content if key.startswith("nats/")]
-        numbers = {
-            key: values
-            for key, values in content.items()
-            if values.shape == windows.shape[:1] and values.dtype.kind in "fi"
-        }
-        expected = {f"{kind}/{name}" for kind in ("nats", "tokens") for name in names}
-        if (
-            windows.ndim != 2
-            or windows.dtype.kind != "i"
-            or block_size.shape
-            or block_size.dtype.kind != "i"
-            or numbers.keys() != expected
-        ):
+        windows, block_size, data = map(content.pop, ("windows", "block_size", "data"))
+        of: dict[str, dict[str, ndarray]] = {"nats": {}, "tokens": {}}
+        for key, values in content.items():
+            kind, _, name = key.partition("/")
+            if values.shape == windows.shape[:1] and values.dtype.kind in "fi":
+                of.setdefault(kind, {})[name] = values
+        nats, tokens = of["nats"], of["tokens"]
+        is_whole = nats.keys() == tokens.keys() and len(nats) + len(tokens) == len(content)
+        kinds = windows.ndim, block_size.ndim, windows.dtype.kind, block_size.dtype.kind
+        if not is_whole or kinds != (2, 0, "i", "i"):
             raise ValueError(
                 f"{path} is damaged: not the scores of windows; evaluate again with windows={path}"
             )
-        nats, tokens = (
-            {name: numbers[f"{kind}/{name}"] for name in names} for kind in ("nats", "tokens")
-        )
         return cls(windows, nats, tokens, int(block_size), str(data))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
@@ -188,11 +174,8 @@ class Scores:
                 "these are scores of different windows: evaluate both models on the same data, "
                 "part and length"
             )
-        return ratio(
-            self.nats[group] - other.nats[group],
-            self.tokens[group],
-            blocks(len(self.windows), self.block_size),
-        )
+        nats = {group: self.nats[group] - other.nats[group]}
+        return replace(self, nats=nats).mean(group)
 
     def mean(self, group: str = "all") -> ConfidenceInterval:
         """Nats per token with the standard error over windows."""

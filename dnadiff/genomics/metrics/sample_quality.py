@@ -504,6 +504,7 @@ class SampleQualityEvaluator:
         return QualityPart([self._metric(*about, bits, data, slow=True)])
 
 
+@dataclass(eq=False)
 class JudgeJob(Job):
     """All metrics of an evaluator, as a JSON file and a picture. Items are groups of metrics.
 
@@ -516,21 +517,19 @@ class JudgeJob(Job):
 
     stream, label = "metrics", "judge"
 
-    def __init__(
-        self,
-        evaluator: SampleQualityEvaluator,
-        output: Path,
-        about: Mapping[str, Json],
-        options: Mapping[str, Json],
-        searched: str | None,
-        draw: Callable[[SampleQuality], bytes],
-    ) -> None:
-        self.evaluator, self.output, self.about, self.draw = evaluator, output, about, draw
-        self.picture = output.with_name(f"{output.name.removesuffix('.json')}.png")
+    evaluator: SampleQualityEvaluator
+    output: Path
+    about: Mapping[str, Json]
+    options: Mapping[str, Json]
+    searched: str | None
+    draw: Callable[[SampleQuality], bytes]
+
+    def __post_init__(self) -> None:
+        self.picture = self.output.with_name(f"{self.output.name.removesuffix('.json')}.png")
         self.side_files = (self.picture,)
-        windows = {"samples": evaluator.samples, "real": evaluator.real}
+        windows = {"samples": self.evaluator.samples, "real": self.evaluator.real}
         digests = {key: hashlib.sha256(x.tobytes()).hexdigest() for key, x in windows.items()}
-        self.settings = {**options, **digests, "searched": searched}
+        self.settings = {**self.options, **digests, "searched": self.searched}
         self.content: dict[str, Json] = {}
 
     @override

@@ -8,6 +8,7 @@ and `log_prob` for models that go from left to right."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -185,6 +186,7 @@ class Masked(VariantMethod):
 
 
 @checked
+@dataclass(eq=False)
 class Block(VariantMethod):
     """Mean over random orders of log p(alt block | rest) - log p(ref block | rest) by the chain
     rule.
@@ -204,10 +206,8 @@ class Block(VariantMethod):
 
     name = "block"
 
-    def __init__(
-        self, block: PositiveInt | None = None, num_orders: Annotated[int, Interval(ge=2)] = 4
-    ) -> None:
-        self.block, self.num_orders = block, num_orders
+    block: PositiveInt | None = None
+    num_orders: Annotated[int, Interval(ge=2)] = 4
 
     @override
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
@@ -225,6 +225,7 @@ class Block(VariantMethod):
 
 
 @checked
+@dataclass(eq=False)
 class PairedWindow(VariantMethod):
     """NELBO of the window with REF minus that of the window with ALT, in count form with common
     masks.
@@ -241,8 +242,10 @@ class PairedWindow(VariantMethod):
 
     name = "window"
 
-    def __init__(self, num_draws: PositiveInt = 64) -> None:
-        self.num_draws = check_num_draws(num_draws)
+    num_draws: PositiveInt = 64
+
+    def __post_init__(self) -> None:
+        check_num_draws(self.num_draws)
 
     @override
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
@@ -279,6 +282,7 @@ class PairedWindow(VariantMethod):
 
 
 @checked
+@dataclass(eq=False)
 class LogProb(VariantMethod):
     """log p(window with ALT) - log p(window with REF).
 
@@ -294,8 +298,7 @@ class LogProb(VariantMethod):
     name = "log_prob"
     for_left_to_right: ClassVar[bool] = True
 
-    def __init__(self, num_draws: PositiveInt = 64) -> None:
-        self.num_draws = num_draws
+    num_draws: PositiveInt = 64
 
     @override
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
@@ -337,6 +340,7 @@ class LogProb(VariantMethod):
         return llr, variance
 
 
+@dataclass(eq=False)
 class ByKind(VariantMethod):
     """Another method for each kind of variant.
 
@@ -350,29 +354,31 @@ class ByKind(VariantMethod):
 
     name = "by_kind"
 
-    def __init__(
-        self,
-        snv: VariantMethod,
-        mnv: VariantMethod,
-        indel: VariantMethod,
-        left_to_right: VariantMethod,
-    ) -> None:
-        self.snv, self.mnv, self.indel, self.left_to_right = snv, mnv, indel, left_to_right
+    snv: VariantMethod
+    mnv: VariantMethod
+    indel: VariantMethod
+    left_to_right: VariantMethod
+
+    def __post_init__(self) -> None:
         for key, method in vars(self).items():
             if not isinstance(method, VariantMethod):
                 raise ValueError(
                     f"variant_method.{key} is {method!r}, not a method; choose masked, block, "
                     "window or log_prob"
                 )
-        self._of = {"SNVs": snv, "MNVs": mnv, "indels": indel}
+
+    @property
+    def _of(self) -> dict[str, VariantMethod]:
+        return {"SNVs": self.snv, "MNVs": self.mnv, "indels": self.indel}
 
     @override
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
     ) -> tuple[Floats, Floats]:
         llr, variance = np.full((2, len(network.strands), len(edits)), np.nan)
-        for method in dict.fromkeys(self._of.values()):
-            chosen = [i for i, edit in enumerate(edits) if self._of[edit.kind] is method]
+        of = self._of
+        for method in dict.fromkeys(of.values()):
+            chosen = [i for i, edit in enumerate(edits) if of[edit.kind] is method]
             if chosen:
                 llr[:, chosen], variance[:, chosen] = method.llr(
                     network, [edits[i] for i in chosen], at_sites[:, chosen]
@@ -393,5 +399,4 @@ class ByKind(VariantMethod):
 
     @override
     def settings(self) -> dict[str, Json]:
-        kinds = ("snv", "mnv", "indel", "left_to_right")
-        return {"method": self.name, **{kind: getattr(self, kind).settings() for kind in kinds}}
+        return {"method": self.name, **{kind: x.settings() for kind, x in vars(self).items()}}

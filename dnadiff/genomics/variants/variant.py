@@ -368,6 +368,7 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     return forward.reverse_complement() if reverse else forward
 
 
+@dataclass(eq=False)
 class Saturation(VariantSource):
     """Every SNV of some regions, and every deletion of one base if requested; positions with N are
     left out.
@@ -378,10 +379,9 @@ class Saturation(VariantSource):
 
     name = "saturate"
 
-    def __init__(
-        self, regions: Sequence[Region], reference: Reference, deletions: bool = False
-    ) -> None:
-        self.regions, self.reference, self.deletions = regions, reference, deletions
+    regions: Sequence[Region]
+    reference: Reference
+    deletions: bool = False
 
     @override
     def __iter__(self) -> Iterator[Row]:

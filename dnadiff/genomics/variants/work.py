@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -410,6 +410,7 @@ class ExtraOutputs:
             print(f"the dependency matrix is in {self.matrix}")
 
 
+@dataclass(eq=False)
 class VariantJob(ResumableJob):
     """The effects of all rows of a source. Items are rows.
 
@@ -421,26 +422,21 @@ class VariantJob(ResumableJob):
 
     stream, label, items = "rows", "variants", "rows"
 
-    def __init__(
-        self,
-        scorer: RowScorer,
-        source: VariantSource,
-        writer: Table,
-        output: Path,
-        *,
-        method: VariantMethod | None,
-        training: TrainingPart,
-        mismatch_is_error: bool,
-        settings: Mapping[str, Json],
-        earlier: Earlier,
-        extras: ExtraOutputs | None = None,
-    ) -> None:
+    scorer: RowScorer
+    source: VariantSource
+    writer: Table
+    output: Path
+    method: VariantMethod | None
+    training: TrainingPart
+    mismatch_is_error: bool
+    settings: Mapping[str, Json]
+    earlier: Earlier = field(default_factory=dict)
+    extras: ExtraOutputs | None = None
+
+    def __post_init__(self) -> None:
         super().__init__()
-        self.scorer, self.source, self.writer, self.output = scorer, source, writer, output
-        self.method, self.training, self.extras = method, training, extras
-        self.mismatch_is_error, self.settings, self.earlier = mismatch_is_error, settings, earlier
-        self.side_files = () if extras is None else extras.files
-        self.bgzip, self.converts = writer.is_vcf, writer.converts
+        self.side_files = () if self.extras is None else self.extras.files
+        self.bgzip, self.converts = self.writer.is_vcf, self.writer.converts
         self.audit, self.missing = Audit(), 0
         self.summary = InputSummary()
 
