@@ -35,8 +35,19 @@ from typing_extensions import override
 
 from dnadiff.fields import PositiveInt
 from dnadiff.store.address import CACHED, Address, is_remote, parse, shown
-from dnadiff.store.cache import cache_dir, content_hash, hash_file, locked, megabytes, unique
-from dnadiff.store.disk import Json, names_file, read_json, write_all, write_json
+from dnadiff.store.disk import (
+    Json,
+    cache_dir,
+    content_hash,
+    hash_file,
+    locked,
+    megabytes,
+    names_file,
+    read_json,
+    unique,
+    write_all,
+    write_json,
+)
 
 WEAK = 'W/"'  # the beginning of a weak entity tag
 _BLOCK = 1 << 20

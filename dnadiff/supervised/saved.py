@@ -40,8 +40,16 @@ from dnadiff.formats.table import read_csv
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import VERSION, current_name
 from dnadiff.store.address import expand_user
-from dnadiff.store.cache import hash_file, locked
-from dnadiff.store.disk import append, atomic_write, json_object, read_json, read_npz, write_json
+from dnadiff.store.disk import (
+    append,
+    atomic_write,
+    hash_file,
+    json_object,
+    locked,
+    read_json,
+    read_npz,
+    write_json,
+)
 from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised.classifier import (
     LENGTH_WIDTH,

@@ -23,8 +23,7 @@ from dnadiff.fields import Config, Json
 from dnadiff.progress import duration, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
-from dnadiff.store.cache import hash_file, locked
-from dnadiff.store.disk import atomic_write, read_yaml, write_json
+from dnadiff.store.disk import atomic_write, hash_file, locked, read_yaml, write_json
 from dnadiff.store.objects import build, leaves, locate
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.clip_search import check_search

@@ -22,8 +22,7 @@ import numpy as np
 
 from dnadiff.genomics.held_out import Scores
 from dnadiff.progress import duration
-from dnadiff.store.cache import locked
-from dnadiff.store.disk import atomic_write, write_json
+from dnadiff.store.disk import atomic_write, locked, write_json
 
 Piece = Callable[[], Mapping[str, Any]]
 _WAIT = 5.0  # seconds between two checks whether other processes have finished their pieces

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.store.cache import locked
+from dnadiff.store.disk import locked
 from dnadiff.supervised.baselines import KmerLogistic, NearestNeighbors
 from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import FineTunedModel, GridSearch

@@ -1,7 +1,7 @@
 """Sequence files packed into the cache: one byte per base, mapped into memory, with a small index.
 
 A byte is the token id, plus 128 where the letter was lower case. The name of the folder is a hash
-of the file's content. Folders are written atomically (`dnadiff.store.cache`). Many files are
+of the file's content. Folders are written atomically (`dnadiff.store.disk`). Many files are
 packed in several processes, each file as a whole, so that a killed call loses only the files in
 progress.
 """
@@ -29,7 +29,7 @@ from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
 from dnadiff.formats.sequences import Header, events_of
 from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
-from dnadiff.store.cache import (
+from dnadiff.store.disk import (
     cache_dir,
     content_hash,
     ensure_folder,

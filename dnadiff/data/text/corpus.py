@@ -33,7 +33,7 @@ from dnadiff.data.records import Integers, StoredArray
 from dnadiff.data.splits import PARTS
 from dnadiff.fields import checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
-from dnadiff.store.cache import cache_dir, content_hash, ensure_folder, read_index
+from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, read_index
 from dnadiff.store.files import matches, resolve
 from dnadiff.store.remote import hub_is_reachable
 

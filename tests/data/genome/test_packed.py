@@ -17,8 +17,8 @@ import pytest
 from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.packed import PackedFile, pack
-from dnadiff.store import cache as store_cache
-from dnadiff.store.cache import (
+from dnadiff.store import disk as store_cache
+from dnadiff.store.disk import (
     CHUNK,
     cache_dir,
     checksums,
@@ -86,9 +86,9 @@ def test_a_changed_source_is_packed_anew_even_with_the_same_size_and_time(file, 
 
 
 def test_a_settled_source_is_not_read_again(file, cache, monkeypatch):
-    monkeypatch.setattr("dnadiff.store.cache._SETTLED", -1)
+    monkeypatch.setattr("dnadiff.store.disk._SETTLED", -1)
     digest = content_hash(file)
-    monkeypatch.setattr("dnadiff.store.cache.hash_file", None)
+    monkeypatch.setattr("dnadiff.store.disk.hash_file", None)
     assert content_hash(file) == digest
 
 
@@ -185,7 +185,7 @@ def test_a_file_has_a_checksum_and_one_of_each_megabyte(tmp_path):
 
 
 def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
-    monkeypatch.setattr("dnadiff.store.cache._SETTLED", -1)
+    monkeypatch.setattr("dnadiff.store.disk._SETTLED", -1)
     digest = content_hash(file)
     (note,) = cache_dir("sources").glob("*/*.json")
     note.write_text(note.read_text().replace(digest, digest[::-1]))
@@ -463,9 +463,8 @@ def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(
     import gzip
 
     from dnadiff.progress import Progress
-    from dnadiff.store import cache
 
-    monkeypatch.setattr(cache, "_PATIENCE", 0.0)
+    monkeypatch.setattr(store_cache, "_PATIENCE", 0.0)
     monkeypatch.setattr(cache, "Progress", lambda *arguments: Progress(*arguments, every=0.0))
     (tmp_path / "n.fa.gz").write_bytes(gzip.compress(b">n\n" + b"N" * 10_000_000 + b"\n"))
     packed.pack(tmp_path / "n.fa.gz")

@@ -21,7 +21,7 @@ from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.formats.documents import format_of
-from dnadiff.store.cache import locked
+from dnadiff.store.disk import locked
 
 WORDS = [
     "[PAD]",
@@ -628,7 +628,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from dnadiff.formats.documents import format_of
-from dnadiff.store.cache import locked
+from dnadiff.store.disk import locked
 from dnadiff.data.processes import map_in_order
 
 def items():
