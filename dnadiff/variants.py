@@ -208,14 +208,6 @@ def variants(options: VariantsOptions) -> list[Job]:
     method = methods.check_method(method, model.denoiser)
     about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
     read = partial(writer.read, output)
-    extras = work.ExtraOutputs(
-        scored,
-        None if options.dependency is None else expand_user(options.dependency),
-        options.dependency_span,
-        expand_user(options.report or options.run_dir / "report.html") if regions else None,
-        options.report is not None,
-        partial(draw_regions, regions=regions, read=read, about=about),
-    )
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return [
         work.VariantJob(
@@ -234,7 +226,14 @@ def variants(options: VariantsOptions) -> list[Job]:
                 **options.only(*keys),
             },
             earlier=tensors.earlier_identities(model.denoiser),
-            extras=extras,
+            network=scored,
+            matrix=None if options.dependency is None else expand_user(options.dependency),
+            span=options.dependency_span,
+            page=expand_user(options.report or options.run_dir / "report.html")
+            if regions
+            else None,
+            page_is_named=options.report is not None,
+            draw=partial(draw_regions, regions=regions, read=read, about=about),
         )
     ]
 

@@ -110,7 +110,7 @@ def test_its_process_is_right_by_enumeration(project, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "user"),
     [
-        ("evaluate part=valid output=n.json", "CountForm"),
+        ("evaluate part=valid output=n.json", "estimator count"),
         ("score input=phages.fa output=n.tsv", "likelihood"),
         ("sample num_samples=2 length=32 output=n.fa", "sampler Grouped"),
         ("compress input=phages.fa output=n.dnd", "compress"),

@@ -370,16 +370,14 @@ class SampleQualityEvaluator:
 
     def _metric(
         self,
-        key: str,
-        name: str,
-        unit: str,
+        about: tuple[str, str, str],
         statistic: Statistic,
         data: Sequence[ndarray],
         is_distance: bool = True,
         slow: bool = False,
     ) -> QualityMetric:
-        """A statistic of two sets, with its baseline and its interval; `data` are the rows of
-        samples and of real windows."""
+        """A statistic of two sets, with its baseline and its interval; `about` is its key, name and
+        unit, and `data` are the rows of samples and of real windows."""
         samples, real = data
         found = self.sets.distance(statistic, samples, real, self.num_slow if slow else None)
         low, high = bootstrap_interval(
@@ -392,17 +390,12 @@ class SampleQualityEvaluator:
             halves=slow,
         )
         interval = (max(low, 0.0), high) if is_distance else (low, high)
-        return QualityMetric(key, name, unit, is_distance, replace(found, interval=interval))
+        return QualityMetric(*about, is_distance, replace(found, interval=interval))
 
     def _value(
-        self,
-        key: str,
-        name: str,
-        unit: str,
-        of: Callable[[ndarray], float],
-        data: Sequence[ndarray],
+        self, about: tuple[str, str, str], of: Callable[[ndarray], float], data: Sequence[ndarray]
     ) -> QualityMetric:
-        found = self._metric(key, name, unit, lambda a, b: float(of(a)), data, is_distance=False)
+        found = self._metric(about, lambda a, b: float(of(a)), data, is_distance=False)
         return replace(found, distance=self._of_an_independent_set(found.distance))
 
     def _of_an_independent_set(self, distance: Distance) -> Distance:
@@ -416,14 +409,13 @@ class SampleQualityEvaluator:
         return self._both(lambda windows: kmer_counts(windows, k, self.both_strands, dtype))
 
     def _kmers(self, k: int) -> QualityPart:
-        name = f"{k}-mers, Jensen-Shannon divergence"
-        counts = self._counts(k, np.float32)
-        return QualityPart([self._metric(f"js_{k}", name, "bits", jensen_shannon, counts)])
+        about = (f"js_{k}", f"{k}-mers, Jensen-Shannon divergence", "bits")
+        return QualityPart([self._metric(about, jensen_shannon, self._counts(k, np.float32))])
 
     def _gc(self) -> QualityPart:
         gc = [100 * gc_content(self.samples, "samples"), 100 * gc_content(self.real, "real")]
         about = ("gc_variance", "GC content, variance between windows", "points^2")
-        return QualityPart([self._value(*about, lambda a: a.var(ddof=1), gc)])
+        return QualityPart([self._value(about, lambda a: a.var(ddof=1), gc)])
 
     def _mutual_information(self) -> QualityPart:
         reach = min(MAX_DISTANCE, self.length - 1)
@@ -438,24 +430,23 @@ class SampleQualityEvaluator:
         def gap(a: ndarray, b: ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
 
-        name, of_curves = f"mean up to {reach} bases", "mean difference of curves"
-        key, what, bits = "mutual_information", "mutual information", "bits"
+        key, name = "mutual_information", "mutual information, mean"
         metrics = [
-            self._value(key, f"{what}, {name}", bits, mean, pairs),
-            self._metric(f"{key}_gap", f"{what}, {of_curves}", bits, gap, pairs),
+            self._value((key, f"{name} up to {reach} bases", "bits"), mean, pairs),
+            self._metric((f"{key}_gap", f"{name} difference of curves", "bits"), gap, pairs),
         ]
         return QualityPart(metrics, (ours, np.maximum(limits, 0.0)))
 
     def _coding(self) -> QualityPart:
         period, frames = self._both(period_three), self._both(longest_orf)
         of_period = ("period_three", "three-base period, power", "x shuffled")
-        key, name = "longest_frame", "longest open reading frame"
-        far = (f"{key}_gap", f"{name}, Wasserstein-1", "bases")
+        key, name, unit = "longest_frame", "longest open reading frame", "bases"
+        far = (f"{key}_gap", f"{name}, Wasserstein-1", unit)
         return QualityPart(
             [
-                self._value(*of_period, np.mean, period),
-                self._value(key, f"{name}, mean", "bases", np.mean, frames),
-                self._metric(*far, wasserstein, frames),
+                self._value(of_period, np.mean, period),
+                self._value((key, f"{name}, mean", unit), np.mean, frames),
+                self._metric(far, wasserstein, frames),
             ]
         )
 
@@ -465,16 +456,16 @@ class SampleQualityEvaluator:
         def percent(a: ndarray) -> float:
             return 100 * a[:, 0].sum() / max(a[:, 1].sum(), 1)
 
-        name = "longest match with training"
+        key, name, unit = "longest_match", "longest match with training", "bases"
         # A maximum has no useful standard error.
-        longest = self._of_an_independent_set(
-            self.sets.distance(lambda a, b: float(a.max()), match[0], match[1])
-        )
+        longest = self.sets.distance(lambda a, b: float(a.max()), match[0], match[1])
+        longest = self._of_an_independent_set(longest)
+        of_seen = ("seen", f"{training.k}-mers seen in training", "%")
         return QualityPart(
             [
-                self._value("seen", f"{training.k}-mers seen in training", "%", percent, seen),
-                self._value("longest_match_mean", f"{name}, mean", "bases", np.mean, match),
-                QualityMetric("longest_match", f"{name}, maximum", "bases", False, longest),
+                self._value(of_seen, percent, seen),
+                self._value((f"{key}_mean", f"{name}, mean", unit), np.mean, match),
+                QualityMetric(key, f"{name}, maximum", unit, False, longest),
             ]
         )
 
@@ -501,7 +492,7 @@ class SampleQualityEvaluator:
 
         name = f"real windows, order-{self.order} Markov model of samples"
         about, data = ("train_on_samples_bits", name, "bits per base"), (self.samples, self.real)
-        return QualityPart([self._metric(*about, bits, data, slow=True)])
+        return QualityPart([self._metric(about, bits, data, slow=True)])
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -341,73 +341,15 @@ def picture_of(page: Path, number: int) -> Path:
     return page.with_name(f"{page.stem}_heat_map_{number}.png")
 
 
-@dataclass(frozen=True)
-class ExtraOutputs:
-    """The files that are written when all variants have been scored.
-
-    Attributes:
-        network: of the matrix.
-        matrix: the dependency matrix, a .tsv file; None for none.
-        span: bases on each side of the variant in it.
-        page: an .html file with heat maps, and pictures next to it; None for none.
-        page_is_named: whether it was asked for under this name; one in a run folder is not drawn
-            again when the scores are complete.
-        draw: writes the page with its pictures.
-    """
-
-    network: Network
-    matrix: Path | None
-    span: int
-    page: Path | None
-    page_is_named: bool
-    draw: Callable[[Path], object]
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that there must not be before. How many pictures a page will have is known when
-        the scores are."""
-        pages = []
-        if self.page is not None:
-            name = re.compile(rf"{re.escape(self.page.stem)}_heat_map_\d+\.png")
-            pictures = filter(
-                lambda path: name.fullmatch(path.name), self.page.parent.glob("*.png")
-            )
-            pages = [self.page, *sorted(pictures)]
-        return [*pages, *([] if self.matrix is None else [self.matrix])]
-
-    def check(self, output: Path, alleles: int) -> None:
-        """Refuse a matrix that cannot be written; ValueError naming the key."""
-        if self.matrix is None:
-            return
-        if alleles != 1:
-            raise ValueError(
-                f"dependency writes the matrix of a single variant, and there are {alleles:,} "
-                "alleles; give one variant"
-            )
-        if self.network.denoiser.left_to_right:
-            raise ValueError(
-                "dependency masks bases around the variant, which a model from left to right "
-                "cannot do; leave dependency out"
-            )
-        if self.matrix.resolve() == output.resolve():
-            raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
-
-    def missing(self) -> ExtraOutputs:
-        """The outputs that were asked for by name and have not been written yet."""
-        matrix, page = (
-            None if path is not None and path.exists() else path
-            for path in (self.matrix, self.page if self.page_is_named else None)
-        )
-        return replace(self, matrix=matrix, page=page)
-
-    def write(self, first: Edit | None) -> None:
-        """Write them; `first` is the variant of the matrix."""
-        if self.page is not None:
-            self.draw(self.page)
-        if self.matrix is not None and first is not None:
-            with atomic_write(self.matrix, overwrite=True) as file:
-                file.write(dependency(self.network, first, self.span))
-            print(f"the dependency matrix is in {self.matrix}")
+def files_of(matrix: Path | None, page: Path | None) -> list[Path]:
+    """The files that there must not be before. How many pictures a page will have is known when the
+    scores are."""
+    found = []
+    if page is not None:
+        name = re.compile(rf"{re.escape(page.stem)}_heat_map_\d+\.png")
+        pictures = (path for path in page.parent.glob("*.png") if name.fullmatch(path.name))
+        found = [page, *sorted(pictures)]
+    return found if matrix is None else [*found, matrix]
 
 
 @dataclass(eq=False)
@@ -417,7 +359,13 @@ class VariantJob(ResumableJob):
     Args:
         method: checks each variant; None if it has an answer for all of them.
         mismatch_is_error: refuse rows whose REF differs from the genome.
-        extras: written next to the output; None for none.
+        network: of the matrix.
+        matrix: the dependency matrix, a .tsv file; None for none.
+        span: bases on each side of the variant in it.
+        page: an .html file with heat maps, and pictures next to it; None for none.
+        page_is_named: whether it was asked for under this name; one in a run folder is not drawn
+            again when the scores are complete.
+        draw: writes the page with its pictures.
     """
 
     stream, label, items = "rows", "variants", "rows"
@@ -431,11 +379,16 @@ class VariantJob(ResumableJob):
     mismatch_is_error: bool
     settings: Mapping[str, Json]
     earlier: Earlier = field(default_factory=dict)
-    extras: ExtraOutputs | None = None
+    network: Network | None = None
+    matrix: Path | None = None
+    span: int = 0
+    page: Path | None = None
+    page_is_named: bool = False
+    draw: Callable[[Path], object] = print
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.side_files = () if self.extras is None else self.extras.files
+        self.side_files = files_of(self.matrix, self.page)
         self.bgzip, self.converts = self.writer.is_vcf, self.writer.converts
         self.audit, self.missing = Audit(), 0
         self.summary = InputSummary()
@@ -465,8 +418,20 @@ class VariantJob(ResumableJob):
                 f"{self.source.name} is not sorted by position, so {self.output.name} is not "
                 "either and cannot be indexed; bcftools sort sorts it"
             )
-        if self.extras is not None:
-            self.extras.check(self.output, found.kinds.total())
+        if self.matrix is None or self.network is None:
+            return
+        if (alleles := found.kinds.total()) != 1:
+            raise ValueError(
+                f"dependency writes the matrix of a single variant, and there are {alleles:,} "
+                "alleles; give one variant"
+            )
+        if self.network.denoiser.left_to_right:
+            raise ValueError(
+                "dependency masks bases around the variant, which a model from left to right "
+                "cannot do; leave dependency out"
+            )
+        if self.matrix.resolve() == self.output.resolve():
+            raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
 
     @override
     def begin(self) -> None:
@@ -506,8 +471,7 @@ class VariantJob(ResumableJob):
 
     @override
     def finish(self, collected: Path) -> dict[str, Json]:
-        if self.extras is not None:
-            self.extras.write(self.summary.first)
+        self._write_next_to_it(self.matrix, self.page, self.summary.first)
         audit, training, summary = self.audit, self.training, self.summary
         error = {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared}
         return {
@@ -523,8 +487,19 @@ class VariantJob(ResumableJob):
 
     @override
     def found_complete(self) -> None:
-        if self.extras is not None and (missing := self.extras.missing()).files:
-            missing.write(self._summarized().first)
+        named = (self.matrix, self.page if self.page_is_named else None)
+        matrix, page = (None if path and path.exists() else path for path in named)
+        if matrix or page:
+            self._write_next_to_it(matrix, page, self._summarized().first)
+
+    def _write_next_to_it(self, matrix: Path | None, page: Path | None, first: Edit | None) -> None:
+        """Write these files; `first` is the variant of the matrix."""
+        if page is not None:
+            self.draw(page)
+        if matrix is not None and self.network is not None and first is not None:
+            with atomic_write(matrix, overwrite=True) as file:
+                file.write(dependency(self.network, first, self.span))
+            print(f"the dependency matrix is in {matrix}")
 
     @override
     def closing(self, seconds: float) -> str:

@@ -41,7 +41,7 @@ def test_one_metric_in_twenty_is_outside_the_baseline_by_chance(real):
     )
     found = [
         evaluator._value(
-            "mean", "mean", "", np.mean, (rng.normal(size=40), rng.normal(size=80))
+            ("mean", "mean", ""), np.mean, (rng.normal(size=40), rng.normal(size=80))
         ).verdict
         for _ in range(150)
     ]
