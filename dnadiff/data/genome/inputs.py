@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.records import Interval
+from dnadiff.data.records import Interval, merged
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, names_of, read_regions
@@ -64,49 +65,41 @@ class FileInput(SequenceInput):
     checks of `events`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.names, self.regions = str(path), [], []
-        digest, length = hashlib.sha256(), 0
+        self.path, self.names = str(path), []
+        digest, lengths = hashlib.sha256(), list[int]()
         for event in events(path):
             if isinstance(event, Header):
-                self._end(length)
                 self.names.append(event.name)
+                lengths.append(0)
                 digest.update(f"\n{event.name}\n".encode())
-                length = 0
             else:
+                lengths[-1] += len(event)
                 digest.update(event)
-                length += len(event)
-        self._end(length)
-        self.digest = digest.hexdigest()
-
-    def _end(self, length: int) -> None:
-        if self.names:
-            self.regions.append(Region(self.names[-1], 0, length, self.names[-1]))
+        self.regions, self.digest = _whole(self.names, lengths), digest.hexdigest()
 
     @override
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         stream, letters = events(self.path), bytearray()
         record, position = -1, 0  # `letters` begins at this position of this record
         for piece in pieces:
-            while record < piece.record:
-                if isinstance(self._next(stream), Header):
-                    record, position, letters = record + 1, 0, bytearray()
-            while position + len(letters) < piece.end:
-                event = self._next(stream)
+            while True:
+                before = piece.start - position if record == piece.record else len(letters)
+                dropped = max(0, min(before, len(letters)))
+                del letters[:dropped]
+                position += dropped
+                if record == piece.record and position + len(letters) >= piece.end:
+                    break
+                event = next(stream, None)
+                begins = isinstance(event, Header)
+                if event is None or (begins and record == piece.record):
+                    raise ValueError(
+                        f"{self.path} changed while it was read; start again when it is complete"
+                    )
                 if isinstance(event, Header):
-                    raise self._changed()
-                letters += event
-                position += _drop(letters, piece.start - position)
-            position += _drop(letters, piece.start - position)
+                    record, position, letters = record + 1, 0, bytearray()
+                else:
+                    letters += event
             yield ids_of(bytes(letters[: piece.end - position]))
-
-    def _next(self, stream: Iterator[Header | bytes]) -> Header | bytes:
-        event = next(stream, None)
-        if event is None:
-            raise self._changed()
-        return event
-
-    def _changed(self) -> ValueError:
-        return ValueError(f"{self.path} changed while it was read; start again when it is complete")
 
 
 class GenomeInput(SequenceInput):
@@ -114,16 +107,14 @@ class GenomeInput(SequenceInput):
 
     def __init__(self, genome: Genome, regions: Sequence[Region]) -> None:
         self.genome, self.regions, self.names = genome, list(regions), names_of(regions)
-        self.digest = hashlib.sha256(
-            "\n".join([genome.digest, *map(str, self.regions)]).encode()
-        ).hexdigest()
+        described = "\n".join([genome.digest, *map(str, self.regions)])
+        self.digest = hashlib.sha256(described.encode()).hexdigest()
 
     @property
     @override
     def region_names(self) -> list[str] | None:
-        found = [
-            "" if region.name == "." else region.name for region in self.regions
-        ]  # "." is a column without a value
+        # "." is a column without a value
+        found = ["" if region.name == "." else region.name for region in self.regions]
         return found if any(found) else None
 
     @override
@@ -138,17 +129,15 @@ class GenomeInput(SequenceInput):
         wanted: dict[str, list[tuple[int, int]]] = {}
         for region in self.regions:
             wanted.setdefault(region.chrom, []).append((region.start, region.end))
-        whole = [
-            Region(name, 0, length, name)
-            for name, length in self.genome.lengths.items()
-            if name in wanted
-        ]
-        merged = [
-            Interval(number, *place)
-            for number, record in enumerate(whole)
-            for place in _union(wanted[record.chrom])
-        ]
-        return GenomeInput(self.genome, whole), merged
+        names = [name for name in self.genome.names if name in wanted]
+        covered = []
+        for number, name in enumerate(names):
+            starts, ends = np.array(sorted(wanted[name])).T
+            ends = np.maximum.accumulate(ends)
+            places = merged(starts, ends, starts[1:] <= ends[:-1]).tolist()
+            covered += [Interval(number, *place) for place in places]
+        whole = _whole(names, map(self.genome.lengths.__getitem__, names))
+        return GenomeInput(self.genome, whole), covered
 
 
 class ArrayInput(SequenceInput):
@@ -156,12 +145,9 @@ class ArrayInput(SequenceInput):
 
     def __init__(self, sequences: Sequence[TokenIds]) -> None:
         self.sequences, self.names = list(sequences), [str(i) for i in range(len(sequences))]
-        self.regions = [
-            Region(name, 0, len(ids), name) for name, ids in zip(self.names, self.sequences)
-        ]
-        self.digest = hashlib.sha256(
-            b"\xff".join(ids.tobytes() for ids in self.sequences)
-        ).hexdigest()
+        self.regions = _whole(self.names, map(len, self.sequences))
+        content = b"\xff".join(ids.tobytes() for ids in self.sequences)
+        self.digest = hashlib.sha256(content).hexdigest()
 
     @override
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
@@ -215,19 +201,5 @@ def open_input(
     return GenomeInput(opened, read_regions(regions, opened.lengths, feature))
 
 
-def _drop(letters: bytearray, count: int) -> int:
-    """Remove up to `count` letters at the beginning; returns how many."""
-    count = max(0, min(count, len(letters)))
-    del letters[:count]
-    return count
-
-
-def _union(places: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Intervals in order, with those that overlap or touch merged."""
-    merged: list[tuple[int, int]] = []
-    for start, end in sorted(places):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(end, merged[-1][1])
-        else:
-            merged.append((start, end))
-    return merged
+def _whole(names: Iterable[str], lengths: Iterable[int]) -> list[Region]:
+    return [Region(name, 0, length, name) for name, length in zip(names, lengths)]

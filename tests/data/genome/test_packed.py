@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 import zlib
+from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -17,12 +19,14 @@ import pytest
 from dnadiff.data.genome import packed
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.packed import PackedFile, pack
+from dnadiff.formats.sequences import Header, SequenceFormat
 from dnadiff.store import disk as store_cache
 from dnadiff.store.disk import (
     CHUNK,
     cache_dir,
     checksums,
     content_hash,
+    known_hash,
 )
 
 
@@ -69,12 +73,17 @@ def test_a_byte_a_base_and_a_small_index(file, cache):
     ] == [1, 2]
 
 
-def test_packed_once_and_found_by_content(file, cache, tmp_path, monkeypatch):
+def inode(packed_file):
+    """Shows whether a file was packed again."""
+    return (packed_file.folder / "index.json").stat().st_ino
+
+
+def test_packed_once_and_found_by_content(file, cache, tmp_path):
     first = pack(file)
+    before = inode(first)
     (tmp_path / "copy.fa").write_bytes(file.read_bytes())
-    monkeypatch.setattr(packed, "events_of", None)  # reading again would fail
     assert pack(tmp_path / "copy.fa").folder == pack(file).folder == first.folder
-    assert entries(cache) == [first.folder.name]
+    assert entries(cache) == [first.folder.name] and inode(first) == before
 
 
 def test_a_changed_source_is_packed_anew_even_with_the_same_size_and_time(file, cache):
@@ -85,11 +94,16 @@ def test_a_changed_source_is_packed_anew_even_with_the_same_size_and_time(file, 
     assert pack(file).folder != first.folder and pack(file).bases[12] == 10
 
 
-def test_a_settled_source_is_not_read_again(file, cache, monkeypatch):
-    monkeypatch.setattr("dnadiff.store.disk._SETTLED", -1)
-    digest = content_hash(file)
-    monkeypatch.setattr("dnadiff.store.disk.hash_file", None)
-    assert content_hash(file) == digest
+def settled(path):
+    """Wait until a file cannot change again within the resolution of its time stamp."""
+    time.sleep(max(0, path.stat().st_mtime + 2.1 - time.time()))
+    return path
+
+
+def test_a_settled_source_is_not_read_again(file, cache):
+    assert known_hash(file) is None
+    digest = content_hash(settled(file))
+    assert known_hash(file) == digest
 
 
 def damage_bases(folder):
@@ -184,26 +198,35 @@ def test_a_file_has_a_checksum_and_one_of_each_megabyte(tmp_path):
     assert found["chunks"][-1] == zlib.crc32(content[-17:])
 
 
-def test_a_damaged_note_about_a_source_is_not_believed(file, cache, monkeypatch):
-    monkeypatch.setattr("dnadiff.store.disk._SETTLED", -1)
-    digest = content_hash(file)
+def test_a_damaged_note_about_a_source_is_not_believed(file, cache):
+    digest = content_hash(settled(file))
     (note,) = cache_dir("sources").glob("*/*.json")
     note.write_text(note.read_text().replace(digest, digest[::-1]))
     assert content_hash(file) == digest
 
 
-def test_a_copied_cache_is_checked_and_kept(file, cache, monkeypatch):
+def test_a_copied_cache_is_checked_and_kept(file, cache):
     one = pack(file)
+    before = inode(one)
     os.utime(one.folder / "bases")
-    monkeypatch.setattr(packed, "events_of", None)
-    assert pack(file).folder == one.folder
+    assert inode(pack(file)) == before
 
 
-def test_a_full_disk_leaves_no_half_cache(file, cache, monkeypatch):
-    def full(self):
-        raise OSError(errno.ENOSPC, "No space left on device")
+class Failing(SequenceFormat):
+    """A format whose reader meets the error that its file names."""
 
-    monkeypatch.setattr(packed.Packer, "finish", full)
+    starts = (b"FAIL",)
+
+    @classmethod
+    def records(cls, path, content):
+        yield Header("a")
+        yield b"ACGT"
+        number = int(content.read().split()[1])
+        raise OSError(number, os.strerror(number))
+
+
+def test_a_full_disk_leaves_no_half_cache(file, cache):
+    file.write_text(f"FAIL {errno.ENOSPC}")
     with pytest.raises(
         OSError,
         match=r"the disk is full \(No space left on device; [\d,]+ bytes are free in .*\); free "
@@ -213,11 +236,8 @@ def test_a_full_disk_leaves_no_half_cache(file, cache, monkeypatch):
     assert entries(cache) == []
 
 
-def test_an_error_of_the_device_names_the_cache(file, cache, monkeypatch):
-    def broken(self):
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(packed.Packer, "finish", broken)
+def test_an_error_of_the_device_names_the_cache(file, cache):
+    file.write_text(f"FAIL {errno.EIO}")
     with pytest.raises(OSError, match=rf"^{cache}/\w+ could not be written: Input/output error"):
         pack(file)
     assert entries(cache) == []
@@ -277,14 +297,20 @@ def test_a_source_that_is_replaced_while_it_is_hashed_does_not_enter_the_cache(
     assert pack(file).records.names() == ["a", "b"]
 
 
-def test_a_source_that_changes_while_it_is_read_is_refused(file, cache, monkeypatch):
-    reading = packed.events_of
+class Changing(SequenceFormat):
+    """A format whose files change while they are read."""
 
-    def slowly(path, raw):
-        yield from reading(path, raw)
-        file.write_text(">a\nA\n")
+    starts = (b"CHANGE",)
 
-    monkeypatch.setattr(packed, "events_of", slowly)
+    @classmethod
+    def records(cls, path, content):
+        yield Header("a")
+        yield b"ACGT"
+        Path(path).write_text(">a\nA\n")
+
+
+def test_a_source_that_changes_while_it_is_read_is_refused(file, cache):
+    file.write_text("CHANGE")
     with pytest.raises(ValueError, match="changed while it was read"):
         pack(file)
     assert entries(cache) == []
@@ -358,24 +384,32 @@ def test_the_cache_folder_is_the_users_choice(tmp_path, monkeypatch):
         cache_dir("genomes")
 
 
+class Twice(SequenceFormat):
+    """A format whose files another process, with the same number on another machine, packs too."""
+
+    starts = (b"TWICE",)
+    inner: ClassVar[list] = []
+
+    @classmethod
+    def records(cls, path, content):
+        if not cls.inner:
+            cls.inner.append(None)
+            cls.inner[0] = pack(path)
+        yield Header("a")
+        yield b"ACGT"
+
+
 def no_locks(*args):
     raise OSError(errno.ENOLCK, "No locks available")
 
 
 def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache, monkeypatch):
     monkeypatch.setattr("fcntl.flock", no_locks)
-    reading, inner = packed.events_of, []
-
-    def interrupted(path, raw):
-        for event in reading(path, raw):
-            if not inner:
-                inner.append(None)
-                inner[0] = pack(path)  # another process, with the same number on another machine
-            yield event
-
-    monkeypatch.setattr(packed, "events_of", interrupted)
+    Twice.inner = []
+    file.write_text("TWICE")
     outer = pack(file)
-    assert outer.folder == inner[0].folder and outer.bases.tolist() == inner[0].bases.tolist()
+    (inner,) = Twice.inner
+    assert outer.folder == inner.folder and outer.bases.tolist() == inner.bases.tolist()
     assert entries(cache) == [outer.folder.name]
 
 
