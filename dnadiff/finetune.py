@@ -171,7 +171,7 @@ def finetune(options: FinetuneOptions) -> Result:
     each of several tasks."""
     from dnadiff.report.suite import write_suite
     from dnadiff.store import disk
-    from dnadiff.supervised import finetuning, overlap, protocol, saved
+    from dnadiff.supervised import finetuning, labeled, protocol, saved
     from dnadiff.supervised.tasks import find_tasks
     from dnadiff.weights import checkpoint
 
@@ -185,7 +185,7 @@ def finetune(options: FinetuneOptions) -> Result:
     tasks = {"": options.task} if several is None else find_tasks(several)
     data = options.pretraining_overlap
     kmers = (
-        overlap.pretraining_kmers(loaded.config, tokenizer, options.trust, data) if data else None
+        labeled.pretraining_kmers(loaded.config, tokenizer, options.trust, data) if data else None
     )
     found: dict[str, dict[str, Json]] = {}
     folder = Path(options.results or run_dir / "results")

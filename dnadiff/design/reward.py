@@ -1,5 +1,5 @@
-"""What designs are optimized for: the interface of rewards, the checks on what a reward returns, and
-rewards for composition, motifs, restriction sites, a target value and weighted sums.
+"""What designs are optimized for: the interface of rewards, the checks on what a reward returns,
+and rewards for composition, motifs, restriction sites, a target value and weighted sums.
 
 The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 

@@ -1,6 +1,6 @@
 """Embeddings of sequences: how the features of the positions of a sequence become its vector, and
-files of them: npz, Parquet and AnnData's h5ad (extra `anndata`), which are written group by group, in
-the order of the input."""
+files of them: npz, Parquet and AnnData's h5ad (extra `anndata`), which are written group by group,
+in the order of the input."""
 
 from __future__ import annotations
 

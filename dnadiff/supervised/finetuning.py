@@ -22,7 +22,7 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, table
 from dnadiff.store.address import shown_addresses
 from dnadiff.store.objects import PACKAGE, build
-from dnadiff.supervised import overlap, saved, study
+from dnadiff.supervised import labeled, saved, study
 from dnadiff.supervised.baselines import (
     LOGISTIC,
     Estimators,
@@ -360,7 +360,7 @@ class TaskStudy:
         loaded, data, protocol = self.loaded, self.data, self.protocol
         seeds, rounds = self.all_seeds, protocol.rounds(data, self.seed)
         log_task(protocol.example(data, self.seed))
-        subsets = overlap.tested_subsets(data, protocol, self.tokenizer, kmers)
+        subsets = labeled.tested_subsets(data, protocol, self.tokenizer, kmers)
         origin = {"checkpoint": str(loaded.path), "step": loaded.step}
         kept = [name for name in self.save_models if name in self.models]
         if self.save_models and protocol.tests_all_items:

@@ -1,4 +1,4 @@
-"""Heads of sequence classifiers: from the features of all positions to the outputs of a sequence."""
+"""Heads of sequence classifiers: from the features of all positions to the outputs."""
 
 from __future__ import annotations
 

@@ -383,8 +383,8 @@ def assign_folds(
 EVALUATION = 4  # batches for scoring are so many times larger than those for training
 
 
-# A callback for progress, such as `dnadiff.progress.Progress.update`, with steps and tokens to add to
-# the counts, and notes (name=text) that are displayed until replaced.
+# A callback for progress, such as `dnadiff.progress.Progress.update`, with steps and tokens to add
+# to the counts, and notes (name=text) that are displayed until replaced.
 Report: TypeAlias = Callable[..., None]
 
 

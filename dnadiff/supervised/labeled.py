@@ -18,11 +18,13 @@ import numpy as np
 from annotated_types import Interval
 from typing_extensions import TypedDict
 
+from dnadiff.data.base import run_data
+from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Json, Name, Natural, PositiveInt, checked
-from dnadiff.genomics.kmers import MAX_K
+from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
+from dnadiff.genomics.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
 from dnadiff.supervised.items import (
     Items,
     TaskData,
@@ -32,7 +34,7 @@ from dnadiff.supervised.items import (
     connect,
     sample_clusters,
 )
-from dnadiff.supervised.protocol import PROTOCOLS, FixedSplit
+from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.targets.regression import RegressionTarget
@@ -355,3 +357,78 @@ class LabeledTask(ABC):
         target.fit(train.labels, found.source)
         names = list(target.names)
         return TaskData(self.name, names, train, valid, test, self.stranded, notes, target)
+
+
+# An item is inside data if at least this fraction of its bases is in k-mers of the data.
+MIN_OVERLAP = 0.5
+# Bases of the largest training part of a task whose k-mers are stored: 1.6 GB while the set is
+# built.
+_MAX_TRAINING = 100_000_000
+
+
+def pretraining_kmers(
+    config: Config,
+    tokenizer: DNATokenizer,
+    trust: Sequence[str] = (),
+    file: str | bool = True,
+) -> KmerSet:
+    """The k-mers of the training part of a run; its data is read again.
+
+    Args:
+        config: of the run, which has the split of the data.
+        file: FASTA file of the data; True is the path in the configuration.
+
+    Raises:
+        FileNotFoundError: if the files no longer exist.
+        ValueError: if the model does not name its data, or they were downloaded, are not a genome,
+            or have too many k-mers to keep in memory.
+    """
+    if not config.get("data"):
+        raise ValueError(
+            "pretraining_overlap=true compares with the data of the pretraining, which published "
+            "weights do not name; set it to false"
+        )
+    described = config["data"]
+    if isinstance(described, Mapping) and file is not True:
+        described = {**described, "path": file}
+    data = run_data(described, tokenizer, trust)
+    data.prepare()
+    size = num_tokens(data.intervals["train"])
+    if size > MAX_KMERS:
+        raise ValueError(
+            f"the pretraining part has {size:,} bases, more than the {MAX_KMERS:,} whose k-mers "
+            "fit in memory; set pretraining_overlap=false"
+        )
+    return KmerSet([tokenizer.bases(ids) for ids in data.sequences("train")], NOVELTY)
+
+
+def tested_subsets(
+    data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, pretraining: KmerSet | None
+) -> dict[str, np.ndarray]:
+    """Masks (S,) bool of the tested items inside and outside the `pretraining` data, and the
+    training and validation parts if these have any of them, by shared k-mers on either strand.
+
+    This needs no coordinates, and it also finds copies elsewhere in a genome. Parts are not
+    compared where each fold or seed has a different training part (`KFold`, `FewItems`), nor if
+    they are very large.
+    """
+
+    def bases(items: Items) -> list[np.ndarray]:
+        rows = zip(items.ids.numpy(), items.lengths.tolist())
+        return [tokenizer.bases(ids[:length]) for ids, length in rows]
+
+    tested, found = bases(protocol.tested(data)), dict[str, np.ndarray]()
+    kmers = {} if pretraining is None else {"pretraining": pretraining}
+    parts = (data.train, data.valid)
+    if sum(int(part.lengths.sum()) for part in parts) > _MAX_TRAINING:
+        log.info(
+            "test sequences are not compared with the training part, which has more than "
+            f"{_MAX_TRAINING:,} bases"
+        )
+    elif not isinstance(protocol, KFold | FewItems):
+        kmers["training"] = KmerSet([*bases(data.train), *bases(data.valid)], NOVELTY)
+    for name, of_data in kmers.items():
+        inside = np.array([of_data.covered(each).mean() for each in tested]) >= MIN_OVERLAP
+        if name == "pretraining" or inside.any():
+            found |= {f"inside {name}": inside, f"outside {name}": ~inside}
+    return found

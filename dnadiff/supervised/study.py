@@ -21,6 +21,7 @@ from torch import Tensor
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.fields import Json
+from dnadiff.genomics.kmers import NOVELTY
 from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs
@@ -34,7 +35,6 @@ from dnadiff.supervised.items import (
     no_report,
 )
 from dnadiff.supervised.metrics import ScoredValues, summarize_metrics, title
-from dnadiff.supervised.overlap import TRAINING, training_remark
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.targets.base import TaskTarget
@@ -363,8 +363,12 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
             "may be too narrow for new ones"
         )
     subsets = next(iter(result["models"].values())).get("subsets", {})
-    if training := subsets.get(f"inside {TRAINING}"):
-        found.append(training_remark(training["items"], task["tested"]))
+    if training := subsets.get("inside training"):
+        found.append(
+            f"{training['items']:,} of {task['tested']:,} test sequences overlap the training part "
+            f"(shared {NOVELTY}-mers cover half of them): expect the score outside it on new "
+            "sequences"
+        )
     if primary_metric(result) == ClassTarget.primary and task["chance"] == 1:
         found.append(
             "all test sequences are of one class: accuracy is the fraction of this class that is "

@@ -1,5 +1,5 @@
-"""Tasks: labeled sequences in tables, FASTA files, folders or intervals of a genome, and windows of a
-genome inside regions against windows outside.
+"""Tasks: labeled sequences in tables, FASTA files, folders or intervals of a genome, and windows of
+a genome inside regions against windows outside.
 
 `task=NAME` on the command line builds a `LabeledTask` or `RegionWindows` from
 configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see only the resulting

@@ -10,7 +10,7 @@ from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.text_quality import JudgeModel, real_texts
-from dnadiff.supervised.overlap import pretraining_kmers
+from dnadiff.supervised.labeled import pretraining_kmers
 from dnadiff.weights import checkpoint
 
 TEXT = "dnadiff.data.text.datamodule.TextDataModule"

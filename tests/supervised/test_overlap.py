@@ -5,7 +5,7 @@ import pytest
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.genomics.kmers import KmerSet, reverse_complement
-from dnadiff.supervised import overlap
+from dnadiff.supervised import labeled
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold
 
@@ -29,9 +29,8 @@ def test_an_item_is_inside_if_half_of_its_bases_are_in_pretraining_kmers():
     items = Items.from_sequences(
         [DNA.ids_from_bases(row) for row in rows], [0] * 6, DNA.vocab.pad_id
     )
-    shares = overlap.overlap_fractions(items, KmerSet([genome], 24), DNA)
-    assert shares == pytest.approx([1, 1, 0, 40 / 60, 25 / 85, 0], abs=0.03)
-    parts = overlap.overlap_subsets(items, KmerSet([genome], 24), DNA, overlap.PRETRAINING)
+    data = TaskData("t", ["a"], items, items, items)
+    parts = labeled.tested_subsets(data, FewItems(pad_id=0), DNA, KmerSet([genome], 24))
     assert parts["inside pretraining"].tolist() == [True, True, False, True, False, False]
     assert (parts["outside pretraining"] == ~parts["inside pretraining"]).all()
 
@@ -53,7 +52,7 @@ def test_test_items_inside_the_training_part_are_found_on_either_strand():
         items(rows[3]),
         items(reverse_complement(rows[0]), near, rows[3], *rows[4:6]),
     )
-    found = overlap.tested_subsets(data, FixedSplit(pad_id=0), DNA, KmerSet([rows[4]], 24))
+    found = labeled.tested_subsets(data, FixedSplit(pad_id=0), DNA, KmerSet([rows[4]], 24))
     assert {name: mask.tolist() for name, mask in found.items()} == {
         "inside pretraining": [False, False, False, True, False],
         "outside pretraining": [True, True, True, False, True],
@@ -64,9 +63,9 @@ def test_test_items_inside_the_training_part_are_found_on_either_strand():
         KFold(pad_id=0),
         FewItems(pad_id=0, train_items=2),
     ):  # each fold or seed has a different training part
-        assert overlap.training_subsets(data, protocol, DNA) == {}
+        assert labeled.tested_subsets(data, protocol, DNA, None) == {}
     without = dataclasses.replace(data, test=items(*rows[4:]))
-    assert overlap.training_subsets(without, FixedSplit(pad_id=0), DNA) == {}  # none is inside
+    assert labeled.tested_subsets(without, FixedSplit(pad_id=0), DNA, None) == {}  # none is inside
 
 
 def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
@@ -89,10 +88,10 @@ def test_pretraining_kmers_are_those_of_the_training_part(tmp_path):
         match=r"without the path of its data \(tiny\); .* to finetune, as in "
         r"pretraining_overlap=my.fa",
     ):
-        overlap.pretraining_kmers({"data": {**data, "path": None, "name": "tiny"}}, DNA)
-    given = overlap.pretraining_kmers(
+        labeled.pretraining_kmers({"data": {**data, "path": None, "name": "tiny"}}, DNA)
+    given = labeled.pretraining_kmers(
         {"data": {**data, "path": None}}, DNA, (), str(tmp_path / "g.fa")
     )
     assert given.covered(genome[:3200]).all() and not given.covered(genome[3250:]).any()
-    words = overlap.pretraining_kmers({"data": data}, DNA)
+    words = labeled.pretraining_kmers({"data": data}, DNA)
     assert words.covered(genome[:3200]).all() and not words.covered(genome[3250:]).any()

@@ -118,8 +118,8 @@ def spread(values: np.ndarray) -> np.ndarray:
 
 
 class TaskTarget(ABC):
-    """What a task predicts: by default a number for each of the columns `names` of a table, in which
-    values may be missing.
+    """What a task predicts: by default a number for each of the columns `names` of a table, in
+    which values may be missing.
 
     Attributes:
         names: of the outputs: classes, or columns.
