@@ -17,7 +17,7 @@ from dnadiff.sharing import record
 from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_json
 from dnadiff.store.objects import config_dir
 from dnadiff.weights import checkpoint
-from dnadiff.weights.loaded import DESCRIPTION, description
+from dnadiff.weights.loaded import DESCRIPTION, description, portable
 from dnadiff.weights.published import export_published, published_layout
 from dnadiff.weights.tensors import fingerprint, round_weights
 
@@ -78,7 +78,10 @@ def export_model(
         )
         write_json(folder / DESCRIPTION, description(loaded, origin))
         if evaluation is not None:  # sampling chooses its groups from it
-            write_json(folder / "evaluate.json", record.shared_evaluation(evaluation, title))
+            data = record.without_paths(evaluation["data"])
+            model = evaluation["model"] | {"checkpoint": title}  # no path of this machine
+            content = portable(evaluation | {"data": data, "model": model})
+            write_json(folder / "evaluate.json", content)
         with atomic_write(folder / "README.md") as file:
             file.write(model_card(title, about).encode())
     return target, about
@@ -92,7 +95,7 @@ def model_card(name: str, about: Config) -> str:
         about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied` and
             `dtype` of the weights in the file.
     """
-    is_dna = about["alphabet"] == "DNA"
+    is_dna, curve = about["alphabet"] == "DNA", about["curve"] or {"visible": [], "bits": []}
     kind = ["dna", "genomics"] if is_dna else ["text"]
     metadata = {
         "library_name": "dnadiff",
@@ -100,15 +103,10 @@ def model_card(name: str, about: Config) -> str:
         "tags": [*kind, "masked-diffusion", "language-model", about["network"].lower()],
         "pipeline_tag": "fill-mask",
     }
-    split = {
-        "split": about["split"],
-        "hash of records and split": about["split_hash"],
-        **{f"tokens, {part}": number for part, number in (about["split_tokens"] or {}).items()},
-        **{
-            f"records with held-out parts, {part}": named(names)
-            for part, names in (about["held_out_records"] or {}).items()
-        },
-    }
+    last = len(curve["visible"]) - 1  # points of h(n) at equal distances
+    shown = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)}) if last >= 0 else ()
+    # The guide of the package for models of DNA, its headings one level deeper.
+    lines = (config_dir().parent / _GUIDE).read_text(encoding="utf-8").splitlines()[1:]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,
@@ -116,15 +114,14 @@ def model_card(name: str, about: Config) -> str:
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"cell": _cell, "bits": record.bits_text}
+    environment.filters.update(cell=_cell, bits=record.bits_text, named=named)
     return environment.get_template("card.md.j2").render(
         name=name,
         about=about,
         is_dna=is_dna,
         metadata=yaml.safe_dump(metadata, sort_keys=False),
-        split=split.items(),
-        points=_points(about["curve"]) if about["curve"] else [],
-        guide=_guide(),
+        points=[(curve["visible"][i], curve["bits"][i]) for i in shown],
+        guide="\n".join("#" * line.startswith("#") + line for line in lines).strip(),
         round=round,
     )
 
@@ -137,19 +134,5 @@ def _cell(value: Json) -> str:
 def named(records: Sequence[str]) -> str:
     """The first records, and how many more there are; a run stores at most `MAX_HELD_OUT` names."""
     least = "at least " if len(records) == MAX_HELD_OUT else ""
-    return ", ".join(records[:_SHOWN]) + (
-        f" and {least}{len(records) - _SHOWN} more" if len(records) > _SHOWN else ""
-    )
-
-
-def _points(curve: Config) -> list[tuple[float, float]]:
-    """Points of h(n) at equal distances."""
-    last = len(curve["visible"]) - 1
-    shown = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)})
-    return [(curve["visible"][i], curve["bits"][i]) for i in shown]
-
-
-def _guide() -> str:
-    """The guide of the package for models of DNA, its headings one level deeper."""
-    lines = (config_dir().parent / _GUIDE).read_text(encoding="utf-8").splitlines()[1:]
-    return "\n".join(f"#{line}" if line.startswith("#") else line for line in lines).strip()
+    more = f" and {least}{len(records) - _SHOWN} more" if len(records) > _SHOWN else ""
+    return ", ".join(records[:_SHOWN]) + more

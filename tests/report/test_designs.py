@@ -6,6 +6,7 @@ from html import unescape
 
 import numpy as np
 import pytest
+import torch
 
 import dnadiff
 from dnadiff.design.reward import GCContent
@@ -33,8 +34,8 @@ REAL = "".join(f">r{i}\n{'ACGTTGA' * 6}\n>n{i}\n{'GGCNAATTCC' * 3}\n" for i in r
 def page(cli, trained, tmp_path):
     """Runs `sample` with these arguments and returns the page: (its HTML, its text)."""
 
-    def run(*args):
-        status, out, err = cli("sample", f"checkpoint={trained}", *RUN, *args)
+    def run(*args, checkpoint=trained):
+        status, out, err = cli("sample", f"checkpoint={checkpoint}", *RUN, *args)
         assert status == 0, err
         assert "the page is p/a.html" in out
         html = (tmp_path / "p/a.html").read_text()
@@ -166,14 +167,11 @@ def test_resampled_designs_of_two_templates(page, tmp_path):
     assert "There is no logo: the designs have different lengths" in text and "Hamming" not in text
 
 
-def test_without_bounds_or_readable_data_the_page_says_so(page, trained, monkeypatch):
-    from dnadiff.weights.loaded import Loaded
-
-    def unreadable(self, trust=()):
-        raise FileNotFoundError("tiny.fa is gone")
-
-    monkeypatch.setattr(Loaded, "training_data", unreadable)
-    html, text = page("num_draws=0")
+def test_without_bounds_or_readable_data_the_page_says_so(page, trained, tmp_path):
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    content["hyper_parameters"]["config"]["data"]["path"] = str(tmp_path / "gone.fa")
+    torch.save(content, tmp_path / "moved.ckpt")
+    html, text = page("num_draws=0", checkpoint=tmp_path / "moved.ckpt")
     assert (
         "no Pareto front" in text
         and "Compared with" not in text

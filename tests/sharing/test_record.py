@@ -1,7 +1,8 @@
 """What is known of a model: its data are described only if they are those of its training."""
 
+import json
+import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -121,24 +122,29 @@ def test_data_that_are_named_again_are_those_of_the_training_if_they_are_the_sam
         assert evaluation.data_of(checkpoint.load(exported), data)[1] is same
 
 
-def test_an_evaluation_of_another_split_than_that_of_the_training_is_ignored(
-    trained, tmp_path, monkeypatch, caplog
-):
-    loaded = checkpoint.load(trained)
-    model = {"fingerprint": record.fingerprint(loaded.denoiser)}
-    data = {
-        "name": "tiny.fa",
-        "window": 64,
-        "split": "fractions",
-        "split_hash": loaded.origin.split_hash,
-    }
-    content = {**LIKELIHOOD, "model": model, "data": data}
-    monkeypatch.setattr(record, "read_json", lambda *_: content)
-    monkeypatch.setattr(Path, "is_file", lambda _: True)
-    assert record.stored_evaluation(loaded) is content
-    data["split_hash"] = "0123456789ab"
+@pytest.fixture
+def evaluated(trained, tmp_path):
+    """A copy of the run with an evaluation of its weights: (the model, its content)."""
+
+    def with_evaluation(**changes):
+        run = shutil.copytree(trained, tmp_path / "run", dirs_exist_ok=True)
+        loaded = checkpoint.load(run)
+        data = {"name": "tiny.fa", "window": 64, "split": "fractions", "split_hash": "0123"}
+        model = {"fingerprint": record.fingerprint(loaded.denoiser)}
+        content = {**LIKELIHOOD, "model": model, "data": data, **changes}
+        (run / "evaluate.json").write_text(json.dumps(content))
+        return loaded, content
+
+    return with_evaluation
+
+
+def test_an_evaluation_of_another_split_than_that_of_the_training_is_ignored(evaluated, caplog):
+    loaded, content = evaluated()
+    data = content["data"]
+    own = {**data, "split_hash": loaded.origin.split_hash}
+    assert record.stored_evaluation(*evaluated(data=own)[:1])["data"] == own
     with caplog.at_level("INFO", "dnadiff"):
-        assert record.stored_evaluation(loaded) is None
+        assert record.stored_evaluation(evaluated(data=data)[0]) is None
     assert "the data changed between the training and the evaluation" in caplog.text
 
 
@@ -173,19 +179,11 @@ def test_the_card_says_how_the_folder_is_loaded(exported, monkeypatch):
     )
 
 
-def test_an_evaluation_next_to_a_model_without_data_is_used(trained, monkeypatch):
-    loaded = checkpoint.load(trained)
-    loaded = replace(loaded, config=loaded.config | {"data": None})
-    data = {"name": "tiny.fa", "window": 64, "split": "fractions", "split_hash": "0123"}
-    content = {
-        **LIKELIHOOD,
-        "own_data": False,
-        "model": {"fingerprint": record.fingerprint(loaded.denoiser)},
-        "data": data,
-    }
-    monkeypatch.setattr(record, "read_json", lambda *_: content)
-    monkeypatch.setattr(Path, "is_file", lambda _: True)
-    assert record.stored_evaluation(loaded) is content
+def test_an_evaluation_next_to_a_model_without_data_is_used(evaluated):
+    loaded, content = evaluated(own_data=False)
+    without = replace(loaded, config=loaded.config | {"data": None})
+    assert record.stored_evaluation(without) == content
+    assert record.stored_evaluation(loaded) is None
 
 
 def test_control_characters_of_a_model_are_escaped(trained, capsys):
