@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
 from dnadiff.fields import Json, is_number
 from dnadiff.formats.table import number_in, read_csv
-from dnadiff.genomics.metrics.composition import KMER_LENGTHS, Composition, Distance, compare
+from dnadiff.genomics.metrics.composition import KMER_LENGTHS
 from dnadiff.report.page import (
     BAND,
     DOTTED,
@@ -39,7 +38,6 @@ from dnadiff.report.page import (
     legend_below,
     listed,
     number,
-    percentages,
     write_page,
 )
 from dnadiff.report.suite import chance_level, metric_of
@@ -48,6 +46,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from dnadiff.genomics.metrics.composition import Distance
     from dnadiff.genomics.metrics.sample_quality import SampleQuality
 
 BIT = math.log(2)  # nats
@@ -58,7 +57,6 @@ LOSSES = {
     "valid_nll_live": "Validation, raw weights",
 }
 Columns = Mapping[str, np.ndarray]
-Sequences = Sequence[str | bytes | np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -68,40 +66,16 @@ class RunResults:
     Attributes:
         metrics: columns of the training log, from `read_metrics`.
         evaluation: the content of `evaluate.json`.
-        samples: generated sequences, as strings or uint8 arrays of bases; they need `real`.
-        real: windows of the genome, of the samples' length.
         finetune: the content of `finetune.json`.
         unit: the name of a token: base, character.
         uniform_bits: bits of uniform guessing; None if it is not shown.
-        both_strands: count k-mers on both strands.
-
-    Raises:
-        ValueError: if samples come without real windows or the other way around.
     """
 
     metrics: Columns | None = None
     evaluation: Results | None = None
-    samples: Sequences | None = None
-    real: Sequences | None = None
     finetune: Results | None = None
     unit: str = "base"
     uniform_bits: float | None = 2.0
-    both_strands: bool = True
-
-    def __post_init__(self) -> None:
-        if (self.samples is None) != (self.real is None):
-            given, missing = ("samples", "real") if self.real is None else ("real", "samples")
-            why = (
-                "samples are compared with real windows of the same length, so give both or neither"
-            )
-            raise ValueError(f"{given} came without {missing}; {why}")
-
-    @cached_property
-    def composition(self) -> Composition | None:
-        """The samples compared with real windows."""
-        if self.samples is None or self.real is None:
-            return None
-        return compare(self.samples, self.real, both_strands=self.both_strands)
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
@@ -136,11 +110,8 @@ def write_report(
     Raises:
         ValueError: if there are no results.
     """
-    given = (results.metrics, results.evaluation, results.composition, results.finetune)
-    if not any(given):
-        raise ValueError(
-            "nothing to report: give metrics, evaluation, samples with real windows, or finetune"
-        )
+    if not (results.metrics or results.evaluation or results.finetune):
+        raise ValueError("nothing to report: give metrics, evaluation, or finetune")
     return write_page(path, "run", title=title, results=results, details=details, commands=commands)
 
 
@@ -199,15 +170,14 @@ class Headline(NamedTuple):
 
 
 def headlines(results: RunResults) -> list[Headline]:
-    """A row for each result: held-out bits, differences to Markov models, samples, downstream
-    accuracies."""
+    """A row for each result: held-out bits, differences to Markov models, downstream accuracies."""
     rows: list[Headline] = []
 
     def add(name: str, value: Json, low: Json, high: Json, form: str, reading: str) -> None:
         ends = interval(low, high, form.split()[0])
         rows.append(Headline(name, number(value, form), ends, reading))
 
-    unit, evaluation, c = results.unit, results.evaluation, results.composition
+    unit, evaluation = results.unit, results.evaluation
     uniform = (
         "."
         if results.uniform_bits is None
@@ -250,18 +220,6 @@ def headlines(results: RunResults) -> list[Headline]:
             "{:+.4f}",
             f"{said}. Order {order} itself: {number(values.get('bits'))}.",
         )
-    for name, distance, form, scale, meaning in _distances(c) if c else ():
-        said = "Farther" if distance.above_baseline else "No farther"
-        add(
-            f"{name}, distance from the genome",
-            scale * distance.samples,
-            scale * distance.low,
-            scale * distance.high,
-            form,
-            f"{said} from the genome than real windows are. {meaning} Baseline (real windows "
-            f"compared with real windows): {number(scale * distance.baseline, form)}; the interval "
-            "is the baseline's range.",
-        )
     if finetune := results.finetune:
         metric, chance = metric_of(finetune), chance_level(finetune)
         for name, result in finetune["models"].items():
@@ -292,16 +250,6 @@ def headlines(results: RunResults) -> list[Headline]:
     return rows
 
 
-def _distances(c: Composition) -> list[tuple[str, Distance, str, float, str]]:
-    """Distances of samples from the genome: name, value, format, scale and meaning."""
-    kmers = "Total variation distance of the frequencies, 0 to 1."
-    gc = "Mean shift of the distribution, in percentage points."
-    return [
-        (f"{c.k}-mers", c.kmer_distance, "{:.4f}", 1, kmers),
-        ("GC content", c.gc_distance, "{:.2f} points", 100, gc),
-    ]
-
-
 def sentences(results: RunResults) -> list[str]:
     """The verdicts in words, one sentence for each part."""
     said = []
@@ -321,15 +269,6 @@ def sentences(results: RunResults) -> list[str]:
             f"Compared with Markov models, on all held-out {results.unit}s, the model is "
             f"{'; '.join(parts)}."
         )
-    if c := results.composition:
-        above, within = (
-            [name for name, one, *_ in _distances(c) if one.above_baseline is side]
-            for side in (True, False)
-        )
-        parts = [f"differ from real windows in {listed(above)}"] if above else []
-        if within:
-            parts.append(f"cannot be distinguished from real windows by {listed(within)}")
-        said.append(f"The samples {' but '.join(parts)} (sets of {c.num_compared} sequences).")
     finetune, parts = results.finetune or {}, []
     for d in finetune.get("differences") or ():
         better, worse, neither = "is better than", "is worse than", "is not distinguishable from"
@@ -350,17 +289,6 @@ def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
         lowest = f"{number(bits[best])} at {short_count(x[known][best])}"
         rows.append((LOSSES[key], number(bits[0]), number(bits[-1]), lowest))
     return rows
-
-
-def kmer_rows(c: Composition, num_rows: int = 6) -> list[tuple[str, ...]]:
-    """The k-mers whose frequencies differ most, in %."""
-    order = np.argsort(-np.abs(c.sample_frequency - c.real_frequency), kind="stable")[:num_rows]
-    every = np.stack([c.sample_frequency, c.real_frequency, c.kmer_low, c.kmer_high], 1)
-    form = "{:.3f}"
-    return [
-        (c.kmers[i], number(ours, form), number(real, form), interval(low, high, form))
-        for i, (ours, real, low, high) in zip(order, 100 * every[order])
-    ]
 
 
 def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
@@ -468,67 +396,6 @@ def visibility_curve(
     legend_below(axes)
 
 
-def kmer_frequencies(axes: Axes, composition: Composition, max_labels: int = 6) -> None:
-    """k-mer frequencies of the samples against real windows; bars are the 95 % range of independent
-    sets of real windows."""
-    c, outside = composition, composition.outside_baseline
-    real, ours, low, high = (
-        100 * each for each in (c.real_frequency, c.sample_frequency, c.kmer_low, c.kmer_high)
-    )
-    every = np.concatenate([real, ours, low, high])
-    limits = every.min() - 0.05 * np.ptp(every), every.max() + 0.05 * np.ptp(every)
-    axes.plot(limits, limits, color=FAINT, lw=1, zorder=1)
-    axes.vlines(real, low, high, color=FAINT, lw=3, label="real windows, 95 %")
-    for rows, color, marker, text in (
-        (~outside, MODEL, "o", "samples, within"),
-        (outside, OTHER, "D", "samples, outside"),
-    ):
-        if rows.any():
-            label = f"{text} ({rows.sum()})"
-            axes.plot(real[rows], ours[rows], marker, color=color, ms=3.6, label=label)
-    axes.set(
-        title=f"{c.k}-mers",
-        xlabel="frequency in the genome, %",
-        ylabel="frequency in the samples, %",
-        xlim=limits,
-        ylim=limits,
-    )
-    labeled: list[float] = []
-    room = 0.07 * np.ptp(axes.get_ylim())
-    excess = np.where(outside, np.abs(c.sample_frequency - c.real_frequency), 0)
-    for index in np.argsort(-excess, kind="stable")[: min(max_labels, int(outside.sum()))]:
-        x, y = real[index], ours[index]
-        if all(abs(y - other) > room for other in labeled):
-            place, side = ((-6, 3), "right") if y > x else ((6, -3), "left")
-            beside: Json = {"textcoords": "offset points", "ha": side, "va": "center"}
-            axes.annotate(c.kmers[index], (x, y), place, fontsize=7.5, **beside)
-            labeled.append(y)
-    legend_below(axes)
-
-
-def gc_content(axes: Axes, composition: Composition) -> None:
-    """GC content of the samples and of real windows; the band is the 95 % range of independent sets
-    of real windows."""
-    c = composition
-    everything = 100 * np.concatenate([c.sample_gc, c.real_gc])
-    edges = np.linspace(everything.min() - 0.5, everything.max() + 0.5, 21)
-    sets = np.array([percentages(100 * chosen, edges) for chosen in c.gc_sets])
-    low, high = np.quantile(sets, [0.025, 0.975], axis=0)
-    axes.stairs(high, edges, baseline=low, fill=True, label="real windows, 95 %", **BAND)
-    for gc, color, width, name in (
-        (c.real_gc, REAL, 1.2, "real windows"),
-        (c.sample_gc, MODEL, 1.8, "samples"),
-    ):
-        axes.stairs(percentages(100 * gc, edges), edges, color=color, lw=width, label=name)
-    axes.set(
-        title=f"GC content, {c.length} bases",
-        xlabel="GC content, %",
-        ylabel="% of sequences",
-        ylim=(0, None),
-    )
-    legend_below(axes)
-
-
 def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
     """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of
     independent sets of real windows."""
@@ -571,8 +438,8 @@ def mutual_information(axes: Axes, quality: SampleQuality) -> None:
 ENVIRONMENT.globals |= {"groups": GROUPS} | {
     function.__name__: function
     for function in (
-        *(headlines, sentences, losses, progress, loss_rows, loss_curve, kmer_rows),
-        *(kmer_frequencies, gc_content, shown_groups, markov_models, group_panels),
+        *(headlines, sentences, losses, progress, loss_rows, loss_curve),
+        *(shown_groups, markov_models, group_panels),
         *(held_out_bits, paired_differences, visibility_curve),
     )
 }

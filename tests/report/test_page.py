@@ -109,17 +109,10 @@ def _metrics():
     }
 
 
-def _sequences(number, gc=0.5, seed=0, length=60):
-    probs = [(1 - gc) / 2, gc / 2, gc / 2, (1 - gc) / 2]
-    return list(np.random.default_rng(seed).choice(4, (number, length), p=probs).astype(np.uint8))
-
-
 def _everything():
     return {
         "metrics": _metrics(),
         "evaluation": _evaluation(),
-        "samples": _sequences(8),
-        "real": _sequences(30, seed=1),
         "finetune": _finetune(),
     }
 
@@ -176,7 +169,7 @@ def test_page_is_well_formed_and_every_picture_has_a_label(page):
     parsed = _Page(page)
     assert parsed.open == []
     assert len(parsed.ids) == len(set(parsed.ids)) > 50
-    assert len(parsed.pictures) == 8
+    assert len(parsed.pictures) == 6
     assert all(
         picture["role"] == "img" and len(picture["aria-label"]) > 20 for picture in parsed.pictures
     )
@@ -269,13 +262,10 @@ def test_hostile_names_are_escaped(tmp_path):
     assert "".join(parsed.text).count(HOSTILE) >= 5
 
 
-@pytest.mark.parametrize("part", ["metrics", "samples"])
+@pytest.mark.parametrize("part", ["metrics", "evaluation", "finetune"])
 def test_one_part_is_enough(tmp_path, part):
-    parts = _everything()
-    given = {name: parts[name] for name in (("samples", "real") if part == "samples" else (part,))}
-    parsed = _Page(
-        write_report(tmp_path / "r.html", RunResults(**given)).read_text(encoding="utf-8")
-    )
+    results = RunResults(**{part: _everything()[part]})
+    parsed = _Page(write_report(tmp_path / "r.html", results).read_text(encoding="utf-8"))
     assert parsed.open == [] and 1 <= len(parsed.pictures) <= 3
 
 
@@ -292,9 +282,7 @@ def test_text_model_without_markov_models_or_groups(tmp_path):
     )
 
 
-def test_incomplete_and_empty_results_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="samples came without real"):
-        RunResults(samples=_sequences(4))
+def test_empty_results_are_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to report"):
         write_report(tmp_path / "r.html", RunResults())
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ import torch
 
 from dnadiff.export import export
 from dnadiff.genomics import evaluation
-from dnadiff.info import info, show
+from dnadiff.info import info
 from dnadiff.options.command import compose
 from dnadiff.sharing import folder, record
 from dnadiff.weights import checkpoint
@@ -158,14 +158,19 @@ def test_the_summary_of_a_run_names_its_data_and_its_split(trained):
     )
 
 
-def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(trained, capsys):
-    found = held_out_likelihood(LIKELIHOOD)
-    loaded = checkpoint.load(trained)
-    about = record.summary(loaded, replace(loaded.origin, likelihood=found))
-    text = folder.model_card("Tiny", about)
+def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(evaluated, capsys):
+    loaded, content = evaluated(own_data=True)
+    loaded = replace(
+        loaded, origin=replace(loaded.origin, likelihood=held_out_likelihood(LIKELIHOOD))
+    )
+    text = folder.model_card("Tiny", record.summary(loaded, loaded.origin))
     assert "| all | 1.5000 | - to - | 640 |" in text and "| 1.7500 | -0.2500 | - to - |" in text
-    show(about)
-    assert "1.5000" in capsys.readouterr().out
+    data = {**content["data"], "split_hash": loaded.origin.split_hash}
+    loaded, _ = evaluated(data=data)
+    capsys.readouterr()
+    info(checkpoint=str(loaded.path.parent.parent))
+    out = capsys.readouterr().out
+    assert "1.5000" in out and "- to -" in out
 
 
 def test_the_card_says_how_the_folder_is_loaded(exported, monkeypatch):
@@ -186,13 +191,13 @@ def test_an_evaluation_next_to_a_model_without_data_is_used(evaluated):
     assert record.stored_evaluation(loaded) is None
 
 
-def test_control_characters_of_a_model_are_escaped(trained, capsys):
-    loaded = checkpoint.load(trained)
-    found = held_out_likelihood(
-        LIKELIHOOD | {key: f"{LIKELIHOOD[key]}\x1b[2J" for key in ("part", "data", "protocol")}
-    )
-    about = record.summary(loaded, replace(loaded.origin, likelihood=found, note="a\x1b[2J"))
-    for each in (about, about | {"likelihood": None, "checkpoint": "b\x1b[2J"}):
-        show(each)
-    out = capsys.readouterr().out
-    assert "\x1b" not in out and out.count("\\x1b[2J") == 3 + 2 + 2
+def test_control_characters_of_a_model_are_escaped(evaluated, trained, tmp_path, capsys):
+    loaded, content = evaluated()
+    data = {**content["data"], "name": "x\x1b[2J", "split_hash": loaded.origin.split_hash}
+    evaluated(data=data, part="test\x1b[2J", protocol="count\x1b[2J")
+    other = shutil.copytree(trained, tmp_path / "b\x1b[2J")
+    for run, count in ((tmp_path / "run", 3), (other, 2)):
+        capsys.readouterr()
+        info(checkpoint=str(run))
+        out = capsys.readouterr().out
+        assert "\x1b" not in out and out.count("\\x1b[2J") >= count

@@ -9,9 +9,8 @@ samples of a model, differs from the mean of the N with 1/n + 1/N (`independent_
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +18,7 @@ from numpy import ndarray
 from numpy.typing import DTypeLike
 
 from dnadiff.diffusion.bootstrap import student_t
-from dnadiff.genomics.kmers import UNKNOWN, check_bases, reverse_complement_codes, spectrum
+from dnadiff.genomics.kmers import UNKNOWN, check_bases, spectrum
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
@@ -36,16 +35,6 @@ def independent_range(values: ndarray, number: int, total: int) -> ndarray:
     `number` out of `total` windows."""
     mean = values.mean(0)
     return mean + widening(number, total) * (np.quantile(values, [0.025, 0.975], axis=0) - mean)
-
-
-def independent_sets(number: int, total: int, num_sets: int, seed: int) -> ndarray:
-    """Indices (num_sets, m) of windows, drawn with replacement: sets whose fractions vary as those
-    of an independent set of `number` do.
-
-    Sets of m with replacement vary with 1/m, which is 1/n + 1/N. Histograms take sets, not a range.
-    """
-    size = max(1, round(number * total / (number + total)))
-    return np.random.default_rng(seed).integers(total, size=(num_sets, size))
 
 
 Statistic = Callable[
@@ -144,96 +133,6 @@ class RandomSets:
         return Distance(float(np.mean(ours)), mean, low, high)
 
 
-@dataclass(frozen=True)
-class Composition:
-    """k-mer frequencies and GC content of samples and of real windows.
-
-    Attributes:
-        kmers: (W,) labels; with both strands a k-mer and its reverse complement share one, such as
-            `AAC/GTT`.
-        sample_frequency, real_frequency: (W,) of each k-mer in one set of samples and in all real
-            windows; with a shared label, the frequency of one of the two.
-        kmer_low, kmer_high: (W,) range of 95 % of sets of real windows that are independent of
-            these, as samples are (`independent_range`).
-        sample_gc, real_gc: (S,) and (R,) GC fraction of each sequence.
-        num_compared: sequences in each set.
-        kmer_distance: total variation distance between the frequencies, 0 to 1.
-        gc_distance: Wasserstein-1 distance between the distributions of GC fraction.
-        gc_sets: (num_splits, number) GC fractions of sets that vary as independent sets of
-            num_compared real windows do (`independent_sets`).
-    """
-
-    k: int
-    kmers: tuple[str, ...]
-    sample_frequency: ndarray
-    real_frequency: ndarray
-    kmer_low: ndarray
-    kmer_high: ndarray
-    sample_gc: ndarray
-    real_gc: ndarray
-    num_compared: int
-    length: int
-    kmer_distance: Distance
-    gc_distance: Distance
-    gc_sets: ndarray
-
-    @property
-    def outside_baseline(self) -> ndarray:
-        """(W,) bool: k-mers whose frequency in the samples is outside the range of real windows."""
-        return (self.sample_frequency < self.kmer_low) | (self.sample_frequency > self.kmer_high)
-
-
-def compare(
-    samples: Iterable[str | bytes | ndarray],
-    real: Iterable[str | bytes | ndarray],
-    k: int = 3,
-    both_strands: bool = True,
-    num_splits: int = 200,
-    seed: int = 0,
-) -> Composition:
-    """Compare k-mer frequencies and GC content of samples with those of real windows of the same
-    length.
-
-    Args:
-        samples: sequences as strings, or as uint8 arrays (0 A, 1 C, 2 G, 3 T, 4 unknown).
-        real: windows of the genome of the samples' length: at least four, preferably many more than
-            samples.
-        both_strands: count each k-mer on both strands; False for strand-oriented data.
-        num_splits: random splits of the real windows for the baseline.
-
-    Raises:
-        ValueError: if there are too few sequences, their lengths differ, one has no known base, or
-            a character is not a nucleotide code.
-    """
-    sample_bases, real_bases = [[*map(as_bases, sequences)] for sequences in (samples, real)]
-    length = common_length(sample_bases, real_bases)
-    sample_counts, real_counts = (
-        kmer_counts(each, k, both_strands) for each in (sample_bases, real_bases)
-    )
-    sample_gc, real_gc = gc_content(sample_bases, "samples"), gc_content(real_bases, "real")
-    total = len(real_bases)
-    sets = RandomSets.draw(len(sample_bases), total, num_splits, seed)
-    number = len(sets.samples[0])
-    found = np.array([_frequencies(real_counts[chosen]) for chosen, _ in sets.real])
-    shown, kmers = _labels(k, both_strands)
-    low, high = independent_range(found, number, total)[:, shown]
-    return Composition(
-        k=k,
-        kmers=kmers,
-        sample_frequency=_frequencies(sample_counts[sets.samples[0]])[shown],
-        real_frequency=_frequencies(real_counts)[shown],
-        kmer_low=low,
-        kmer_high=high,
-        sample_gc=sample_gc,
-        real_gc=real_gc,
-        num_compared=number,
-        length=length,
-        kmer_distance=sets.distance(total_variation, sample_counts, real_counts),
-        gc_distance=sets.distance(wasserstein, sample_gc, real_gc),
-        gc_sets=real_gc[independent_sets(number, total, num_splits, seed)],
-    )
-
-
 def as_bases(sequence: str | bytes | ndarray) -> ndarray:
     """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
     ValueError for another character.
@@ -302,19 +201,6 @@ def gc_content(sequences: Sequence[ndarray] | ndarray, name: str) -> ndarray:
     return np.array([((bases == 1) | (bases == 2)).sum() for bases in sequences]) / known
 
 
-def _labels(k: int, both_strands: bool) -> tuple[ndarray, tuple[str, ...]]:
-    """The codes to show and their labels; with both strands, one code of each pair of reverse
-    complements."""
-    every = np.arange(4**k, dtype=np.uint64)
-    other = reverse_complement_codes(every, k)
-    kmers = list(map("".join, itertools.product("ACGT", repeat=k)))  # in the order of their codes
-    if not both_strands:
-        return np.arange(4**k), tuple(kmers)
-    shown = np.flatnonzero(every <= other)
-    pairs = [(kmers[code], kmers[other[code]]) for code in shown]
-    return shown, tuple(a if a == b else f"{a}/{b}" for a, b in pairs)
-
-
 def bootstrap_interval(
     statistic: Statistic,
     samples: ndarray,
@@ -340,12 +226,6 @@ def bootstrap_interval(
     spread = float(np.std([statistic(samples[chosen], real) for chosen in replicates], ddof=1))
     half = student_t(n - 1) * spread * math.sqrt(n / (n - 1))
     return center - half, center + half
-
-
-def total_variation(a: ndarray, b: ndarray) -> float:
-    """Total variation distance between the k-mer frequencies of two sets, from counts (S, W) and
-    (R, W): 0 to 1."""
-    return float(np.abs(_frequencies(a) - _frequencies(b)).sum() / 2)
 
 
 def jensen_shannon(a: ndarray, b: ndarray) -> float:
