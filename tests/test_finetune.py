@@ -67,19 +67,13 @@ def table(tmp_path: Path) -> str:
     return str(tmp_path / "table.csv")
 
 
-def call(tmp_path: Path, *overrides: str, report: bool = False) -> Path:
-    """The run folder of the command; without its report, whose figures take longer than the
-    study."""
+def call(tmp_path: Path, *overrides: str) -> Path:
+    """The run folder of the command."""
     run_dir = tmp_path / "runs" / "tiny"
     os.environ.pop(
         "HYDRA_FULL_ERROR", None
     )  # a command line sets it, and an earlier one in this process left it
-    with pytest.MonkeyPatch.context() as patch:
-        if not report:
-            patch.setattr("dnadiff.report.suite.write_suite", lambda *_: None)
-        finetune.main(
-            [f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides],
-        )
+    finetune.main([f"hydra.run.dir={run_dir}", "accelerator=cpu", *overrides])
     return run_dir
 
 
@@ -246,7 +240,7 @@ def test_a_suite_runs_the_available_tasks(tmp_path, table, capsys):
         f"task.path={tmp_path / 'gb'}",
         "task.protocol=paper",
     ]
-    run_dir = call(tmp_path, *suite, *settings, report=True)
+    run_dir = call(tmp_path, *suite, *settings)
     result = json.loads((run_dir / "finetune.json").read_text())
     assert list(result["tasks"]) == ["human_ocr_ensembl"]
     one = result["tasks"]["human_ocr_ensembl"]
@@ -455,16 +449,14 @@ def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_starte
     (tmp_path / "runs" / "tiny" / "report.html").mkdir(parents=True)  # cannot be written
     settings = ("seeds=1", "kmer=1", "fine_tune=false", "scratch=false")
     with pytest.raises(SystemExit):
-        call(
-            tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *settings, report=True
-        )
+        call(tmp_path, f"checkpoint={run}", "task=csv", f"task.path={table}", *settings)
     assert not (tmp_path / "runs" / "tiny" / "finetune.json").exists()
 
 
 RECIPE = ("seeds=1", "kmer=2", "batch_size=32", "epochs=1", "lr=1e-2", "lr_scratch=1e-2")
 
 
-def study_of(tmp_path: Path, table: str, *overrides: str, report: bool = False) -> dict:
+def study_of(tmp_path: Path, table: str, *overrides: str) -> dict:
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)
     run_dir = call(
         tmp_path,
@@ -473,7 +465,6 @@ def study_of(tmp_path: Path, table: str, *overrides: str, report: bool = False) 
         f"task.path={table}",
         *RECIPE,
         *overrides,
-        report=report,
     )
     return json.loads((run_dir / "finetune.json").read_text())
 
@@ -665,7 +656,7 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path
     assert study_of(tmp_path, table, *helps)["warning"] is None
     capsys.readouterr()
     more = ("overwrite=true", "trust=[]", *hurts)
-    warning = study_of(tmp_path, table, *more, report=True)["warning"]
+    warning = study_of(tmp_path, table, *more)["warning"]
     assert "worse than the same network from scratch (" in warning
     assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()

@@ -50,11 +50,7 @@ def run_finetune(world: Path, run_dir: Path, table: Path, *overrides: str) -> di
         f"task.path={table}",
         *SETTINGS,
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "dnadiff.report.suite.write_suite", lambda *_: None
-        )  # its figures take longer than the study
-        finetune.main([*task, *overrides])
+    finetune.main([*task, *overrides])
     return json.loads((run_dir / "finetune.json").read_text())
 
 

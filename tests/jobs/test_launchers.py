@@ -5,7 +5,6 @@ import re
 import signal
 import sys
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -96,36 +95,52 @@ def test_the_message_of_a_failed_shard_is_that_of_its_command(tmp_path):
     assert failure(one, -9).startswith("shard 1/1 was killed")
 
 
-def test_what_ray_cannot_run_is_named(toy, monkeypatch):
-    errors = type(
-        "exceptions",
-        (),
-        {
-            "RayError": (error := type("RayError", (Exception,), {})),
-            "WorkerCrashedError": type("Crashed", (error,), {}),
-        },
-    )
+RAY = """
+from types import SimpleNamespace
 
-    def get(found):
-        raise (
-            errors.WorkerCrashedError
-            if found == "1"
-            else errors.RayError("traceback\nModuleNotFoundError: No module named 'dnadiff'")
-        )
 
-    task = SimpleNamespace(remote=lambda job: job.shard[0])
-    fake = SimpleNamespace(
-        init=lambda **_: None, shutdown=lambda: None, cluster_resources=dict, get=get,
-        exceptions=errors,
-        wait=lambda waiting: (waiting[:1], []),
-        remote=lambda run: SimpleNamespace(options=lambda **_: task),
-    )  # fmt: skip
-    monkeypatch.setitem(sys.modules, "ray", fake)
+class exceptions:
+    class RayError(Exception):
+        pass
+
+    class WorkerCrashedError(RayError):
+        pass
+
+
+def get(found):
+    if found == "1":
+        raise exceptions.WorkerCrashedError
+    raise exceptions.RayError("traceback\\nModuleNotFoundError: No module named 'dnadiff'")
+
+
+def init(**options):
+    pass
+
+
+shutdown, cluster_resources = init, dict
+task = SimpleNamespace(remote=lambda job: job.shard[0])
+
+
+def wait(waiting):
+    return waiting[:1], []
+
+
+def remote(run):
+    return SimpleNamespace(options=lambda **_: task)
+"""
+
+
+@pytest.mark.skipif("ray" in sys.modules, reason="the real Ray is imported")
+def test_what_ray_cannot_run_is_named(toy, tmp_path):
+    (tmp_path / "ray.py").write_text(RAY)
     first, second = toy("1", "2")
-    statuses = Ray(2).statuses([first, second])
-    assert next(statuses) == (first, -9)
-    with pytest.raises(ValueError, match="shard 2/2: Ray could not run it"):
-        next(statuses)
+    try:
+        statuses = Ray(2).statuses([first, second])
+        assert next(statuses) == (first, -9)
+        with pytest.raises(ValueError, match="shard 2/2: Ray could not run it"):
+            next(statuses)
+    finally:
+        del sys.modules["ray"]
 
 
 def test_shards_that_are_not_complete_are_run_and_a_complete_one_checks_the_configuration(

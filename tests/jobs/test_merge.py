@@ -8,10 +8,9 @@ import shutil
 import numpy as np
 import pytest
 
-from dnadiff import merge
 from dnadiff import sample as sample_command
-from dnadiff.jobs.journal import ResumableOutput, check_of
-from dnadiff.jobs.shards import Manifest, _hash_of
+from dnadiff.jobs.journal import check_of
+from dnadiff.jobs.shards import Manifest, MergeMark, _hash_of
 
 SAMPLE = (
     "num_samples=6",
@@ -33,10 +32,9 @@ def sample(cli, trained):
 def made(trained, tmp_path_factory):
     """A folder with an output without shards, and two complete shards of another one."""
     folder = tmp_path_factory.mktemp("shards")
-    with pytest.MonkeyPatch.context() as patch, contextlib.chdir(folder):
+    with contextlib.chdir(folder):
         for more in (["output=whole.fa"], ["shard=2/2"], ["shard=1/2"]):
-            patch.setattr("sys.argv", ["dnadiff.sample", f"checkpoint={trained}", *SAMPLE, *more])
-            sample_command.main()
+            sample_command.main([f"checkpoint={trained}", *SAMPLE, *more])
     return folder
 
 
@@ -148,58 +146,35 @@ def test_an_output_is_not_replaced_and_shards_are_kept_if_asked(shards, cli, exp
     assert (tmp_path / "t.fa").read_bytes() == expected and not (tmp_path / "s.fa.shards").exists()
 
 
-@pytest.mark.parametrize(
-    "where",
-    [
-        "second append",
-        "shutil.rmtree",
-        *(
-            pytest.param(w, marks=pytest.mark.slow)
-            for w in ("finish", "pathlib.Path.unlink of the marker")
-        ),
-    ],
-)
-def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, monkeypatch, where):
-    append, calls = ResumableOutput.append, []
-
-    def stop(*args, **more):
-        raise KeyboardInterrupt
-
-    def append_once(self, *args, **notes):
-        calls.append(1)
-        append(self, *args, **notes) if len(calls) < 2 else stop()
-
-    with monkeypatch.context() as patch:
-        if where == "second append":
-            patch.setattr(ResumableOutput, "append", append_once)
-        elif where == "finish":
-            patch.setattr(ResumableOutput, "finish", stop)
-        elif where == "shutil.rmtree":
-            patch.setattr(merge.shutil, "rmtree", stop)
-        else:
-            patch.setattr(merge, "finish", stop)
-        assert cli("merge", "output=s.fa")[0] == 130
+@pytest.mark.parametrize("where", ["second shard", "folder of shards", "mark"])
+def test_a_stopped_merge_is_resumed(shards, cli, expected, tmp_path, where):
+    output, folder = tmp_path / "s.fa", tmp_path / "s.fa.shards"
+    mark = MergeMark(output)
+    if where == "second shard":  # after the first one was written
+        part = next(path for path in folder.glob("0002.*.part"))
+        content = part.read_bytes()
+        part.write_bytes(content[:-1])
+        status, _, err = cli("merge", "output=s.fa")
+        assert status == 1 and "was changed or cut short" in err and mark.is_under_way
+        part.write_bytes(content)
+    else:
+        mark.set()
+        before = mark.path.read_text()
+        mark.remove()
+        assert cli("merge", "output=s.fa", "keep=true")[0] == 0
+        mark.path.write_text(before)
+        if where == "mark":
+            shutil.rmtree(folder)
     status, _, err = cli("merge", "output=s.fa")
     assert status == 0, err
-    assert (tmp_path / "s.fa").read_bytes() == expected
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "s.fa",
-        "s.fa.json",
-        "whole.fa",
-        "whole.fa.json",
-    ]
+    assert output.read_bytes() == expected
+    names = ["s.fa", "s.fa.json", "whole.fa", "whole.fa.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
 
 
-def test_a_file_from_before_a_stopped_merge_is_not_its_output(
-    shards, cli, expected, tmp_path, monkeypatch
-):
-    def stop(*args):
-        raise KeyboardInterrupt
-
+def test_a_file_from_before_a_stopped_merge_is_not_its_output(shards, cli, expected, tmp_path):
     (tmp_path / "s.fa").write_text("old")
-    with monkeypatch.context() as patch:
-        patch.setattr("dnadiff.jobs.runner.run_jobs", stop)
-        assert cli("merge", "output=s.fa", "overwrite=true")[0] == 130
+    MergeMark(tmp_path / "s.fa").set()  # stopped before it wrote anything
     status, _, err = cli("merge", "output=s.fa")
     assert (
         status == 1
@@ -231,9 +206,8 @@ def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
 def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_path, monkeypatch):
     (tmp_path / "gpu").mkdir()
     (tmp_path / "gpu" / "__init__.py").write_text(
-        "import numpy as np\nfrom dnadiff.design.reward import Reward\n\ndevices = ['cpu', "
-        "'cuda']\n\n\nclass Adenine(Reward):\n"
-        "    def __init__(self, device='cpu'):\n        if device not in devices:\n            "
+        "import os\n\nimport numpy as np\nfrom dnadiff.design.reward import Reward\n\n\nclass Adenine(Reward):\n"
+        "    def __init__(self, device='cpu'):\n        if device == os.environ.get('ABSENT'):\n            "
         "raise ValueError(f'no device {device}')\n\n"
         "    def __call__(self, sequences):\n        return np.array([float(s.count('A')) for s in "
         "sequences])\n"
@@ -257,7 +231,7 @@ def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_pa
     for number in (1, 2):
         status, _, err = cli("sample", f"checkpoint={trained}", *args, *reward, f"shard={number}/2")
         assert status == 0, err
-    monkeypatch.setattr("gpu.devices", ["cpu"])
+    monkeypatch.setenv("ABSENT", "cuda")
     status, _, err = cli("merge", "output=g.fa", "trust=[gpu]")
     assert status == 0, err
     assert (
@@ -265,9 +239,7 @@ def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_pa
     )
 
 
-def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
-    cli, tmp_path, monkeypatch
-):
+def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(cli, tmp_path):
     draw = np.random.default_rng(1)
     for name, number, size in (("y.fa", 12, 30), ("z.fa", 3, 305)):
         (tmp_path / name).write_text(
@@ -288,17 +260,9 @@ def test_a_merge_of_metrics_that_was_stopped_after_the_picture_is_repeated(
         == 0
     )
 
-    def stop(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("dnadiff.genomics.metrics.sample_quality.write_json", stop)
-        assert cli("merge", "output=j.json")[0] == 130
-    assert (
-        (tmp_path / "j.png").exists()
-        and not (tmp_path / "j.json").exists()
-        and (tmp_path / "j.json.shards").exists()
-    )
+    assert cli("merge", "output=j.json", "keep=true")[0] == 0
+    (tmp_path / "j.json").unlink()
+    MergeMark(tmp_path / "j.json").set()
     status, _, err = cli("merge", "output=j.json")
     assert status == 0, err
     assert (
