@@ -119,11 +119,11 @@ def judge_text(options: JudgeTextOptions) -> Result:
     if not texts:
         raise ValueError(f"no sample of {samples['source']} has a token of the judge {judge.path}")
     n, nats = options.ngram_size, judge.nats(texts, options.batch_size)
-    described = {"samples": text_quality.describe(texts, n, nats).summary()}
+    described = {"samples": text_quality.describe(texts, n, nats)}
     real, source = text_quality.real_texts(judge, options.trust, [len(x) for x in texts])
     if real:
         of_real = text_quality.describe(real, n, judge.nats(real, options.batch_size))
-        described["real text"] = of_real.summary() | {"source": source}
+        described["real text"] = of_real | {"source": source}
     content = {
         "judge": {
             "checkpoint": str(judge.path),

@@ -502,7 +502,7 @@ class Model:
                 differs.
         """
         from dnadiff.genomics.variants.effects import effects_frame, reference_of
-        from dnadiff.genomics.variants.network import Network
+        from dnadiff.genomics.variants.methods import Network
 
         if self.tokenizer.vocab.complement is None:
             raise ValueError(

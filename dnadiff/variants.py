@@ -125,7 +125,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import read_regions
     from dnadiff.formats.variants import open_source
-    from dnadiff.genomics.variants import effects, methods, network, variant, work
+    from dnadiff.genomics.variants import effects, methods, variant, work
     from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.store.files import resolve
@@ -204,7 +204,7 @@ def variants(options: VariantsOptions) -> list[Job]:
             )
         ]
     parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
-    scored = options.into(network.Network, **parts, window=window)
+    scored = options.into(methods.Network, **parts, window=window)
     method = methods.check_method(method, model.denoiser)
     about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
     read = partial(writer.read, output)

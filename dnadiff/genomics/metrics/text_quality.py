@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,11 +76,11 @@ class JudgeModel:
         denoiser = loaded.denoiser.to(device)
         return cls(denoiser, loaded.tokenizer, length, loaded.path, loaded.step, data)
 
-    def encoded(self, text: str) -> np.ndarray:
+    def encoded(self, text: str) -> ndarray:
         """Token ids `(L,)` of a text with written-out separators."""
         return encode_with_separators(split_documents(text, self.tokenizer), self.tokenizer)
 
-    def read(self, drawn: np.ndarray, tokenizer: Tokenizer) -> list[np.ndarray]:
+    def read(self, drawn: ndarray, tokenizer: Tokenizer) -> list[ndarray]:
         """Token ids of each sample, `drawn (S, L)` ids of another tokenizer or, whatever their
         names, the same."""
         if tokenizer == self.tokenizer:
@@ -88,7 +88,7 @@ class JudgeModel:
         documents = [decoded_documents(row, tokenizer) for row in drawn]
         return [encode_with_separators(each, self.tokenizer) for each in documents]
 
-    def nats(self, texts: Sequence[np.ndarray], batch_size: int) -> list[np.ndarray]:
+    def nats(self, texts: Sequence[ndarray], batch_size: int) -> list[ndarray]:
         """`token_nats` of each text."""
         tensors = [torch.from_numpy(ids) for ids in texts]
         return token_nats(self.denoiser, tensors, self.length, batch_size)
@@ -119,7 +119,7 @@ def read_texts(path: str | Path) -> list[str]:
 
 def real_texts(
     judge: JudgeModel, trust: Sequence[str], lengths: Sequence[int]
-) -> tuple[list[np.ndarray], str]:
+) -> tuple[list[ndarray], str]:
     """As many held-out texts of the judge's data as samples, of their median length, and the name
     of the part that they are from.
 
@@ -198,46 +198,31 @@ def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> ndarra
     """
     found = [ids for text in texts if len(ids := tokenizer.encode(text))]
     end = [] if tokenizer.eos_id is None else [np.array([tokenizer.eos_id])]
-    parts = [
-        part for number, ids in enumerate(found) for part in ([*end, ids] if number else [ids])
-    ]
+    parts = [part for ids in found for part in (*end, ids)][len(end) :]
     return np.concatenate([np.zeros(0), *parts]).astype(np.int64)
 
 
-@dataclass(frozen=True)
-class TextStatistics:
-    """Statistics of some texts.
+def summary(
+    nats: ndarray | None, tokens: ndarray, texts: Iterable[ndarray], repetition: ndarray
+) -> dict[str, Json]:
+    """Plain values for JSON: means over texts (perplexity: over tokens) with 95 % intervals.
 
-    Attributes:
+    Args:
         nats: (S,) -log p of each text under the causal model; None without a model.
         tokens: (S,) number of tokens.
-        entropy: (S,) entropy of each text's token distribution, nats.
+        texts: whose token distributions have an entropy.
         repetition: (S,) fraction of the n-grams of each text that occurred before in the same text.
     """
-
-    nats: ndarray | None
-    tokens: ndarray
-    entropy: ndarray
-    repetition: ndarray
-
-    def summary(self) -> dict[str, Json]:
-        """Plain values for JSON: means over texts (perplexity: over tokens) with 95 % intervals."""
-        found: dict[str, Json] = {"texts": len(self.tokens), "tokens": int(self.tokens.sum())}
-        if self.nats is not None:
-            nll = ratio(self.nats, self.tokens)
-            found |= _named("perplexity", ConfidenceInterval(*(float(np.exp(x)) for x in nll))) | {
-                "nll": nll.value
-            }
-        ones = np.ones(len(self.tokens))
-        return (
-            found
-            | _named("entropy", ratio(self.entropy, ones))
-            | _named("repetition", ratio(self.repetition, ones))
-        )
-
-
-def _named(name: str, value: ConfidenceInterval) -> dict[str, float]:
-    return {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+    found: dict[str, Json] = {"texts": len(tokens), "tokens": int(tokens.sum())}
+    ones, of_entropy = np.ones(len(tokens)), np.array(list(map(entropy, texts)))
+    values = {"entropy": ratio(of_entropy, ones), "repetition": ratio(repetition, ones)}
+    if nats is not None:
+        nll = ratio(nats, tokens)
+        values = {"perplexity": ConfidenceInterval(*map(float, np.exp(nll)))} | values
+    for name, value in values.items():
+        found |= {name: value.value, f"{name}_low": value.low, f"{name}_high": value.high}
+        found |= {"nll": nll.value} if name == "perplexity" else {}
+    return found
 
 
 def entropy(tokens: ndarray) -> float:
@@ -259,17 +244,12 @@ def repeated(tokens: ndarray, n: int) -> ndarray:
 
 def describe(
     texts: Sequence[ndarray], n: int, nats: Sequence[ndarray] | None = None
-) -> TextStatistics:
-    """Statistics of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
+) -> dict[str, Json]:
+    """`summary` of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
     there is a model."""
     repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
     total = None if nats is None else np.array([x.sum() for x in nats])
-    return TextStatistics(
-        total,
-        np.array([len(x) for x in texts]),
-        np.array([entropy(x) for x in texts]),
-        np.array(repetition),
-    )
+    return summary(total, np.array(list(map(len, texts))), texts, np.array(repetition))
 
 
 def by_position(
@@ -293,8 +273,8 @@ def by_position(
         counted = (~np.isnan(values)).sum(1)
         total = None if nats is None or not counted.any() else np.nansum(values, 1)
         repetition = ending.mean(1) if ending.shape[1] else np.zeros(len(texts))
-        found = TextStatistics(total, counted, np.array([entropy(x) for x in part]), repetition)
-        rows.append({"start": int(start), "end": int(end), **found.summary()})
+        found = summary(total, counted, part, repetition)
+        rows.append({"start": int(start), "end": int(end), **found})
     return rows
 
 

@@ -22,21 +22,19 @@ from dnadiff.fields import checked
 from dnadiff.formats.regions import listing
 from dnadiff.formats.variants import Row, Rows, VariantSource, open_source
 from dnadiff.genomics.variants.methods import (
-    Block,
-    ByKind,
-    LogProb,
-    Masked,
-    VariantMethod,
-    check_method,
-)
-from dnadiff.genomics.variants.network import (
     AUDITED,
     NUM_BASES,
     Audit,
+    Block,
+    ByKind,
     Floats,
+    LogProb,
+    Masked,
     Network,
     Site,
     SitePredictions,
+    VariantMethod,
+    check_method,
 )
 from dnadiff.genomics.variants.variant import (
     Alleles,

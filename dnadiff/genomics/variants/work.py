@@ -31,8 +31,7 @@ from dnadiff.genomics.variants.effects import (
     divided,
     summarize,
 )
-from dnadiff.genomics.variants.methods import VariantMethod
-from dnadiff.genomics.variants.network import Audit, Floats, Network
+from dnadiff.genomics.variants.methods import Audit, Floats, Network, VariantMethod
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped, record_of
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import Earlier

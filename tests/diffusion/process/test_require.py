@@ -13,8 +13,7 @@ from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.process import UniformProcess
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.genomics.information import Information
-from dnadiff.genomics.variants.methods import Masked
-from dnadiff.genomics.variants.network import Network
+from dnadiff.genomics.variants.methods import Masked, Network
 from dnadiff.networks.backbone.dit import DiT
 
 VOCAB = DNATokenizer().vocab

@@ -8,8 +8,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.genomics.variants.methods import Block, Masked, PairedWindow
-from dnadiff.genomics.variants.network import Network
+from dnadiff.genomics.variants.methods import Block, Masked, Network, PairedWindow
 from dnadiff.genomics.variants.variant import Sequences
 
 VOCAB = DNATokenizer().vocab

@@ -13,8 +13,7 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
 from dnadiff.formats.variants import Rows
 from dnadiff.genomics.variants.effects import Scorer, default_method
-from dnadiff.genomics.variants.methods import Block, LogProb, Masked, PairedWindow
-from dnadiff.genomics.variants.network import NUM_BASES
+from dnadiff.genomics.variants.methods import NUM_BASES, Block, LogProb, Masked, PairedWindow
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation, Skipped
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.mamba import Mamba

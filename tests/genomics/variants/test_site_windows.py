@@ -3,7 +3,7 @@ import random
 
 import pytest
 
-from dnadiff.genomics.variants.network import site_windows
+from dnadiff.genomics.variants.methods import site_windows
 
 
 def groups(positions, length, window, most):
