@@ -32,7 +32,7 @@ ONLY = {
     "lightning": {"training", "supervised", "train"},
     "hydra": {"options"},
     "omegaconf": {"options"},
-    "huggingface_hub": {"weights", "data"},
+    "huggingface_hub": {"store", "data"},
     "datasets": {"data"},
     "tokenizers": {"data"},
     "pyarrow": {"data", "formats", "store", "supervised", "genomics"},

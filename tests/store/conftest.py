@@ -28,12 +28,15 @@ class Server(http.server.BaseHTTPRequestHandler):
     cut, cuts = 10_000, 0  # so many bytes are sent of a reply, so often
     announced = 0  # bytes too many in Content-Length
     status = None  # of every reply
+    lost = ()  # files that cannot be reached
     replies = None  # after so many requests every reply is an error
     asked = ()  # the header Range of each request for a file
     conditions = ()  # the header If-Range of each of them
 
     def do_GET(self):
         name, content = self.path.partition("?")[0], self.files.get(self.path.partition("?")[0])
+        if name in self.lost:
+            return self.send_error(503)
         if self.status is not None or content is None:
             return self.send_error(self.status or 404)
         if self.replies is not None and len(self.asked) >= self.replies:
@@ -84,7 +87,7 @@ class Server(http.server.BaseHTTPRequestHandler):
 def folder(tmp_path, monkeypatch):
     """An empty cache, a process that has asked no server, and no waiting."""
     monkeypatch.setenv("DNADIFF_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(remote, "_current", set())
+    remote._current.clear()
     monkeypatch.setattr(remote, "WAITS", (0.0, 0.0))
     return tmp_path / "cache"
 

@@ -10,6 +10,7 @@ import pytest
 from fsspec import AbstractFileSystem, get_filesystem_class, register_implementation
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.text.corpus import Files
 from dnadiff.store import remote
 from dnadiff.store.disk import check_output
 from dnadiff.store.files import resolve
@@ -74,8 +75,10 @@ def test_a_genome_is_fetched_and_again_when_it_changed(bucket):
 def test_patterns_and_manifests(bucket):
     for name in "ab":
         bucket.put(f"set/{name}.fa", f">{name}\nACGT\n".encode())
+        bucket.put(f"set/{name}.jsonl", f'{{"text": "{name}"}}\n'.encode())
     bucket.put("set/m.tsv", b"path\tlabel\tweight\nb.fa\tyeast\t2\na.fa\thuman\t1\n")
     assert Genome.open(f"{bucket.url}/set/*.fa").names == ["a", "b"]
+    assert list(Files(f"{bucket.url}/set/*.jsonl")) == ["a", "b"]
     genome = Genome.open(f"{bucket.url}/set/m.tsv")
     assert genome.names == ["yeast:b", "human:a"] and genome.weights.tolist() == [2, 1]
     with pytest.raises(

@@ -499,7 +499,7 @@ def test_the_progress_of_packing_shows_the_bases_of_a_small_file_that_expands(
     from dnadiff.progress import Progress
 
     monkeypatch.setattr(store_cache, "_PATIENCE", 0.0)
-    monkeypatch.setattr(cache, "Progress", lambda *arguments: Progress(*arguments, every=0.0))
+    monkeypatch.setattr(store_cache, "Progress", lambda *arguments: Progress(*arguments, every=0.0))
     (tmp_path / "n.fa.gz").write_bytes(gzip.compress(b">n\n" + b"N" * 10_000_000 + b"\n"))
     packed.pack(tmp_path / "n.fa.gz")
     lines = capfd.readouterr().err.splitlines()
