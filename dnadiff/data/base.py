@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from torch import Generator
@@ -47,8 +47,8 @@ _WORKER = re.compile(
     r"DataLoader worker \(pid.*?\) (is killed by signal: [\w ]+|exited unexpectedly)"
 )
 
-LoaderState: TypeAlias = dict[str, int]
-StartMethod: TypeAlias = Literal["fork", "spawn", "forkserver"]
+LoaderState = dict[str, int]
+StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
 class ProcessRank(NamedTuple):
@@ -250,9 +250,9 @@ class SequenceDataModule:
         ValueError: naming the setting that is not valid.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
-    n_policy: ClassVar[str] = ""
-    opens_genome: ClassVar[bool] = False  # whether `open` returns a genome
+    buildable = True  # a checkpoint's configuration may name it
+    n_policy = ""
+    opens_genome = False  # whether `open` returns a genome
     process = ALONE  # of those that train together
     # whether the sequences have a direction, so that the strands are not interchangeable
     stranded = False

@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -27,8 +27,8 @@ from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.kernels.native import Gather, make_gather
 
-Integers: TypeAlias = NDArray[np.int64]
-Mask: TypeAlias = NDArray[np.bool_]
+Integers = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class Interval(NamedTuple):
@@ -210,7 +210,7 @@ class TokenArray(Protocol):
         """Some of the tokens as an array."""
 
 
-Records: TypeAlias = Sequence[TokenArray]
+Records = Sequence[TokenArray]
 SOFT_MASKED = 0x80  # the bit of a stored byte that says that the letter was lower case
 TOKEN = np.uint8(0x7F)  # the bits of the token id
 MAX_MAPPED = 128  # files that are open at a time
@@ -362,7 +362,7 @@ class TokenTable:
         return ids ^ ((ids ^ mirrored) * self.is_emitted(ids))
 
 
-Ends: TypeAlias = tuple[int, int] | None  # ids at the two ends of every window; None: none
+Ends = tuple[int, int] | None  # ids at the two ends of every window; None: none
 
 
 class Cutter:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeAlias
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval as Limits
@@ -27,20 +27,20 @@ MAX_HELD_OUT = 20  # names of held-out records in a description of data
 _SHOWN = 20  # names of records in a description
 
 
-Bounds: TypeAlias = tuple[Fraction, Fraction]  # from and to
-Names: TypeAlias = str | int | Sequence[str | int]
-Parts: TypeAlias = dict[str, Sequence[Interval]]  # the intervals of "train", "valid" and "test"
+Bounds = tuple[Fraction, Fraction]  # from and to
+Names = str | int | Sequence[str | int]
+Parts = dict[str, Sequence[Interval]]  # the intervals of "train", "valid" and "test"
 
 
 # How many training windows there are (`windows`), overlap the intervals that are evaluated
 # (`as_evaluated`) and those in the file (`as_written`), and both as fractions (`share_...`)
-Leak: TypeAlias = dict[str, float]
+Leak = dict[str, float]
 
 
 class Split(ABC):
     """Base class of all splits."""
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
     bed: str | None = None  # path of the BED file that defines the split, if there is one
 
     @abstractmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,7 +28,7 @@ from dnadiff.formats.nucleotides import (
     not_a_nucleotide,
 )
 
-TokenIds: TypeAlias = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
+TokenIds = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
 
 TOKENIZER_JSON, VOCAB_TXT = "tokenizer.json", "vocab.txt"
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -100,7 +100,7 @@ class DNATokenizer(Tokenizer):
         'A_T'
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     name = "dna"
     mask_letter = "_"
@@ -164,7 +164,7 @@ class CharTokenizer(TextTokenizer):
         characters: the alphabet, for example the text itself; order and repetition do not matter.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     name: str = "characters"
     mask_letter: str = "\ufffd"

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -106,10 +106,10 @@ class Labels(NamedTuple):
         return rows[:, :-1]
 
 
-Batch: TypeAlias = dict[str, torch.Tensor]
-Window: TypeAlias = dict[str, Any]  # an item: a row of a batch, whose `index` is an int
+Batch = dict[str, torch.Tensor]
+Window = dict[str, Any]  # an item: a row of a batch, whose `index` is an int
 # Arrays of a batch from record, start and strand of each row
-Cut: TypeAlias = Callable[[Integers, Integers, Mask | None], dict[str, NDArray]]
+Cut = Callable[[Integers, Integers, Mask | None], dict[str, NDArray]]
 
 
 class SampledWindows(Dataset[Window]):

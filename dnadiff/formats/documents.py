@@ -7,14 +7,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 from typing_extensions import override
 
 from dnadiff.formats import table
 from dnadiff.store.files import bare_name, open_text
 
-DocumentKind: TypeAlias = Literal["file", "line", "row"]  # what is a document of plain text
+DocumentKind = Literal["file", "line", "row"]  # what is a document of plain text
 _OTHER_TABLES = (".xlsx", ".xls")
 _PIECE = 1 << 20  # characters of a file read at once
 

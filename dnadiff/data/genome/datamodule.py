@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -80,8 +80,8 @@ class DNADataModule(SequenceDataModule):
     The other arguments are those of `SequenceDataModule`.
     """
 
-    n_policy: ClassVar[str] = "N is seen but never masked, generated or counted"
-    opens_genome: ClassVar[bool] = True
+    n_policy = "N is seen but never masked, generated or counted"
+    opens_genome = True
 
     path: SequencePath | None
     stranded: bool = False

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from typing_extensions import override
@@ -80,7 +80,7 @@ class Files(Documents):
         FileNotFoundError, ValueError: if a path names no file.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class Hub:
             repository's own choice.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
@@ -347,7 +347,7 @@ LM1B: list[Rule] = [
 QUOTES: list[Rule] = [("“", '"'), ("”", '"')]
 
 
-Detokenizer: TypeAlias = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
+Detokenizer = Literal["wikitext", "ptb", "lm1b", "lambada", "scientific_papers"]
 RULES: dict[str, list[Rule]] = {
     "wikitext": WIKITEXT,
     "ptb": PTB,

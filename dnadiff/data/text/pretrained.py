@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -157,7 +157,7 @@ class SubwordTokenizer:
         ValueError: if the content is not a tokenizer, or does not contain one of the tokens.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class Characters(TokenizerSource):
         characters: the alphabet; None: the characters that occur in the data.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     def __init__(self, characters: str | None = None) -> None:
         if characters is not None and not isinstance(characters, str):
@@ -343,7 +343,7 @@ class Pretrained(TokenizerSource):
             become new tokens.
     """
 
-    buildable: ClassVar[bool] = True  # a checkpoint's configuration may name it
+    buildable = True  # a checkpoint's configuration may name it
 
     def __init__(
         self,
