@@ -518,7 +518,7 @@ def test_files_of_killed_processes_are_removed(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
 
 
-def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
+def test_copies_of_any_fasta(cli, trained, tmp_path):
     base = (np.arange(40) * 7 % 11 % 4).astype(np.uint8)
     training = memorization.TrainingIndex([base], 8)
     text = "".join("ACGT"[b] for b in base[:20])
@@ -539,11 +539,6 @@ def test_copies_of_any_fasta(cli, trained, tmp_path, monkeypatch):
         20,
         20,
     ]
-    monkeypatch.setattr(
-        memorization,
-        "training_data",
-        lambda *args: pytest.fail("the training part is read before the input is looked for"),
-    )
     status, _, err = cli("copies", "input=none.fa", f"checkpoint={trained}")
     assert status == 1 and "none.fa does not exist" in err
 

@@ -19,6 +19,7 @@ from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Free, Templates, dna_pattern
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward, as_reward
+from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -27,6 +28,7 @@ from dnadiff.diffusion.sampler.ar import Autoregressive
 from dnadiff.diffusion.sampler.confidence import Confidence
 from dnadiff.diffusion.sampler.first_hitting import FirstHitting
 from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.networks.backbone.mamba import Mamba
 
 DNA = DNATokenizer()
 WORDS = ["".join(letters) for letters in itertools.product("ACGT", repeat=3)]
@@ -93,15 +95,13 @@ def generator(make_oracle):
     return make
 
 
-@pytest.fixture
-def quick_text(monkeypatch):
-    """Decode with a table: decoding takes most of the time of many designs for a reward that is a
-    table."""
+def with_quick_text(designer):
+    """The designer with a table for decoding, which takes most of the time of many designs for a
+    reward that is a table."""
     letters = np.zeros(DNA.vocab.size, np.uint8)
     letters[DNA.ids_from_bases(range(4)).astype(int)] = list(b"ACGT")
-    monkeypatch.setattr(
-        ConditionalSampler, "text", lambda self, target, ids: letters[ids].tobytes().decode()
-    )
+    designer.text = lambda target, ids: letters[ids].tobytes().decode()
+    return designer
 
 
 def request(count, template="NNN"):
@@ -182,10 +182,10 @@ def test_the_total_variation_of_many_designs_is_below_one_percent(generator, nam
 @pytest.mark.slow
 @pytest.mark.parametrize(("template", "count"), [("NNN", 150_000), ("NCN", 100_000)])
 def test_guidance_by_the_gradient_of_a_curved_reward_is_exact_with_its_weights(
-    generator, quick_text, template, count
+    generator, template, count
 ):
     found, log_mean = reached(
-        Designer(generator(), ClassifierGuidance(gradient=True), Sine(), BETA),
+        with_quick_text(Designer(generator(), ClassifierGuidance(gradient=True), Sine(), BETA)),
         count,
         count,
         template,
@@ -200,13 +200,13 @@ def test_guidance_by_the_gradient_of_a_curved_reward_is_exact_with_its_weights(
     [("NNN", 100_000, 14), ("NCN", 40_000, 14), ("RNY", 40_000, 24)],
 )
 def test_the_total_variation_of_many_chains_is_below_one_percent(
-    generator, quick_text, template, count, num_steps
+    generator, template, count, num_steps
 ):
     # With a partial letter a proposal has one position, and takes more steps.
     designer = Designer(
         generator(), Metropolis(num_steps, num_positions=3), as_reward(scores), BETA
     )
-    found, _ = reached(designer, count, count, template)
+    found, _ = reached(with_quick_text(designer), count, count, template)
     assert 0.5 * np.abs(found - target(scores, BETA, template)[0]).sum() < 0.01
 
 
@@ -220,12 +220,19 @@ class Enumerated(Draws):
         return torch.tensor(self.numbers[purpose, self.step], dtype=torch.float64).view(2, *shape)
 
 
+class EnumeratedSMC(SMC):
+    """Draws from `Enumerated`."""
+
+    def design(self, run):
+        run.draws = Enumerated(run.seed, run.draws.rows)
+        return super().design(run)
+
+
 @pytest.mark.slow
-def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
+def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle):
     # All outcomes of two particles over {A, C}^2, of which the rows fill their two positions in
     # opposite orders. The second token of a row has its own number, also after the row was
     # resampled: with the number of the first token, the mean would be 3 % too small.
-    monkeypatch.setattr("dnadiff.design.method.base.Draws", Enumerated)
     words = ["AA", "AC", "CA", "CC"]
     ids = torch.from_numpy(np.stack([DNA.encode(word) for word in words]).astype(np.int64))
     denoiser = make_oracle(ids, torch.full((4,), 0.25, dtype=torch.float64), DNA.vocab)
@@ -234,7 +241,7 @@ def test_the_mean_weight_of_two_particles_is_unbiased(make_oracle, monkeypatch):
     )
     designer = Designer(
         made,
-        SMC(threshold=1.0, anneal=False),
+        EnumeratedSMC(threshold=1.0, anneal=False),
         as_reward(lambda s: [text.count("A") for text in s]),
         BETA,
     )
@@ -544,7 +551,7 @@ def test_a_target_value_is_approached(generator):
     assert np.array_equal(slope, sign[:, None, None] * Linear.weight)
 
 
-def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
+def test_what_does_not_fit_a_method_is_refused(generator):
     with pytest.raises(ValueError, match="beta -1 must be 0 or more"):
         Designer(generator(), SMC(), as_reward(scores), -1)
     with pytest.raises(
@@ -560,7 +567,7 @@ def test_what_does_not_fit_a_method_is_refused(generator, monkeypatch):
     ):
         Designer(generator(), ClassifierGuidance(gradient=True), as_reward(scores))
     causal = generator(Autoregressive())
-    monkeypatch.setattr(type(causal.denoiser), "left_to_right", True)
+    causal.denoiser = CausalDenoiser(Mamba(DNA.vocab, d_model=8, n_layers=1))
     for method in (SMC(), Metropolis(), ResampleMove()):
         with pytest.raises(
             ValueError,

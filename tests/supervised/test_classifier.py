@@ -1,4 +1,5 @@
 import copy
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,12 +12,18 @@ from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
-    Classifier,
     HeadInputs,
     build_classifier,
     keep_first_layers,
 )
-from dnadiff.supervised.items import Items, TaskData, make_batch, no_report, reverse_complement_rows
+from dnadiff.supervised.items import (
+    Items,
+    ShuffledBatches,
+    TaskData,
+    make_batch,
+    no_report,
+    reverse_complement_rows,
+)
 from dnadiff.supervised.networks import FineTunedModel, PublishedCNN
 from dnadiff.supervised.training import FineTuningModule, Recipe
 
@@ -241,37 +248,17 @@ def test_fit_info_has_validation_accuracy_and_speed(learner):
     assert found["sequences_per_second"] > 0 and 0 < found["waiting_share"] < 0.5
 
 
-def test_waiting_share_measures_the_time_to_make_batches(monkeypatch):
-    from dnadiff.supervised import items, training
-
-    now, start, cut, step = (
-        [0.0],
-        network("caduceus"),
-        items.make_batch,
-        FineTuningModule.training_step,
+def test_waiting_share_measures_the_time_to_make_batches():
+    batches = ShuffledBatches(task().train, 8, DNA.vocab, 0, 0, True)
+    start = time.perf_counter()
+    for _ in batches:
+        time.sleep(0.01)  # of the step, not of the batch
+    assert 0 < batches.seconds < time.perf_counter() - start - 0.01 * len(batches)
+    module = FineTuningModule(
+        linear(network("caduceus"), 2), task(), 0.0, Recipe(), seed=0, report=no_report
     )
-
-    def after(seconds, function):
-        def slow(*args):
-            now[0] += seconds
-            return function(*args)
-
-        return slow
-
-    for module in (items, training):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(FineTuningModule, "training_step", after(1, step))
-    model = FineTunedModel(
-        lambda seed: copy.deepcopy(start),
-        lr=1e-3,
-        batch_size=40,
-        trainer={"accelerator": "cpu"},
-        epochs=1,
-    )
-    for seconds in (0, 3):
-        monkeypatch.setattr(items, "make_batch", after(seconds, cut))
-        model.fit_predict(task(), 0)
-        assert model.fit_info["waiting_share"] == seconds / (1 + seconds)
+    module.loaders, module.step_seconds = [SimpleNamespace(seconds=3.0)], [1.0, 3.0]
+    assert module.data_wait_fraction == 3 / 4
 
 
 def test_keep_first_layers_removes_the_others():
@@ -322,13 +309,3 @@ def test_test_items_are_scored_on_the_training_device():
         lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "gpu"}
     )
     assert next(model.fit(task(), 0).parameters()).is_cuda
-
-
-def test_the_classifier_returns_to_the_device_of_its_best_weights(monkeypatch):
-    moved = []
-    monkeypatch.setattr(Classifier, "to", lambda self, device: moved.append(device) or self)
-    start = network("caduceus")
-    FineTunedModel(
-        lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=80, trainer={"accelerator": "cpu"}
-    ).fit(task(), 0)
-    assert moved[-1] == torch.device("cpu")
