@@ -45,7 +45,6 @@ from dnadiff.diffusion.sampler.base import (
     PlannedSampler,
     Sampler,
     draw_in_chunks,
-    time_left,
     time_of,
 )
 from dnadiff.fields import Json, PositiveInt, check_value, checked
@@ -524,7 +523,7 @@ class Stepwise(DesignMethod):
             if particles.left is None:
                 t = time_of(x, process, valid)
             else:
-                t = time_left(particles.left[:, index], template, masked, process, valid)
+                t = time_of(template, process, valid, masked, particles.left[:, index])
             beta = torch.full_like(zero, run.goal.beta)
             if self.anneal:
                 of_left = left.sum(-1).to(run.exact_device, torch.float64)

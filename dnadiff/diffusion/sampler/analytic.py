@@ -9,7 +9,7 @@ from typing_extensions import override
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, log_expm1
 from dnadiff.diffusion.sampler.ancestral import Ancestral
-from dnadiff.diffusion.sampler.base import CountedDenoiser, time_left
+from dnadiff.diffusion.sampler.base import CountedDenoiser, time_of
 
 
 class Analytic(Ancestral):
@@ -45,7 +45,7 @@ class Analytic(Ancestral):
         banned = ~process.vocab.is_emitted(x.device)
         uniform = draws.uniform("token", length)  # each position is drawn once
         still = (1 - process.noise.alpha(self.times())).tolist()
-        time = [time_left(left / still[0], x, masked, process, calls.valid) for left in still]
+        time = [time_of(x, process, calls.valid, masked, left / still[0]) for left in still]
         sigma = [process.noise.sigma(t.to(uniform))[:, None] for t in time]
         stale = torch.ones(len(x), dtype=torch.bool, device=x.device)
         log_ratio = torch.zeros(

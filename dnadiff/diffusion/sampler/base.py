@@ -20,7 +20,7 @@ from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion import categorical
+from dnadiff.diffusion.categorical import adjust, draw
 from dnadiff.diffusion.denoiser import (
     Backbone,
     BaseDenoiser,
@@ -149,23 +149,19 @@ class CountedDenoiser:
         """From here on use the denoiser without side effects (see `Constrained`)."""
         self.denoiser = self.denoiser.without_recording()
 
-    def for_columns(self, columns: slice) -> CountedDenoiser:
-        """A counter for some positions of the batch; add its counts with `add`."""
-        valid = None if self.valid is None else self.valid[:, columns]
-        return CountedDenoiser(self.denoiser.for_rows(None, columns), self.cond, valid)
-
-    def for_block(
-        self, x: Tensor, rows: Tensor, columns: slice, state: State | None
+    def part(
+        self, x: Tensor, rows: Tensor, columns: slice, state: State | None = None
     ) -> CountedDenoiser:
-        """A counter for one block of some `rows` of the batch, after the blocks in `state`; see
-        `for_columns`."""
-        block = self._block(x, rows, columns)
-        inner = InBlock(self.denoiser.for_rows(rows, columns), state)
+        """A counter for some positions of some `rows` of the batch, of block diffusion after the
+        blocks in `state`; add its counts with `add`."""
+        block, inner = self._block(x, rows, columns), self.denoiser.for_rows(rows, columns)
+        if self.denoiser.block_size is not None:
+            inner = InBlock(inner, state)
         return CountedDenoiser(inner, block.cond, block.valid)
 
     def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
         """A counter for some `columns` of some `rows` of the batch, which reads the tokens in
-        `read` again in each call; see `for_columns`.
+        `read` again in each call; see `part`.
 
         The other tokens are read here, once, and their keys and values are used in each call
         (`Denoiser.around`).
@@ -215,9 +211,8 @@ class CountedDenoiser:
 class Configurable:
     """A class that a configuration can build, and that knows its settings."""
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    )
+    # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    buildable: ClassVar[bool] = True
 
     def settings(self) -> dict[str, Json]:
         """Every constructor argument with its value; nested samplers and remasking strategies are
@@ -225,26 +220,19 @@ class Configurable:
 
         Each argument must be stored in an attribute of its name.
         """
-        kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        names = [
-            name
-            for name, parameter in inspect.signature(type(self)).parameters.items()
-            if parameter.kind not in kinds
-        ]
-        if missing := [name for name in names if name not in vars(self)]:
-            raise ValueError(
-                f"{type(self).__name__} does not store its argument {missing[0]}; set "
-                f"self.{missing[0]} in the constructor"
-            )
-        return {name: _plain(vars(self)[name]) for name in names}
-
-
-def _plain(value: Json) -> Json:
-    return (
-        {"class": type(value).__name__, **value.settings()}
-        if isinstance(value, Configurable)
-        else value
-    )
+        found: dict[str, Json] = {}
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if name not in vars(self):
+                raise ValueError(
+                    f"{type(self).__name__} does not store its argument {name}; set "
+                    f"self.{name} in the constructor"
+                )
+            value = found[name] = vars(self)[name]
+            if isinstance(value, Configurable):
+                found[name] = {"class": type(value).__name__, **value.settings()}
+        return found
 
 
 @checked
@@ -287,7 +275,7 @@ class Sampler(Configurable, ABC):
 
     def adjust(self, log_probs: Tensor) -> Tensor:
         """Temperature and truncation: (M, V) -> (M, V)."""
-        return categorical.adjust(log_probs, self.temperature, self.top_k, self.nucleus)
+        return adjust(log_probs, self.temperature, self.top_k, self.nucleus)
 
     def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
         """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and
@@ -367,16 +355,11 @@ class Sampler(Configurable, ABC):
         self.check_model(denoiser)
         fitted = self.fitted(denoiser)
         fitted.check_length(x_init.shape[1])
-        masked = fitted.positions(
-            x_init,
-            process,
-            torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen,
-            valid,
-        )
+        frozen = torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen
+        masked = fitted.positions(x_init, process, frozen, valid)
         calls = CountedDenoiser(denoiser, cond, valid)
-        return Samples(
-            fitted.fill(x_init.clone(), masked, calls, process, draws), calls.nfe, calls.rows
-        )
+        tokens = fitted.fill(x_init.clone(), masked, calls, process, draws)
+        return Samples(tokens, calls.nfe, calls.rows)
 
     @abstractmethod
     def fill(
@@ -408,52 +391,47 @@ def rows_at_once(device: torch.device, num_tokens: int) -> int:
 
 
 def in_chunks(
-    function: Callable[[Tensor, OptTensor], Tensor], log_probs: Tensor, each: OptTensor
+    function: Callable[[Tensor, Any], Tensor],
+    log_probs: Tensor,
+    each: OptTensor,
+    rows: int | None = None,
 ) -> Tensor:
     """The results (M,) of a `function` of `log_probs (M, V)` and `each (M,)` or None, computed in
-    chunks of rows."""
-    parts = log_probs.split(size := rows_at_once(log_probs.device, log_probs.shape[-1]))
-    return torch.cat(
-        [function(*pair) for pair in zip(parts, repeat(None) if each is None else each.split(size))]
-    )
+    chunks of `rows`; None is `rows_at_once`."""
+    parts = log_probs.split(rows or rows_at_once(log_probs.device, log_probs.shape[-1]))
+    others = repeat(None) if each is None else each.split(len(parts[0]) or 1)
+    return torch.cat([function(*pair) for pair in zip(parts, others)])
 
 
 def draw_in_chunks(
-    log_probs: Tensor, uniform: Tensor, adjust: Callable[[Tensor], Tensor] | None = None
+    log_probs: Tensor,
+    uniform: Tensor,
+    adjust: Callable[[Tensor], Tensor] = lambda part: part,
+    rows: int | None = None,
 ) -> Tensor:
     """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see
-    `dnadiff.diffusion.categorical.draw`."""
+    `dnadiff.diffusion.categorical.draw`. `rows` is as in `in_chunks`."""
     local = log_probs.to(float64_device(log_probs.device))
-
-    def drawn(part: Tensor, u: OptTensor) -> Tensor:
-        assert u is not None
-        return categorical.draw(part if adjust is None else adjust(part), u)
-
-    return in_chunks(drawn, local, uniform).to(log_probs.device)
+    drawn = in_chunks(lambda part, u: draw(adjust(part), u), local, uniform, rows)
+    return drawn.to(log_probs.device)
 
 
-def time_of(x: Tensor, process: AbsorbingProcess, valid: OptTensor = None) -> Tensor:
-    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
-    `AbsorbingProcess.time_at`."""
-    return _time_with((x == process.vocab.mask_id).sum(-1), x, process, valid)
-
-
-def time_left(
-    left: Tensor | float,
+def time_of(
     x: Tensor,
-    masked: Tensor,
     process: AbsorbingProcess,
     valid: OptTensor = None,
+    masked: OptTensor = None,
+    left: Tensor | float = 1.0,
 ) -> Tensor:
-    """The time (B,) at which the fraction `left`, a number or (B,), of `masked (B, L)` is still
-    masked, and so are frozen masks of `x`."""
-    count = masked.sum(-1)
-    return _time_with(
-        (x == process.vocab.mask_id).sum(-1) - count + left * count, x, process, valid
-    )
+    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
+    `AbsorbingProcess.time_at`.
 
-
-def _time_with(count: Tensor, x: Tensor, process: AbsorbingProcess, valid: OptTensor) -> Tensor:
+    With `masked (B, L)`, the fraction `left`, a number or (B,), of these is still masked, and so
+    are frozen masks of `x`.
+    """
+    count = (x == process.vocab.mask_id).sum(-1)
+    if masked is not None:
+        count = count - masked.sum(-1) + left * masked.sum(-1)
     return process.time_at(count, process.maskable(x, valid).sum(-1)).float()
 
 
@@ -486,18 +464,29 @@ class PlannedSampler(Sampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        step, left = self.plan(masked, process, draws)
-        uniform = draws.uniform(
-            "token", x.shape[1]
-        )  # each position is drawn once, so it needs one number
-        template, num_steps = x.clone(), self.num_steps_for(x.shape[1])
+        return self.follow(self.plan(masked, process, draws), x, masked, calls, process, draws)
+
+    def follow(
+        self,
+        plan: Plan,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        """Mask the positions of each step of a plan, and draw them."""
+        step, left = plan
+        # each position is drawn once, so it needs one number
+        uniform, template = draws.uniform("token", x.shape[1]), x
+        num_steps = self.num_steps_for(x.shape[1])
         for i in step[masked & (step >= 0)].unique().tolist():
             now = masked & (step == i)
-            t = (
-                time_of(x, process, calls.valid)
-                if left is None
-                else time_left(left[:, i], template, masked, process, calls.valid)
-            )
+            x = x.masked_fill(now, process.vocab.mask_id)
+            if left is None:
+                t = time_of(x, process, calls.valid)
+            else:
+                t = time_of(template, process, calls.valid, masked, left[:, i])
             log_probs = calls.log_probs(x, t, now)
             # Row-major over the batch, like the positions of the active rows.
             x[now] = self.unmask(i, num_steps, log_probs, uniform[now.to(uniform.device)]).to(x)
@@ -557,7 +546,12 @@ class OuterSampler(Sampler):
     Args:
         sampler: unmasks in any order; its settings are those of a part.
         example: one that does, for the message.
+
+    Attributes:
+        part_name: of the random numbers of a part.
     """
+
+    part_name: ClassVar[str] = "block"
 
     def __init__(self, sampler: Sampler, example: str) -> None:
         fits = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
@@ -576,6 +570,17 @@ class OuterSampler(Sampler):
     def size_for(self, length: int) -> int:
         """Tokens of the largest part of a sequence of `length` tokens."""
 
+    def parts(self, length: int) -> list[slice]:
+        """The parts of a sequence of `length` tokens; by default its blocks."""
+        size = self.size_for(length)
+        return [slice(at, min(at + size, length)) for at in range(0, length, size)]
+
+    def inside(
+        self, calls: CountedDenoiser, x: Tensor, rows: Tensor, part: slice
+    ) -> CountedDenoiser:
+        """The counter for a part of some rows of the batch."""
+        return calls.part(x, rows, part)
+
     @override
     def check_length(self, length: int) -> None:
         self.sampler.check_length(self.size_for(length))
@@ -584,10 +589,29 @@ class OuterSampler(Sampler):
     def supports_weights(self, length: int) -> bool:
         return self.has_weights and self.sampler.supports_weights(self.size_for(length))
 
+    @override
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        for number, part in enumerate(self.parts(x.shape[1])):
+            hidden = masked[:, part] & (x[:, part] == process.vocab.mask_id)
+            rows = hidden.any(-1).nonzero()[:, 0]
+            if len(rows):
+                inner = self.inside(calls, x, rows, part)
+                noise = draws_of_part(draws, self.part_name, number, rows)
+                filled = self.sampler.fill(x[rows, part], hidden[rows], inner, process, noise)
+                x[rows, part] = filled
+                calls.add(inner)
+        return x
 
-def draws_of_part(draws: Draws, what: str, number: int, rows: OptTensor = None) -> Draws:
+
+def draws_of_part(draws: Draws, what: str, number: int, rows: Tensor) -> Draws:
     """The random numbers of part `number` of a sequence, those of the sequence for the first part,
     for some `rows` of the batch."""
     seed = draws.seed if number == 0 else hash64(draws.seed, what, number)
-    kept = draws.rows if rows is None else draws.rows[rows.to(draws.rows.device)]
-    return replace(draws, seed=seed, rows=kept)
+    return replace(draws, seed=seed, rows=draws.rows[rows.to(draws.rows.device)])

@@ -63,10 +63,8 @@ class Blockwise(OuterSampler):
 
     @override
     def num_steps_for(self, length: int) -> int:
-        size = self.size_for(length)
-        full, rest = divmod(length, size)
-        each = 1 + self.sampler.num_steps_for(size)
-        return full * each + (1 + self.sampler.num_steps_for(rest) if rest else 0)
+        sizes = (part.stop - part.start for part in self.parts(length))
+        return sum(1 + self.sampler.num_steps_for(size) for size in sizes)
 
     @override
     def fill(
@@ -77,19 +75,16 @@ class Blockwise(OuterSampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        size, state = self.size_for(x.shape[1]), None
-        ends = calls.ends(masked)
-        active = ends.nonzero()[
-            :, 0
-        ]  # sequences with a mask, or a token to score, in this block or a later one
-        for number, start in enumerate(range(0, x.shape[1], size)):
+        state, ends = None, calls.ends(masked)
+        # sequences with a mask, or a token to score, in this block or a later one
+        active = ends.nonzero()[:, 0]
+        for number, part in enumerate(self.parts(x.shape[1])):
             if not len(active):
                 break
-            part = slice(start, min(start + size, x.shape[1]))
             calls.score_given(x, state, active, part)
             if masked[active, part].any():
                 noise = draws_of_part(draws, "block", number, active)
-                inner = calls.for_block(x, active, part, state)
+                inner = calls.part(x, active, part, state)
                 x[active, part] = self.sampler.fill(
                     x[active, part], masked[active, part], inner, process, noise
                 )

@@ -9,15 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, Denoiser
-from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import (
-    Configurable,
-    CountedDenoiser,
-    OuterSampler,
-    Sampler,
-    draws_of_part,
-)
+from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, OuterSampler, Sampler
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -92,13 +84,6 @@ class FastDLLM(OuterSampler):
     def size_for(self, length: int) -> int:
         return min(self.block_size, length)
 
-    def blocks(self, length: int) -> list[slice]:
-        """The blocks of a sequence of `length` tokens."""
-        return [
-            slice(start, min(start + self.block_size, length))
-            for start in range(0, length, self.block_size)
-        ]
-
     @override
     def check_model(self, denoiser: BaseDenoiser) -> None:
         super().check_model(denoiser)
@@ -111,30 +96,14 @@ class FastDLLM(OuterSampler):
     @override
     def num_steps_for(self, length: int) -> int:
         steps = 0
-        for block in self.blocks(length):
+        for block in self.parts(length):
             read = self.cache.read(block, length)
-            steps += self.sampler.num_steps_for(block.stop - block.start) + (
-                read != slice(0, length)
-            )
+            inner = self.sampler.num_steps_for(block.stop - block.start)
+            steps += inner + (read != slice(0, length))
         return steps
 
     @override
-    def fill(
-        self,
-        x: Tensor,
-        masked: Tensor,
-        calls: CountedDenoiser,
-        process: AbsorbingProcess,
-        draws: Draws,
-    ) -> Tensor:
-        for number, block in enumerate(self.blocks(x.shape[1])):
-            active = masked[:, block].any(-1).nonzero()[:, 0]
-            if not len(active):
-                continue
-            noise = draws_of_part(draws, "block", number, active)
-            inner = calls.in_context(x, active, self.cache.read(block, x.shape[1]), block)
-            x[active, block] = self.sampler.fill(
-                x[active, block], masked[active, block], inner, process, noise
-            )
-            calls.add(inner)
-        return x
+    def inside(
+        self, calls: CountedDenoiser, x: Tensor, rows: Tensor, part: slice
+    ) -> CountedDenoiser:
+        return calls.in_context(x, rows, self.cache.read(part, x.shape[1]), part)

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, time_of
+from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import PositiveInt, checked
 
@@ -72,9 +72,8 @@ class Gibbs(Sampler):
     ) -> Tensor:
         masked = super().positions(x, process, frozen, valid)
         tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
-        return torch.where(
-            masked.any(-1, keepdim=True), masked, tokens if valid is None else tokens & valid
-        )
+        tokens = tokens if valid is None else tokens & valid
+        return torch.where(masked.any(-1, keepdim=True), masked, tokens)
 
     @override
     def fill(
@@ -85,24 +84,14 @@ class Gibbs(Sampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        mask_id, length = process.vocab.mask_id, x.shape[1]
-        num_groups = self._grouped.num_steps_for(length)
-        x = self._grouped.fill(x, masked & (x == mask_id), calls, process, draws)
+        hidden = masked & (x == process.vocab.mask_id)
+        x = self._grouped.fill(x, hidden, calls, process, draws)
         # One position at a time, a sweep leaves the constrained distribution unchanged, and a
         # sample keeps the weight of its first filling. Otherwise there are no weights
         # (`supports_weights`).
         calls.without_recording()
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
-            step, uniform = (
-                self._grouped.plan(masked, process, noise).step,
-                noise.uniform("token", length),
-            )
-            for i in step[masked].unique().tolist():
-                now = masked & (step == i)
-                xt = x.masked_fill(now, mask_id)
-                log_probs = calls.log_probs(xt, time_of(xt, process, calls.valid), now)
-                x[now] = self.unmask(i, num_groups, log_probs, uniform[now.to(uniform.device)]).to(
-                    x
-                )
+            plan = self._grouped.plan(masked, process, noise)
+            x = self._grouped.follow(plan, x, masked, calls, process, noise)
         return x

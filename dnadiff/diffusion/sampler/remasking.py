@@ -21,7 +21,7 @@ from typing_extensions import override
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, unmask_probability
-from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, GridSampler, time_left
+from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, GridSampler, time_of
 from dnadiff.fields import Fraction, checked
 
 Inside: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
@@ -174,7 +174,7 @@ class RemaskingSampler(GridSampler):
             after = torch.where(remasked, mask_id, x)
             if now.any():
                 log_probs = calls.log_probs(
-                    x, time_left(left[i], template, masked, process, calls.valid), now
+                    x, time_of(template, process, calls.valid, masked, left[i]), now
                 )
                 tokens = self.unmask(
                     i,

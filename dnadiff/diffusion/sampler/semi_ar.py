@@ -3,13 +3,10 @@ window from left to right."""
 
 from __future__ import annotations
 
-from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
-from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, OuterSampler, Sampler, draws_of_part
+from dnadiff.diffusion.sampler.base import OuterSampler, Sampler
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -37,6 +34,7 @@ class SemiAR(OuterSampler):
     """
 
     moves_window = True
+    part_name = "window"
     has_weights = True  # those of the other sampler
 
     def __init__(
@@ -66,11 +64,9 @@ class SemiAR(OuterSampler):
                 f"window {self.window} is more than the {max_length} tokens that this network "
                 "takes; set sampler.window to that or less"
             )
-        return (
-            self
-            if self.window is not None or max_length is None
-            else SemiAR(self.sampler, max_length, self.stride)
-        )
+        if self.window is not None or max_length is None:
+            return self
+        return SemiAR(self.sampler, max_length, self.stride)
 
     @override
     def window_for(self, length: int) -> int:
@@ -78,33 +74,15 @@ class SemiAR(OuterSampler):
 
     @override
     def num_steps_for(self, length: int) -> int:
-        window = self.window_for(length)
-        return len(self.starts(length, window)) * self.sampler.num_steps_for(window)
+        return len(self.parts(length)) * self.sampler.num_steps_for(self.window_for(length))
 
     @override
     def size_for(self, length: int) -> int:
         return self.window_for(length)
 
-    def starts(self, length: int, window: int) -> list[int]:
-        """First position of each window."""
-        stride = self.stride or max(1, window // 2)
-        return [*range(0, length - window, stride), length - window]
-
     @override
-    def fill(
-        self,
-        x: Tensor,
-        masked: Tensor,
-        calls: CountedDenoiser,
-        process: AbsorbingProcess,
-        draws: Draws,
-    ) -> Tensor:
-        window = self.window_for(x.shape[1])
-        for number, start in enumerate(self.starts(x.shape[1], window)):
-            part = slice(start, start + window)
-            noise = draws_of_part(draws, "window", number)
-            inner = calls.for_columns(part)
-            hidden = masked[:, part] & (x[:, part] == process.vocab.mask_id)
-            x[:, part] = self.sampler.fill(x[:, part].clone(), hidden, inner, process, noise)
-            calls.add(inner)
-        return x
+    def parts(self, length: int) -> list[slice]:
+        window = self.window_for(length)
+        stride = self.stride or max(1, window // 2)
+        starts = [*range(0, length - window, stride), length - window]
+        return [slice(start, start + window) for start in starts]

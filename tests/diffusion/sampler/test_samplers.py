@@ -193,20 +193,17 @@ def test_same_seed_same_tokens_and_correct_counts(name, toy, oracle):
     assert torch.equal(half, first.tokens[:20])  # noise belongs to the sample, not to the batch
 
 
-def test_rows_drawn_in_parts_are_the_rows_drawn_together(monkeypatch):
+def test_rows_drawn_in_parts_are_the_rows_drawn_together():
     log_probs, uniform = torch.randn(50, 7).log_softmax(-1), torch.rand(50, dtype=torch.float64)
-    sampler = Grouped(temperature=0.8, nucleus=0.9)
+    sampler, seen = Grouped(temperature=0.8, nucleus=0.9), []
+
+    def adjust(part):
+        seen.append(len(part))
+        return sampler.adjust(part)
+
     together = sampler.unmask(0, 1, log_probs, uniform)
-    seen = []
-    monkeypatch.setattr(base, "_CHUNK", 30)
-    monkeypatch.setattr(
-        sampler,
-        "adjust",
-        lambda part: seen.append(len(part)) or type(sampler).adjust(sampler, part),
-    )
-    assert torch.equal(sampler.unmask(0, 1, log_probs, uniform), together) and seen == [4] * 12 + [
-        2
-    ]
+    assert torch.equal(base.draw_in_chunks(log_probs, uniform, adjust, rows=4), together)
+    assert seen == [4] * 12 + [2]
 
 
 def test_temperature_sharpens(toy, oracle):

@@ -31,18 +31,19 @@ def run(sampler, denoiser, length, x_init=None, **kwargs):
     return sampler.sample(denoiser, process, x_init, Draws.for_batch(0, len(x_init)), **kwargs)
 
 
+def starts(length, *sizes):
+    return [part.start for part in SemiAR(Grouped(), *sizes).parts(length)]
+
+
 def test_windows_advance_by_strides():
-    assert SemiAR(Grouped(), 16, 6).starts(40, 16) == [0, 6, 12, 18, 24]
-    assert SemiAR(Grouped(), 16, 10).starts(40, 16) == [
+    assert starts(40, 16, 6) == [0, 6, 12, 18, 24]
+    assert starts(40, 16, 10) == [
         0,
         10,
         20,
         24,
     ]  # the last one ends with the sequence
-    assert (
-        SemiAR(Grouped(), 16).starts(16, 16) == [0]
-        and SemiAR(Grouped(), 16).num_steps_for(40) == 4 * 16
-    )
+    assert starts(16, 16) == [0] and SemiAR(Grouped(), 16).num_steps_for(40) == 4 * 16
 
 
 def test_any_length_and_templates_across_windows(denoiser):

@@ -12,13 +12,13 @@ from dnadiff.diffusion.sampler.low_confidence import LowConfidence
 from dnadiff.diffusion.sampler.threshold import Threshold
 
 
-def test_draws_do_not_depend_on_chunks(monkeypatch):
+def test_draws_do_not_depend_on_chunks():
     torch.manual_seed(0)
     log_probs, uniform = torch.randn(50, 30).log_softmax(-1), torch.rand(50, dtype=torch.float64)
     whole = categorical.draw(log_probs, uniform)
-    for at_once in (1, 100, 1 << 22):
-        monkeypatch.setattr(base, "_CHUNK", at_once)
-        assert torch.equal(Grouped().unmask(0, 1, log_probs, uniform), whole)
+    assert torch.equal(Grouped().unmask(0, 1, log_probs, uniform), whole)
+    for rows in (1, 3, 1 << 22):
+        assert torch.equal(base.draw_in_chunks(log_probs, uniform, rows=rows), whole)
     assert Grouped().unmask(0, 1, log_probs[:0], uniform[:0]).shape == (0,)
 
 
@@ -33,23 +33,19 @@ def test_gpus_draw_in_chunks_of_bounded_memory():
     "sampler",
     [EntropyBounded(0.5), Confidence(2), Confidence(2, "margin"), Threshold(0.5), LowConfidence(2)],
 )
-def test_scores_are_computed_in_chunks_and_do_not_depend_on_them(monkeypatch, sampler, world):
-    whole = world.draw(sampler, world.table(), 20).tokens
-    monkeypatch.setattr(base, "_CHUNK", 8)
-    rows, score = [], sampler.score
-    monkeypatch.setattr(
-        sampler,
-        "score",
-        lambda log_probs, tokens: rows.append(len(log_probs)) or score(log_probs, tokens),
-    )
-    assert torch.equal(world.draw(sampler, world.table(), 20).tokens, whole) and max(rows) == 2
+def test_scores_do_not_depend_on_chunks(sampler):
+    torch.manual_seed(0)
+    log_probs, tokens = torch.randn(50, 30).log_softmax(-1), torch.randint(30, (50,))
+    whole = base.in_chunks(sampler.score, log_probs, tokens)
+    for rows in (1, 3):
+        assert torch.equal(base.in_chunks(sampler.score, log_probs, tokens, rows), whole)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sampler", [Grouped(3, temperature=0.8, nucleus=0.9), EntropyBounded(0.5)])
-def test_draws_on_a_gpu_do_not_depend_on_chunks(monkeypatch, sampler):
+def test_draws_on_a_gpu_do_not_depend_on_chunks(sampler):
     log_probs = torch.randn(50, 1000, device="cuda").log_softmax(-1)
     uniform = torch.rand(50, dtype=torch.float64, device="cuda")
     whole = sampler.unmask(0, 1, log_probs, uniform)
-    monkeypatch.setattr(base, "_CUDA_CHUNK", 3000)
-    assert torch.equal(sampler.unmask(0, 1, log_probs, uniform), whole)
+    chunked = base.draw_in_chunks(log_probs, uniform, sampler.adjust, rows=3)
+    assert torch.equal(chunked, whole)
