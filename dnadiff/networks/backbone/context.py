@@ -46,29 +46,24 @@ class ProcessGroupPeers:
         return self
 
 
-def exchanged(
-    to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
-) -> tuple[Tensor, Tensor]:
+class _Exchange(torch.autograd.Function):
     """What the left and the right neighbor sent here, of what each process sends: four tensors (Bt,
     ...), zero beyond the ends.
 
     With `both_strands` the second half of the rows is read from the last piece to the first: their
     left neighbor is the next process. Gradients go back the way the values came.
     """
-    return _Exchange.apply(to_left, to_right, peers, both_strands)
 
-
-class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, to_left: Tensor, to_right: Tensor, peers: Peers, both_strands: bool
     ) -> tuple[Tensor, Tensor]:
-        ctx.peers, ctx.both_strands = peers, both_strands
+        ctx.given = peers, both_strands
         return _exchange(to_left, to_right, peers, both_strands)
 
     @staticmethod
     def backward(ctx: Any, from_left: Tensor, from_right: Tensor) -> tuple[OptTensor, ...]:
-        return *_exchange(from_left, from_right, ctx.peers, ctx.both_strands), None, None
+        return *_exchange(from_left, from_right, *ctx.given), None, None
 
 
 def _exchange(
@@ -83,11 +78,9 @@ def _exchange(
     return sent[left + 1, 1, row], sent[2 * peers.rank - left + 1, 0, row]
 
 
-def carried_states(
-    end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
-) -> Tensor:
+class _CarriedStates(torch.autograd.Function):
     """The state that enters each piece, from the states that all pieces reach when they start from
-    zero.
+    zero: (ways, Bt, E, N).
 
     With h the state that enters a piece, D = exp(A total) its decay and `end` the state it reaches
     from zero, the next piece is entered by D h + end. Gradients follow the same recurrence from the
@@ -98,15 +91,9 @@ def carried_states(
         end: (ways, Bt, E, N); the second way is in reverse.
         total: (ways, Bt, E) sums of the steps.
         A: (ways, E, N).
-        peers, both_strands: as in `exchanged`.
-
-    Returns:
-        (ways, Bt, E, N).
+        peers, both_strands: as in `_Exchange`.
     """
-    return _CarriedStates.apply(end, total, A, peers, both_strands)
 
-
-class _CarriedStates(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, end: Tensor, total: Tensor, A: Tensor, peers: Peers, both_strands: bool
@@ -129,9 +116,8 @@ class _CarriedStates(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[OptTensor, ...]:
         totals, A, h, total, turned = ctx.saved_tensors
         gradients = _in_order(ctx.peers.gather(dh), turned)
-        dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(
-            0
-        )  # of the state that leaves each piece
+        # of the state that leaves each piece
+        dends = _carried(_decay(totals, A).flip(0), gradients.flip(0)).flip(0)
         dend = _in_order(dends, turned)[ctx.peers.rank]
         to_exponent = dend * h * torch.exp(A[:, None] * total[..., None])
         return (
@@ -182,7 +168,8 @@ class SequencePiece:
 
     def __init__(self, peers: Peers, both_strands: bool = False) -> None:
         self.peers, self.both_strands = peers, both_strands
-        self._run = torch.compiler.disable(_run_piece)  # here, because it imports the compiler
+        # here, because it imports the compiler
+        self._run = torch.compiler.disable(lambda mixer, *inputs: mixer.piece(*inputs))
 
     def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: OptTensor, scan: str) -> Tensor:
         """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and
@@ -195,36 +182,26 @@ class SequencePiece:
         near = num_taps - 1
         if not near:
             return None, None
-        return exchanged(x_rev[:, :near], x[:, x.shape[1] - near :], self.peers, self.both_strands)
+        return _Exchange.apply(
+            x_rev[:, :near], x[:, x.shape[1] - near :], self.peers, self.both_strands
+        )
 
     def scans(self, ways: Sequence[ScanInputs], scan: str) -> list[Tensor]:
         """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the
         second way in reverse."""
         ends, totals = [], []
-        for number, inputs in enumerate(ways):
-            ends.append(
-                selective_scan(*inputs, reverse=number == 1, return_last_state=True, scan=scan)[1]
-            )
-            totals.append(_total_step(inputs, ends[-1].dtype))
+        for way, inputs in enumerate(ways):
+            _, end = selective_scan(*inputs, reverse=way == 1, return_last_state=True, scan=scan)
+            ends.append(end)
+            delta = inputs.delta.to(end.dtype)
+            if inputs.delta_bias is not None:
+                delta = delta + inputs.delta_bias.to(end.dtype)
+            totals.append(F.softplus(delta).sum(1))  # of the steps of each channel, (Bt, E)
         A = torch.stack([inputs.A for inputs in ways]).to(ends[0].dtype)
-        starts = carried_states(
+        starts = _CarriedStates.apply(
             torch.stack(ends), torch.stack(totals), A, self.peers, self.both_strands
         )
         return [
             selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=scan)
             for number, (inputs, start) in enumerate(zip(ways, starts.unbind(0), strict=True))
         ]
-
-
-def _run_piece(
-    mixer: ForwardMixer, hidden: Tensor, piece: SequencePiece, valid: OptTensor, scan: str
-) -> Tensor:
-    return mixer.piece(hidden, piece, valid, scan)
-
-
-def _total_step(inputs: ScanInputs, dtype: torch.dtype) -> Tensor:
-    """The sum of the steps of each channel, (Bt, E)."""
-    delta = inputs.delta.to(dtype)
-    return F.softplus(
-        delta if inputs.delta_bias is None else delta + inputs.delta_bias.to(dtype)
-    ).sum(1)

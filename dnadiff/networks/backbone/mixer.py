@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from dnadiff.networks.backbone.base import OptTensor
 from dnadiff.networks.backbone.context import SequencePiece
 from dnadiff.networks.backbone.layers import Projection, at_least_float32
 from dnadiff.networks.kernels.backend import NO_STEP, MixerWay, MixerWeights, ScanInputs
@@ -52,11 +53,8 @@ class Direction(nn.Module):
         reverse: run from the last position to the first.
     """
 
-    no_weight_decay: ClassVar[tuple[str, ...]] = (
-        "A_log",
-        "D",
-        "dt_bias",
-    )  # read by `dnadiff.training.optim`
+    # read by `dnadiff.training.optim`
+    no_weight_decay: ClassVar[tuple[str, ...]] = ("A_log", "D", "dt_bias")
 
     def __init__(
         self, d_inner: int, d_state: int, d_conv: int, dt_rank: int, reverse: bool
@@ -92,14 +90,27 @@ class Direction(nn.Module):
         taps = self.conv_weight, self.conv_bias
         return MixerWay(*taps, self.x_proj.weight, self.dt_weight, self.dt_bias, self.A_log, self.D)
 
-    def conv(self, x: Tensor, scan: str, initial: Tensor | None = None) -> Tensor:
-        """(B, L, E) -> (B, L, E); `initial` (B, K - 1, E) are the inputs before it, in reverse
-        after it, zero if None."""
-        return short_conv(
-            x, self.conv_weight, self.conv_bias, reverse=self.reverse, initial=initial, scan=scan
-        )
+    def inputs(
+        self,
+        x: Tensor,
+        valid: OptTensor,
+        scan: str,
+        initial: OptTensor = None,
+        block_size: int | None = None,
+    ) -> ScanInputs:
+        """The inputs of the scan, from those of the convolution (B, L, E).
 
-    def scan_inputs(self, x: Tensor, valid: Tensor | None, scan: str) -> ScanInputs:
+        Args:
+            initial: (B, K - 1, E) the inputs before x, in reverse after it; None is zero.
+            block_size: the convolution restarts at every block, see `short_conv`.
+        """
+        taps = self.conv_weight, self.conv_bias
+        x = short_conv(
+            x, *taps, reverse=self.reverse, initial=initial, block_size=block_size, scan=scan
+        )
+        return self.scan_inputs(x, valid, scan)
+
+    def scan_inputs(self, x: Tensor, valid: OptTensor, scan: str) -> ScanInputs:
         """The inputs of the scan, from the output of the convolution (B, L, E)."""
         if valid is not None:
             x = x * valid[..., None].to(x.dtype)
@@ -108,9 +119,8 @@ class Direction(nn.Module):
         delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
             delta = delta.masked_fill(~valid[..., None], NO_STEP)
-        return ScanInputs(
-            x, delta, -torch.exp(at_least_float32(self.A_log)), B, C, self.D, self.dt_bias
-        )
+        A = -torch.exp(at_least_float32(self.A_log))
+        return ScanInputs(x, delta, A, B, C, self.D, self.dt_bias)
 
     def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
         """The state of `step` before the first position: the last K - 1 inputs (B, K-1, E) and the
@@ -121,9 +131,8 @@ class Direction(nn.Module):
         """
         width, taps = self.conv_weight.shape
         wide = torch.promote_types(self.A_log.dtype, torch.float32)
-        return self.conv_weight.new_zeros(batch_size, taps - 1, width), self.A_log.new_zeros(
-            batch_size, width, self.d_state, dtype=wide
-        )
+        past = self.conv_weight.new_zeros(batch_size, taps - 1, width)
+        return past, self.A_log.new_zeros(batch_size, width, self.d_state, dtype=wide)
 
     def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One position of the forward direction in plain PyTorch: x (B, E) -> output (B, E), and
@@ -156,14 +165,12 @@ class ForwardMixer(nn.Module, ABC):
         return MixerWeights(self.in_proj.weight, self.out_proj.weight, each)
 
     @abstractmethod
-    def piece(
-        self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
-    ) -> Tensor:
+    def piece(self, hidden: Tensor, others: SequencePiece, valid: OptTensor, scan: str) -> Tensor:
         """`forward` of one piece (B, n, D) of sequences whose other pieces are in other
         processes."""
 
     def carry(
-        self, piece: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str
+        self, piece: Tensor, past: OptTensor, h: OptTensor, valid: OptTensor, scan: str
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from
         those before it (None at the first)."""
@@ -171,11 +178,14 @@ class ForwardMixer(nn.Module, ABC):
         if is_plain and fuses_mixer(piece, weights, scan=scan):
             return continued_mixer(piece, weights, past, h, scan=scan)
         x, z = _split(self.in_proj, piece, valid, scan)
-        convolved = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
-        inputs = self.fwd.scan_inputs(convolved, valid, scan)
+        inputs = self.fwd.inputs(x, valid, scan, past)
         y, h = selective_scan(*inputs, initial_state=h, return_last_state=True, scan=scan)
         past = last_inputs(x, self.fwd.conv_weight.shape[1], past)
-        return self.out_proj(gated_sum(y, None, z, scan=scan), scan), past, h
+        return self._out(y, z, scan), past, h
+
+    def _out(self, y: Tensor, z: Tensor, scan: str) -> Tensor:
+        """The output of one scan and its gate, (B, L, E) -> (B, L, D)."""
+        return self.out_proj(gated_sum(y, None, z, scan=scan), scan)
 
 
 class UniMamba(ForwardMixer):
@@ -206,25 +216,20 @@ class UniMamba(ForwardMixer):
         )
         self.out_proj = Projection(d_inner, d_model)
 
-    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+    def forward(self, hidden: Tensor, valid: OptTensor = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         weights = self.weights(self.fwd)
         if fuses_mixer(hidden, weights, valid, scan=scan):
             return mixer(hidden, weights, valid, scan=scan)
         x, z = _split(self.in_proj, hidden, valid, scan)
-        inputs = self.fwd.scan_inputs(self.fwd.conv(x, scan), valid, scan)
-        return self.out_proj(gated_scan(inputs, z, scan=scan), scan)
+        return self.out_proj(gated_scan(self.fwd.inputs(x, valid, scan), z, scan=scan), scan)
 
     @override
-    def piece(
-        self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
-    ) -> Tensor:
+    def piece(self, hidden: Tensor, others: SequencePiece, valid: OptTensor, scan: str) -> Tensor:
         x, z = _split(self.in_proj, hidden, valid, scan)
         before, _ = others.edges(x, x, self.fwd.conv_weight.shape[1])
-        (y,) = others.scans(
-            [self.fwd.scan_inputs(self.fwd.conv(x, scan, before), valid, scan)], scan
-        )
-        return self.out_proj(gated_sum(y, None, z, scan=scan), scan)
+        (y,) = others.scans([self.fwd.inputs(x, valid, scan, before)], scan)
+        return self._out(y, z, scan)
 
     def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """One position: hidden (B, D) -> (B, D), and the new state of `Direction.step`."""
@@ -265,36 +270,27 @@ class BiMamba(ForwardMixer):
         self.strategy = bidirectional_strategy
         self.one_projection = tied and _COMBINE[bidirectional_strategy] is torch.add
 
-    def forward(self, hidden: Tensor, valid: Tensor | None = None, scan: str = "auto") -> Tensor:
+    def forward(self, hidden: Tensor, valid: OptTensor = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
         weights = self.weights(self.fwd, self.rev)
         if self.one_projection and fuses_mixer(hidden, weights, valid, scan=scan):
             return mixer(hidden, weights, valid, scan=scan)
-        x, z = _split(self.in_proj, hidden, valid, scan)
+        (x, z), (x_rev, z_rev) = self._inputs(hidden, valid, scan)
+        ways = self.fwd, self.rev
         if self.in_proj_rev is None:
-            z_rev, taps = z, [(way.conv_weight, way.conv_bias) for way in (self.fwd, self.rev)]
-            x, x_rev = short_convs(x, *taps, scan=scan)
+            taps = ((way.conv_weight, way.conv_bias) for way in ways)
+            each = zip(ways, short_convs(x, *taps, scan=scan))
+            inputs = [way.scan_inputs(u, valid, scan) for way, u in each]
         else:
-            x_rev, z_rev = _split(self.in_proj_rev, hidden, valid, scan)
-            x, x_rev = self.fwd.conv(x, scan), self.rev.conv(x_rev, scan)
-        y, y_rev = selective_scans(
-            self.fwd.scan_inputs(x, valid, scan),
-            self.rev.scan_inputs(x_rev, valid, scan),
-            scan=scan,
-        )
-        return self._combined(y, y_rev, z, z_rev, scan)
+            inputs = [way.inputs(u, valid, scan) for way, u in zip(ways, (x, x_rev))]
+        return self._combined(*selective_scans(*inputs, scan=scan), z, z_rev, scan)
 
     @override
-    def piece(
-        self, hidden: Tensor, others: SequencePiece, valid: Tensor | None, scan: str
-    ) -> Tensor:
+    def piece(self, hidden: Tensor, others: SequencePiece, valid: OptTensor, scan: str) -> Tensor:
         (x, z), (x_rev, z_rev) = self._inputs(hidden, valid, scan)
         before, after = others.edges(x, x_rev, self.fwd.conv_weight.shape[1])
-        convolved = (
-            (self.fwd, self.fwd.conv(x, scan, before)),
-            (self.rev, self.rev.conv(x_rev, scan, after)),
-        )
-        y, y_rev = others.scans([way.scan_inputs(u, valid, scan) for way, u in convolved], scan)
+        inputs = self.fwd.inputs(x, valid, scan, before), self.rev.inputs(x_rev, valid, scan, after)
+        y, y_rev = others.scans(inputs, scan)
         return self._combined(y, y_rev, z, z_rev, scan)
 
     def _combined(self, y: Tensor, y_rev: Tensor, z: Tensor, z_rev: Tensor, scan: str) -> Tensor:
@@ -302,21 +298,18 @@ class BiMamba(ForwardMixer):
         if self.one_projection:
             return self.out_proj(gated_sum(y, y_rev, z, scan=scan), scan)
         out_proj_rev = self.out_proj if self.out_proj_rev is None else self.out_proj_rev
-        gated, gated_rev = (
-            gated_sum(y, None, z, scan=scan),
-            gated_sum(y_rev, None, z_rev, scan=scan),
-        )
-        return _COMBINE[self.strategy](self.out_proj(gated, scan), out_proj_rev(gated_rev, scan))
+        backward = out_proj_rev(gated_sum(y_rev, None, z_rev, scan=scan), scan)
+        return _COMBINE[self.strategy](self._out(y, z, scan), backward)
 
     def two_streams(
         self,
         noised: Tensor,
         clean: Tensor,
         block_size: int,
-        valid: Tensor | None,
+        valid: OptTensor,
         scan: str,
         clean_output: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, OptTensor]:
         """A noised and a clean stream (B, L, D) in blocks: both directions in each block of the
         first, the forward one in the second.
 
@@ -329,33 +322,25 @@ class BiMamba(ForwardMixer):
             return two_stream_mixer(
                 noised, clean, weights, block_size, valid, clean_output=clean_output, scan=scan
             )
-        way, taps = self.fwd, (self.fwd.conv_weight, self.fwd.conv_bias)
+        z_clean = None
         if clean_output:
             x_clean, z_clean = _split(self.in_proj, clean, valid, scan)
         else:
-            x_clean, z_clean = (
-                _only(linear(clean, self.in_proj.weight[: len(way.D)], scan=scan), valid),
-                None,
-            )
-        y_clean, starts, _ = scan_with_states(
-            way.scan_inputs(way.conv(x_clean, scan), valid, scan), block_size, scan=scan
-        )
+            width = len(self.fwd.D)
+            x_clean = _only(linear(clean, self.in_proj.weight[:width], scan=scan), valid)
+        inputs = self.fwd.inputs(x_clean, valid, scan)
+        y_clean, starts, _ = scan_with_states(inputs, block_size, scan=scan)
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
-        before = inputs_before_blocks(x_clean, taps[0].shape[1], block_size)
-        x = short_conv(x, *taps, initial=before, block_size=block_size, scan=scan)
-        y = scan_blocks(way.scan_inputs(x, valid, scan), block_size, starts, scan=scan)
-        taps = self.rev.conv_weight, self.rev.conv_bias
-        x_rev = short_conv(x_rev, *taps, reverse=True, block_size=block_size, scan=scan)
-        y_rev = scan_blocks(
-            self.rev.scan_inputs(x_rev, valid, scan), block_size, reverse=True, scan=scan
-        )
+        before = inputs_before_blocks(x_clean, self.fwd.conv_weight.shape[1], block_size)
+        inputs = self.fwd.inputs(x, valid, scan, before, block_size)
+        y = scan_blocks(inputs, block_size, starts, scan=scan)
+        inputs = self.rev.inputs(x_rev, valid, scan, None, block_size)
+        y_rev = scan_blocks(inputs, block_size, reverse=True, scan=scan)
         mixed = self._combined(y, y_rev, z, z_rev, scan)
-        return mixed, None if z_clean is None else self.out_proj(
-            gated_sum(y_clean, None, z_clean, scan=scan), scan
-        )
+        return mixed, None if z_clean is None else self._out(y_clean, z_clean, scan)
 
     def block(
-        self, noised: Tensor, past: Tensor | None, h: Tensor | None, valid: Tensor | None, scan: str
+        self, noised: Tensor, past: OptTensor, h: OptTensor, valid: OptTensor, scan: str
     ) -> Tensor:
         """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams`
         computes it."""
@@ -364,30 +349,31 @@ class BiMamba(ForwardMixer):
         if is_plain and fuses_mixer(noised, weights, scan=scan):
             return continued_mixer(noised, weights, past, h, scan=scan)[0]
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
-        x = short_conv(x, self.fwd.conv_weight, self.fwd.conv_bias, initial=past, scan=scan)
-        y = selective_scan(*self.fwd.scan_inputs(x, valid, scan), initial_state=h, scan=scan)
-        y_rev = selective_scan(
-            *self.rev.scan_inputs(self.rev.conv(x_rev, scan), valid, scan), reverse=True, scan=scan
+        inputs, inputs_rev = (
+            self.fwd.inputs(x, valid, scan, past),
+            self.rev.inputs(x_rev, valid, scan),
         )
+        y = selective_scan(*inputs, initial_state=h, scan=scan)
+        y_rev = selective_scan(*inputs_rev, reverse=True, scan=scan)
         return self._combined(y, y_rev, z, z_rev, scan)
 
     def _inputs(
-        self, hidden: Tensor, valid: Tensor | None, scan: str
+        self, hidden: Tensor, valid: OptTensor, scan: str
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The input of the convolution and the gate of each direction."""
         forward = _split(self.in_proj, hidden, valid, scan)
-        return forward, forward if self.in_proj_rev is None else _split(
-            self.in_proj_rev, hidden, valid, scan
-        )
+        if self.in_proj_rev is None:
+            return forward, forward
+        return forward, _split(self.in_proj_rev, hidden, valid, scan)
 
 
 def _split(
-    in_proj: Projection, hidden: Tensor, valid: Tensor | None, scan: str
+    in_proj: Projection, hidden: Tensor, valid: OptTensor, scan: str
 ) -> tuple[Tensor, Tensor]:
     """The scan's input, zero outside `valid`, and the gate: (B, L, D) -> two of (B, L, E)."""
     x, z = in_proj.halves(hidden, scan)
     return _only(x, valid), z
 
 
-def _only(x: Tensor, valid: Tensor | None) -> Tensor:
+def _only(x: Tensor, valid: OptTensor) -> Tensor:
     return x if valid is None else x * valid[..., None].to(x.dtype)

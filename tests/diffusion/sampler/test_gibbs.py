@@ -50,6 +50,10 @@ class Prescribed:
 class Enumerated(Gibbs):
     """One sweep that ends in prescribed sequences, and records the log-probability of each."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        self._grouped.unmask = self.unmask
+
     def unmask(self, step, num_steps, log_probs, uniform):
         row, token = uniform.long() // 4, uniform.long() % 4
         self.log_prob.index_add_(0, row, log_probs.gather(-1, token[:, None])[:, 0])

@@ -40,7 +40,7 @@ def test_every_variant_of_the_mixer_matches_the_published_wiring(dna, strategy, 
 
     def mamba(direction, in_proj, out_proj, x):
         inner, z = in_proj(x).chunk(2, dim=-1)
-        inputs = direction.scan_inputs(direction.conv(inner, "portable"), None, "portable")
+        inputs = direction.inputs(inner, None, "portable")
         return out_proj(
             selective_scan(*inputs, reverse=direction.reverse, scan="portable") * silu(z)
         )
