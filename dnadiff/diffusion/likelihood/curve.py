@@ -64,11 +64,8 @@ def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, n
     length, largest = len(h), max(group_counts)
     for num_groups in group_counts:
         _check_groups(length, num_groups)
-    boundary = np.unique(
-        np.round(np.linspace(0, length, min(length, max(_CANDIDATES, largest)) + 1)).astype(
-            np.int64
-        )
-    )
+    candidates = np.linspace(0, length, min(length, max(_CANDIDATES, largest)) + 1)
+    boundary = np.unique(np.round(candidates).astype(np.int64))
     size = boundary[None, :] - boundary[:-1, None]  # (from, to)
     step = np.where(size > 0, size * h[boundary[:-1], None], np.inf)
     best, back = np.full(len(boundary), np.inf), []
@@ -129,9 +126,8 @@ def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
     nats = 0.0
     for before, now in itertools.pairwise(alpha):  # s, t
         log_visible, log_masked = math.log(max(now, 1e-300)), math.log1p(-min(now, 1 - 1e-15))
-        nats += (before - now) * (
-            np.exp(log_choose + n * log_visible + (others - n) * log_masked) * h
-        ).sum()
+        probability = np.exp(log_choose + n * log_visible + (others - n) * log_masked)
+        nats += (before - now) * (probability * h).sum()
     return len(h) * float(nats)
 
 
@@ -143,11 +139,8 @@ def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> fl
     those before them.
     """
     nelbo, independent = h.sum(), len(h) * (h[0] if alone is None else alone)
-    return (
-        float((nats - nelbo) / (independent - nelbo))
-        if independent - nelbo > 1e-12 * independent
-        else math.nan
-    )
+    structure = independent - nelbo
+    return float((nats - nelbo) / structure) if structure > 1e-12 * independent else math.nan
 
 
 def fewest_groups(
@@ -178,10 +171,8 @@ def curve_from(content: Json, length: int) -> np.ndarray:
     At the length of the table this is the measured h. At other lengths it assumes that h depends on
     n/L only.
     """
-    visible = np.asarray(content["h"]["visible"], dtype=float) / int(content["length"])
-    bits = np.interp(
-        np.arange(length) / length, visible, np.asarray(content["h"]["bits"], dtype=float)
-    )
+    visible, bits = (np.asarray(content["h"][key], dtype=float) for key in ("visible", "bits"))
+    bits = np.interp(np.arange(length) / length, visible / int(content["length"]), bits)
     return np.minimum.accumulate(bits) * math.log(2)
 
 
@@ -252,14 +243,11 @@ class CurveSums:
             tokens: (S,) tokens of each sequence.
             unit: (S,) unit of the bootstrap, 0..U-1.
         """
-        row, a, zero = (
-            np.broadcast_to(x[:, None], nats.shape).ravel() for x in (unit, tokens, start)
-        )
+        each = (np.broadcast_to(x[:, None], nats.shape).ravel() for x in (unit, tokens, start))
+        row, a, zero = each
         cells = Cells.of(row, a, masked.ravel(), nats.ravel(), zero, length)
-        of_units, zeros, means = (
-            _per_unit(unit, each) for each in (tokens, tokens * start, tokens * nats.mean(1))
-        )
-        return cls(cells, of_units, zeros, means, length)
+        sums = _per_unit(unit, tokens, tokens * start, tokens * nats.mean(1))
+        return cls(cells, sums[0], sums[1], sums[2], length)
 
     @classmethod
     def from_estimates(cls, result: Likelihood, start: Likelihood | None, length: int) -> CurveSums:
@@ -278,21 +266,12 @@ class CurveSums:
             assert start is not None
             used = result.available > 0
             tokens, zero = result.available[used], start.per_sequence()[used]
-            return cls.of(
-                result.counts[used],
-                result.cross_entropy()[used],
-                zero / tokens,
-                tokens,
-                unit[used],
-                length,
-            )
-        cells = of_blocks.cells._replace(row=unit[of_blocks.cells.row])
+            measured = result.counts[used], result.cross_entropy()[used]
+            return cls.of(*measured, zero / tokens, tokens, unit[used], length)
+        cells = Cells.joined([of_blocks.cells._replace(row=unit[of_blocks.cells.row])])
         alone = of_blocks.first_start / max(of_blocks.first_tokens, 1)
-        of_units, zeros, means = (
-            _per_unit(unit, each)
-            for each in (result.available, of_blocks.start, result.per_sequence())
-        )
-        return cls(Cells.joined([cells]), of_units, zeros, means, of_blocks.length, alone)
+        sums = _per_unit(unit, result.available, of_blocks.start, result.per_sequence())
+        return cls(cells, sums[0], sums[1], sums[2], of_blocks.length, alone)
 
     def fit(self, weight: Floats | None = None, coarse: bool = False) -> Floats:
         """h(0) .. h(L - 1), piecewise linear between means over bins of n; their sum is the NELBO
@@ -309,9 +288,8 @@ class CurveSums:
             weight: (U,) bootstrap weights of the units; None is 1.
             coarse: use bins of twice the size, to estimate the bias of the bins.
         """
-        return self._fits(
-            np.ones((1, len(self.tokens))) if weight is None else weight[None], coarse
-        )[0]
+        weight = np.ones(len(self.tokens)) if weight is None else weight
+        return self._fits(weight[None], coarse)[0]
 
     def _fits(self, weights: Floats, coarse: bool = False) -> Floats:
         """`fit` for each row of `weights (R, U)`: (R, L)."""
@@ -327,16 +305,12 @@ class CurveSums:
         bins = len(edges) - 1
         place = row * bins + np.searchsorted(edges, n, "right") - 1
 
-        def binned(values: Floats, weights: Floats) -> Floats:
-            return weights @ np.bincount(place, values[inner], units * bins).reshape(
-                units, bins
-            )  # (R, bins)
+        def binned(values: Floats, weights: Floats = weights) -> Floats:  # (R, bins)
+            return weights @ np.bincount(place, values[inner], units * bins).reshape(units, bins)
 
-        total, squares = binned(cells.tokens, weights), binned(cells.squares, weights**2)
-        n_sum, rise, rise_squares = (
-            binned(x, weights) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares)
-        )
-        each = zip(h0, nelbo, total, squares, n_sum, rise, rise_squares)
+        total, squares = binned(cells.tokens), binned(cells.squares, weights**2)
+        sums = (binned(x) for x in (cells.tokens * cells.n, cells.rise, cells.rise_squares))
+        each = zip(h0, nelbo, total, squares, *sums)
         return np.stack([_through_bins(length, *sums) for sums in each])
 
     def bootstrap_replicates(self, num_resamples: int = 100, seed: int = 0) -> Floats:
@@ -359,12 +333,9 @@ class CurveSums:
         if not (halves @ self.tokens).all():
             return gains
         first, second = self._fits(halves)
-        for chosen_on, measured_on in ((first, second), (second, first)):
+        for chosen_on, h in ((first, second), (second, first)):
             for k, sizes in optimal_sizes_for(chosen_on, group_counts).items():
-                gains[k] += (
-                    code_length(measured_on, sizes)
-                    - code_length(measured_on, uniform_sizes(self.length, k))
-                ) / 2
+                gains[k] += (code_length(h, sizes) - code_length(h, uniform_sizes(len(h), k))) / 2
         return gains
 
     def standard_error(self, values: np.ndarray, bias: float = 0.0) -> float | None:
@@ -375,16 +346,14 @@ class CurveSums:
         bias of the number due to the bins.
         """
         n = int((self.tokens > 0).sum())
-        return (
-            None
-            if n < MIN_BLOCKS or np.isnan(values).any()
-            else math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
-        )
+        if n < MIN_BLOCKS or np.isnan(values).any():
+            return None
+        return math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
 
 
-def _per_unit(unit: np.ndarray, values: np.ndarray) -> Floats:
-    """The sum of `values (S,)` over the sequences of each unit: (U,)."""
-    return np.bincount(unit, values).astype(np.float64)
+def _per_unit(unit: np.ndarray, *values: np.ndarray) -> list[Floats]:
+    """The sums of `values (S,)` over the sequences of each unit: (U,)."""
+    return [np.bincount(unit, each).astype(np.float64) for each in values]
 
 
 def _through_bins(
@@ -428,11 +397,8 @@ def _edges(draws: np.ndarray) -> np.ndarray:
     edges, now, tokens = [1], 0, 0
     for n in range(1, length):
         now, tokens = now + draws[n], tokens + draws[n] * (length - n)
-        if (
-            n + 1 - edges[-1] >= min(widest, max(1, min(edges[-1], length - n - 1) // 4))
-            and now >= 8
-            and tokens >= 64
-        ):
+        width = min(widest, max(1, min(edges[-1], length - n - 1) // 4))
+        if n + 1 - edges[-1] >= width and now >= 8 and tokens >= 64:
             edges.append(n + 1)
             now = tokens = 0
     if edges[-1] < length:  # the remainder joins the last bin
@@ -447,19 +413,12 @@ def _without_noise_increases(
     from it significantly."""
     from sklearn.isotonic import isotonic_regression
 
-    level, result = (
-        isotonic_regression(values, sample_weight=weights, increasing=False),
-        values.copy(),
-    )
-    pools = np.split(np.arange(len(values)), np.flatnonzero(np.diff(level)) + 1)
-    for pool in pools:
-        excess, freedom = (
-            float(((values[pool] - level[pool]) ** 2 / variances[pool]).sum()),
-            len(pool) - 1,
-        )
-        if excess <= freedom + 6 * math.sqrt(
-            2 * freedom
-        ):  # three standard deviations for a pair of bins
+    level = isotonic_regression(values, sample_weight=weights, increasing=False)
+    result, deviation = values.copy(), (values - level) ** 2 / variances
+    for pool in np.split(np.arange(len(values)), np.flatnonzero(np.diff(level)) + 1):
+        freedom = len(pool) - 1
+        # three standard deviations for a pair of bins
+        if float(deviation[pool].sum()) <= freedom + 6 * math.sqrt(2 * freedom):
             result[pool] = level[pool]
     return result
 
@@ -476,21 +435,17 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
     def cost(sizes: np.ndarray, nats: float | None = None) -> Json:
         """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of
         twice the size err four times as much."""
-        totals = np.array([code_length(w, sizes) for w in replicates])
-        lost = np.array([lost_structure(w, t, alone) for w, t in zip(replicates, totals)])
-        fine_nats, coarse_nats = code_length(h, sizes), code_length(coarse, sizes)
-        fine_lost, coarse_lost = (
-            lost_structure(h, fine_nats, alone),
-            lost_structure(coarse, coarse_nats, alone),
-        )
-        nats, found = (
-            (fine_nats, fine_lost) if nats is None else (nats, lost_structure(h, nats, alone))
-        )
+        curves = [h, coarse, *replicates]
+        fine_nats, coarse_nats, *totals = (code_length(w, sizes) for w in curves)
+        each = zip(curves, (fine_nats, coarse_nats, *totals))
+        fine_lost, coarse_lost, *lost = (lost_structure(w, t, alone) for w, t in each)
+        nats = fine_nats if nats is None else nats
+        found, error = lost_structure(h, nats, alone), sums.standard_error
         return {
             "bits": nats / bit,
-            "se": sums.standard_error(totals / bit, (fine_nats - coarse_nats) / bit / 3),
+            "se": error(np.array(totals) / bit, (fine_nats - coarse_nats) / bit / 3),
             "lost_structure": None if math.isnan(found) else found,
-            "lost_se": sums.standard_error(lost, (fine_lost - coarse_lost) / 3),
+            "lost_se": error(np.array(lost), (fine_lost - coarse_lost) / 3),
         }
 
     rows = []
@@ -502,9 +457,7 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
     at = stored_points(length)
     return {
         "length": length,
-        "applies_to": APPLIES_TO
-        if alone is None
-        else f"each block of sampler=block with {APPLIES_TO}",
+        "applies_to": ("" if alone is None else "each block of sampler=block with ") + APPLIES_TO,
         "nelbo_bits": float(h.sum()) / bit,
         "h0_bits": float(h[0]) / math.log(2),
         "alone_bits": None if alone is None else alone / math.log(2),
@@ -555,10 +508,8 @@ class StoredCurve:
     @property
     def file(self) -> Path:
         """Where the evaluation of this run is."""
-        folder = (
-            self.path.parent.parent if self.path.parent.name == "checkpoints" else self.path.parent
-        )
-        return folder / FILE_NAME
+        folder = self.path.parent
+        return (folder.parent if folder.name == "checkpoints" else folder) / FILE_NAME
 
     def groups(
         self, length: int, num_groups: int | None = None, sizes: str | Sequence[int] | None = None
@@ -580,36 +531,42 @@ class StoredCurve:
         """
         num_groups = check_value("sampler.num_groups", num_groups, PositiveInt | None)
         optimal = isinstance(sizes, str)
-        if isinstance(sizes, str):
-            if sizes != OPTIMAL:
-                raise ValueError(
-                    f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or "
-                    "null for equal groups"
-                )
-        elif sizes is not None or num_groups is not None:
+        if optimal and sizes != OPTIMAL:
+            raise ValueError(
+                f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or "
+                "null for equal groups"
+            )
+        if not optimal and (sizes is not None or num_groups is not None):
             return {"num_groups": num_groups, "sizes": sizes}
         h = self.curve(length)
         if optimal and h is None:
             raise ValueError(
                 f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it"
             )
-        alone = None if h is None else self._alone()
-        equal = None if h is None else fewest_groups(h, alone=alone)
-        if h is None or equal is None:  # nothing measured, or no structure to lose
+        if h is None:  # nothing measured
+            return {"num_groups": num_groups, "sizes": None}
+        stored = self._stored()
+        bits = stored.get("alone_bits")  # of a token without context, of block diffusion
+        alone = float(bits) * math.log(2) if is_number(bits) else None
+        equal = fewest_groups(h, alone=alone)
+        if equal is None:  # no structure to lose
             return {"num_groups": num_groups, "sizes": None}
         if not optimal:
             return {"num_groups": len(equal), "sizes": None}
-        if not self._optimal_sizes_help(num_groups or len(equal)):
+        try:
+            helps = optimal_sizes_help(stored, num_groups or len(equal))
+        except _DAMAGED:
+            helps = False
+        if not helps:
             log.warning(
                 f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to "
                 "choose them; groups are equal"
             )
             return {"num_groups": num_groups or len(equal), "sizes": None}
-        best = (
-            fewest_groups(h, optimal=True, alone=alone)
-            if num_groups is None
-            else optimal_sizes(h, num_groups)
-        )
+        if num_groups is None:
+            best = fewest_groups(h, optimal=True, alone=alone)
+        else:
+            best = optimal_sizes(h, num_groups)
         return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
 
     def curve(self, length: int) -> np.ndarray | None:
@@ -620,18 +577,6 @@ class StoredCurve:
         except _DAMAGED:
             return None
         return h if np.isfinite(h).all() and (h >= 0).all() else None
-
-    def _alone(self) -> float | None:
-        """The nats of a token without context of a block diffusion model; see
-        `lost_structure`."""
-        bits = self._stored().get("alone_bits")
-        return float(bits) * math.log(2) if is_number(bits) else None
-
-    def _optimal_sizes_help(self, num_groups: int) -> bool:
-        try:
-            return optimal_sizes_help(self._stored(), num_groups)
-        except _DAMAGED:
-            return False
 
     def measured_length(self) -> int | None:
         """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve`
@@ -660,17 +605,12 @@ class StoredCurve:
         if model.get("conjoined"):
             return "it is of both strands conjoined, which is another denoiser"
         if not content["own_data"]:
-            return (
-                "it was measured on different data from those of the run "
-                f"({content['data']['name']})"
-            )
+            name = content["data"]["name"]
+            return f"it was measured on different data from those of the run ({name})"
         if content["part"] == "train":
             return "it was measured on the training part"
-        return (
-            None
-            if model["fingerprint"] == self.fingerprint
-            else "it was measured with other weights"
-        )
+        same = model["fingerprint"] == self.fingerprint
+        return None if same else "it was measured with other weights"
 
     def _remedy(self) -> str:
         return (

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,14 +73,11 @@ class Likelihood:
         nats = {
             name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()
         }
-        by_block = (
-            None
-            if self.by_block is None or more.by_block is None
-            else self.by_block.with_draws(more.by_block)
-        )
-        return replace(
-            self, nats=nats, counts=np.concatenate([self.counts, more.counts], 1), by_block=by_block
-        )
+        counts, by_block = np.concatenate([self.counts, more.counts], 1), self.by_block
+        if by_block is not None and more.by_block is not None:
+            cells = Cells.joined([by_block.cells, more.by_block.cells])
+            by_block = replace(by_block, cells=cells)
+        return replace(self, nats=nats, counts=counts, by_block=by_block)
 
     def per_sequence(self, group: str = "all") -> np.ndarray:
         """(S,) nats of each sequence: the mean over draws."""
@@ -167,38 +164,22 @@ class Likelihood:
         """h(n) in `bins` equal ranges of n, over all counted tokens; raises ValueError as
         `check_curve`."""
         self.check_curve()
-        masked: np.ndarray
         if self.by_block is None:
             row, draw = np.nonzero(self.counts)
             masked, nats = self.counts[row, draw], self.cross_entropy()[row, draw]
-            visible, number, longest = (
-                self.available[row] - masked,
-                np.ones(len(row)),
-                max(int(self.available.max()), 1),
-            )
+            visible, number = self.available[row] - masked, np.ones(len(row))
+            longest = max(int(self.available.max()), 1)
         else:
             cells, longest = self.by_block.cells, self.by_block.length
-            row, visible, number, masked, nats = (
-                cells.row,
-                cells.n,
-                cells.number,
-                cells.masked,
-                cells.nats / cells.masked,
-            )
-        index, unit = (
-            np.minimum(visible * bins // longest, bins - 1),
-            blocks(len(self.available), self.block_size)[row],
-        )
-        chosen = [c for b in range(bins) if number[c := index == b].sum() > 1] or [
-            np.ones(len(row), bool)
-        ]  # few windows
-        mean = [
-            (
-                np.average(visible[c], weights=masked[c]),
-                *_weighted_mean(nats[c], masked[c], unit[c]),
-            )
-            for c in chosen
-        ]
+            row, visible, number, masked = cells.row, cells.n, cells.number, cells.masked
+            nats = cells.nats / masked
+        index = np.minimum(visible * bins // longest, bins - 1)
+        unit = blocks(len(self.available), self.block_size)[row]
+        chosen = [c for b in range(bins) if number[c := index == b].sum() > 1]
+        mean = []
+        for c in chosen or [np.ones(len(row), bool)]:  # few windows
+            center = np.average(visible[c], weights=masked[c])
+            mean.append((center, *_weighted_mean(nats[c], masked[c], unit[c])))
         return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:
@@ -224,10 +205,10 @@ def _weighted_mean(
     """Weighted mean of `values` and its standard error, which allows for dependence within a
     block."""
     mean, num_blocks = float(np.average(values, weights=weights)), len(np.unique(block))
+    if num_blocks < 2:
+        return mean, math.nan
     deviation = np.bincount(block, weights * (values - mean)) / weights.sum()
-    return mean, math.sqrt(
-        (deviation**2).sum() * num_blocks / (num_blocks - 1)
-    ) if num_blocks > 1 else math.nan
+    return mean, math.sqrt((deviation**2).sum() * num_blocks / (num_blocks - 1))
 
 
 Floats = NDArray[np.float64]
@@ -271,17 +252,8 @@ class Cells(NamedTuple):
         tokens, rounded."""
         n = np.clip(np.round((1 - masked / tokens) * length), 0, length - 1).astype(np.int64)
         a, rise = tokens.astype(float), nats - start
-        return cls(
-            row,
-            n,
-            np.ones(len(n)),
-            a,
-            a**2,
-            a * rise,
-            a * rise**2,
-            masked.astype(float),
-            masked * nats,
-        )
+        sums = a, a**2, a * rise, a * rise**2, masked.astype(float), masked * nats
+        return cls(row, n, np.ones(len(n)), *sums)
 
     @classmethod
     def joined(cls, parts: Sequence[Cells]) -> Cells:
@@ -333,19 +305,11 @@ class BlockMeasurements:
             length: as above.
         """
         used = np.broadcast_to(available > 0, counts.shape)
-        row = np.broadcast_to(np.arange(len(available))[:, None], counts.shape)
-        a, zero = (
-            np.broadcast_to(available, counts.shape)[used],
-            np.broadcast_to(start, counts.shape)[used],
-        )
-        cells = Cells.of(row[used], a, counts[used], nats[used] / a, zero / a, length)
-        return cls(
-            Cells.joined([cells]),
-            start.sum(1),
-            float(start[:, 0].sum()),
-            int(available[:, 0].sum()),
-            length,
-        )
+        arrays: tuple[Any, ...] = (np.arange(len(available))[:, None], available, start)
+        row, a, zero = (np.broadcast_to(x, counts.shape)[used] for x in arrays)
+        cells = Cells.of(row, a, counts[used], nats[used] / a, zero / a, length)
+        first = float(start[:, 0].sum()), int(available[:, 0].sum())
+        return cls(Cells.joined([cells]), start.sum(1), *first, length)
 
     @classmethod
     def joined(cls, batches: Sequence[BlockMeasurements]) -> BlockMeasurements:
@@ -356,22 +320,11 @@ class BlockMeasurements:
         """
         check_lengths((batch.length for batch in batches), max(batch.length for batch in batches))
         first_rows = np.cumsum([0, *(len(batch.start) for batch in batches)])
-        cells = Cells.joined(
-            [
-                batch.cells._replace(row=batch.cells.row + first)
-                for first, batch in zip(first_rows, batches)
-            ]
-        )
-        start = np.concatenate([batch.start for batch in batches])
-        first_start, first_tokens = (
+        each = zip(first_rows, (batch.cells for batch in batches))
+        return cls(
+            Cells.joined([cells._replace(row=cells.row + first) for first, cells in each]),
+            np.concatenate([batch.start for batch in batches]),
             sum(batch.first_start for batch in batches),
             sum(batch.first_tokens for batch in batches),
-        )
-        return cls(cells, start, first_start, first_tokens, batches[0].length)
-
-    def with_draws(self, more: BlockMeasurements) -> BlockMeasurements:
-        """These measurements and those of further draws of the same sequences."""
-        cells = Cells.joined([self.cells, more.cells])
-        return BlockMeasurements(
-            cells, self.start, self.first_start, self.first_tokens, self.length
+            batches[0].length,
         )
