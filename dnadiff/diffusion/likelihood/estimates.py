@@ -75,8 +75,7 @@ class Likelihood:
         }
         counts, by_block = np.concatenate([self.counts, more.counts], 1), self.by_block
         if by_block is not None and more.by_block is not None:
-            cells = Cells.joined([by_block.cells, more.by_block.cells])
-            by_block = replace(by_block, cells=cells)
+            by_block = by_block.with_draws(more.by_block)
         return replace(self, nats=nats, counts=counts, by_block=by_block)
 
     def per_sequence(self, group: str = "all") -> np.ndarray:
@@ -328,3 +327,7 @@ class BlockMeasurements:
             sum(batch.first_tokens for batch in batches),
             batches[0].length,
         )
+
+    def with_draws(self, more: BlockMeasurements) -> BlockMeasurements:
+        """These measurements and those of further draws of the same sequences."""
+        return replace(self, cells=Cells.joined([self.cells, more.cells]))

@@ -109,19 +109,22 @@ def test_one_block_is_the_sampler_itself():
     assert all(torch.equal(tokens, alone.tokens) for tokens in in_blocks)
 
 
-def test_tokens_read_in_each_call(monkeypatch):
+def test_tokens_read_in_each_call():
     net, lengths = network(2), []
-    step_block, around = net.step_block, net.around
-    monkeypatch.setattr(
-        net, "step_block", lambda xt, *args: lengths.append(xt.shape[1]) or step_block(xt, *args)
-    )
-    monkeypatch.setattr(
-        net, "around", lambda ids, *args: lengths.append(ids.shape[1]) or around(ids, *args)
-    )
+
+    class Recorded(Denoiser):
+        def step_block(self, query, state=None):
+            lengths.append(query.xt.shape[1])
+            return super().step_block(query, state)
+
+        def around(self, query, columns):
+            lengths.append(query.xt.shape[1])
+            return super().around(query, columns)
+
     counts = {}
     for cache in CACHES:
         lengths.clear()
-        result = sample(Denoiser(net), FastDLLM(Grouped(2), 5, cache), torch.full((2, LENGTH), 3))
+        result = sample(Recorded(net), FastDLLM(Grouped(2), 5, cache), torch.full((2, LENGTH), 3))
         assert result.nfe == len(lengths) == FastDLLM(Grouped(2), 5, cache).num_steps_for(LENGTH)
         counts[type(cache).__name__] = list(lengths)
     assert counts["NoCache"] == [19] * 8
