@@ -11,7 +11,7 @@ import os
 import struct
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
 from types import ModuleType
@@ -52,31 +52,14 @@ def settings_of(model: Loaded, source: SequenceInput) -> dict[str, Json]:
     return {"model": identity(model.denoiser), "input": source.digest, "device": device}
 
 
-@dataclass
-class RecordScore:
-    """The likelihood of one record, or of what was read of it.
+_NUMBERS = ("nats", "variance", "counted")  # of a window, or of all windows of a record
 
-    Attributes:
-        nats: an upper bound on -log p, summed over its windows.
-        variance: Monte Carlo variance of `nats`.
-        counted: its bases A, C, G and T.
-    """
 
-    nats: float = 0.0
-    variance: float = 0.0
-    counted: float = 0.0
-
-    def add(self, nats: float, variance: float, counted: float) -> None:
-        """Add the numbers of another part."""
-        self.nats += nats
-        self.variance += variance
-        self.counted += counted
-
-    @property
-    def per_base(self) -> tuple[float, float]:
-        """Nats and their standard error for each counted base; NaN without one."""
-        bases = self.counted or math.nan
-        return self.nats / bases, math.sqrt(self.variance) / bases
+def per_base(score: NDArray[np.float64]) -> tuple[float, float]:
+    """Nats, an upper bound on -log p, and their Monte Carlo standard error for each counted base,
+    given nats, variance and counted bases (A, C, G and T), (3,); NaN without such a base."""
+    nats, variance, counted = score.tolist()
+    return nats / (counted or math.nan), math.sqrt(variance) / (counted or math.nan)
 
 
 @dataclass(eq=False)
@@ -93,7 +76,7 @@ class ScoreJob(ResumableJob):
             countable base.
 
     Attributes:
-        total_score: of all records.
+        total_score: `_NUMBERS` of all records.
     """
 
     stream, label = "table", "score"
@@ -120,7 +103,7 @@ class ScoreJob(ResumableJob):
         self.earlier = earlier_identities(denoiser)
         self.emitted = self.model.process.vocab.is_emitted()
         self.lengths, self.windows = self.source.lengths, 0
-        self.open, self.total_score = RecordScore(), RecordScore()
+        self.open, self.total_score = np.zeros((2, 3))
         self._cut = self._pieces(0)
 
     @property
@@ -204,8 +187,9 @@ class ScoreJob(ResumableJob):
         if notes:
             state = notes["state"]
             self.position, self.windows = state["pieces"], state["windows"]
-            self.open = RecordScore(**state["open"])
-            self.total_score = RecordScore(**notes["totals"])
+            self.open, self.total_score = (
+                np.array([of[key] for key in _NUMBERS]) for of in (state["open"], notes["totals"])
+            )
             self._cut = self._pieces(self.position)
 
     @override
@@ -215,43 +199,46 @@ class ScoreJob(ResumableJob):
     @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         rows = []  # of the records that the result completes; NaN without a countable base
-        for numbers in np.frombuffer(result.content, "<f8").reshape(-1, 3).tolist():
-            piece = next(self._cut)
-            self.open.add(*numbers)
-            record = piece.record
-            if piece.end == self.lengths[record]:
-                score, self.open = self.open, RecordScore()
-                self.total_score.add(**asdict(score))
-                nats, se = score.per_base
-                values = (nats, nats / math.log(2), se, score.nats / math.log(2))
-                cells = [self.source.names[record], f"{piece.end}", f"{score.counted:.0f}"]
+        for numbers in np.frombuffer(result.content, "<f8").reshape(-1, 3):
+            record, _, end = next(self._cut)
+            self.open = self.open + numbers
+            if end == self.lengths[record]:
+                score, self.open = self.open, np.zeros(3)
+                self.total_score = self.total_score + score
+                nats, se = per_base(score)
+                values = (nats, nats / math.log(2), se, score[0] / math.log(2))
+                cells = [self.source.names[record], f"{end}", f"{score[2]:.0f}"]
                 cells += [f"{x:.6f}" for x in values]
                 cells += [] if self.names is None else [self.names[record]]
                 rows.append("\t".join(cells) + "\n")
         self.position += result.items
         self.windows += result.about["windows"]
         self.totals = {
-            "state": {"pieces": self.position, "windows": self.windows, "open": asdict(self.open)},
-            "totals": asdict(self.total_score),
+            "state": {
+                "pieces": self.position,
+                "windows": self.windows,
+                "open": dict(zip(_NUMBERS, self.open.tolist())),
+            },
+            "totals": dict(zip(_NUMBERS, self.total_score.tolist())),
         }
         return "".join(rows).encode(), len(rows)
 
     @override
     def finish(self, collected: Path) -> dict[str, Json]:
-        nats, se = self.total_score.per_base
+        nats, se = per_base(self.total_score)
         return {
             "records": len(self.lengths),
-            "counted": int(self.total_score.counted),
+            "counted": int(self.total_score[2]),
             "bits_per_base": nats / math.log(2),
             "se_mc_bits": se / math.log(2),
         }
 
     @override
     def closing(self, seconds: float) -> str:
-        nats, se = self.total_score.per_base
+        nats, se = per_base(self.total_score)
         rows: list[tuple[str, ...]] = [
             ("records", f"{len(self.lengths):,}"),
-            ("bases counted", f"{self.total_score.counted:,.0f} of {sum(self.lengths):,}"),
+            ("bases counted", f"{self.total_score[2]:,.0f} of {sum(self.lengths):,}"),
             ("bits per base", f"{nats / math.log(2):.4f}"),
             ("se_mc (bits)", f"{se / math.log(2):.4f}"),
         ]

@@ -384,27 +384,20 @@ def unpack(
             "words; use another copy of it"
         )
     limit = size_limit(len(content), max_bytes)
-    layout = _read_layout(body[start + length : side_end], path, limit)
-    check_size(path, "its text", layout.num_bytes(), limit)
-    return header, layout, np.frombuffer(body[side_end:], "<u4").astype(np.uint32)
-
-
-def _read_layout(packed: bytes, path: str | Path, limit: int) -> ContainerLayout:
+    damaged = f"{path}: its layout is damaged"
     try:
         decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
-        side = decoder.decompress(packed, max_length=limit + 1)
+        side = decoder.decompress(body[start + length : side_end], max_length=limit + 1)
     except lzma.LZMAError as error:
-        raise ValueError(
-            f"{path}: its layout is damaged ({error}); use another copy of it"
-        ) from error
+        raise ValueError(f"{damaged} ({error}); use another copy of it") from error
     check_size(path, "its layout, decompressed,", len(side), limit)
     if not decoder.eof or decoder.unused_data:
         raise ValueError(
             f"{path}: its layout does not end where the header says; use another copy of it"
         )
     try:
-        return checked(json_object(side, "the layout"))
+        layout = checked(json_object(side, "the layout"))
     except ValueError as error:
-        raise ValueError(
-            f"{path}: its layout is damaged: {error}; use another copy of it"
-        ) from error
+        raise ValueError(f"{damaged}: {error}; use another copy of it") from error
+    check_size(path, "its text", layout.num_bytes(), limit)
+    return header, layout, np.frombuffer(body[side_end:], "<u4").astype(np.uint32)

@@ -252,7 +252,17 @@ class Scorer(RowScorer):
             else self.predictions.at(list(map(site_of, edits)))
         )
         llr, variance = self.method.llr(self.network, edits, at_sites)
-        entropy = entropies(at_sites)
+        # Of the mean of the strands' distributions; NaN where there is none.
+        probs = np.exp(at_sites).mean(0)
+        entropy = -(probs * np.log(np.where(probs > 0, probs, 1.0))).sum(-1)
+        distances = []
+        for reverse in self.network.strands if self.embeddings else ():
+            pairs = [self.network.pair(edit, reverse) for edit in edits]
+            ref, alt = (
+                self.network.mean_features(windows)
+                for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
+            )
+            distances.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
         columns = (
             llr.mean(0),
             np.sqrt(variance.sum(0)) / strands,
@@ -260,7 +270,7 @@ class Scorer(RowScorer):
             llr[1] if strands > 1 else nothing,
             entropy,
             2 - entropy / math.log(2),
-            self._distances(edits) if self.embeddings else nothing,
+            np.mean(distances, 0) if distances else nothing,
         )
         self.num_missing += int(np.isnan(columns[0]).sum())
         return [
@@ -268,30 +278,11 @@ class Scorer(RowScorer):
             for edit, *values in zip(edits, *columns)
         ]
 
-    def _distances(self, edits: Sequence[Edit]) -> Floats:
-        found = []
-        for reverse in self.network.strands:
-            pairs = [self.network.pair(edit, reverse) for edit in edits]
-            ref, alt = (
-                self.network.mean_features(windows)
-                for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
-            )
-            found.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
-        return np.mean(found, 0)
-
 
 def site_of(edit: Edit) -> Site:
     """The record and position whose entropy is reported: the first base of the variant, or the base
     before an insertion."""
     return edit.record, edit.start if edit.ref else max(edit.start - 1, 0)
-
-
-def entropies(at_sites: Floats) -> Floats:
-    """Entropy in nats of the mean of the strands' distributions (K, n, 4): (n,); NaN where there is
-    none."""
-    probs = np.exp(at_sites).mean(0)
-    logs = np.log(np.where(probs > 0, probs, 1.0))
-    return -(probs * logs).sum(-1)
 
 
 def predicted_effects(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
@@ -122,25 +122,16 @@ class SitePredictions:
 
     Args:
         windows: of the sites.
-        batch_size: windows in a network call.
-        num_strands: K.
-        predict: log-probabilities (K, S, 4) at the S sites of some windows of equal length.
 
     Attributes:
         shared: the sites that share their window with another.
     """
 
-    def __init__(
-        self,
-        windows: Sequence[MaskedWindow],
-        batch_size: int,
-        num_strands: int,
-        predict: Callable[[Sequence[MaskedWindow]], Floats],
-    ) -> None:
-        self.predict, self.batches = predict, list[list[MaskedWindow]]()
+    def __init__(self, network: Network, windows: Sequence[MaskedWindow]) -> None:
+        self.network, self.batches = network, list[list[MaskedWindow]]()
         ordered = sorted(windows, key=lambda each: each.end - each.start)
         for _, same in itertools.groupby(ordered, key=lambda each: each.end - each.start):
-            while batch := list(itertools.islice(same, batch_size)):
+            while batch := list(itertools.islice(same, network.batch_size)):
                 self.batches.append(batch)
         sizes = [sum(len(window.sites) for window in batch) for batch in self.batches]
         self.first, self.batch_of = np.cumsum([0, *sizes]), np.repeat(np.arange(len(sizes)), sizes)
@@ -154,7 +145,7 @@ class SitePredictions:
             )
         }
         self.read = np.zeros(len(self.batches), bool)
-        self.values = np.full((num_strands, len(self.row), NUM_BASES), np.nan)
+        self.values = np.full((len(network.strands), len(self.row), NUM_BASES), np.nan)
         self.shared = [
             (window.record, site)
             for window in windows
@@ -169,7 +160,7 @@ class SitePredictions:
         for batch in np.unique(self.batch_of[rows]):
             if not self.read[batch]:
                 place = slice(self.first[batch], self.first[batch + 1])
-                self.values[:, place] = self.predict(self.batches[batch])
+                self.values[:, place] = self.network.predicted(self.batches[batch])
                 self.read[batch] = True
         return self.values[:, rows]
 
@@ -245,10 +236,12 @@ class Network:
         """
         most = sites_per_window or self.sites_per_window
         windows = site_windows(sites, self.reference.lengths, self.window, most)
-        return SitePredictions(windows, self.batch_size, len(self.strands), self._predict)
+        return SitePredictions(self, windows)
 
     @torch.no_grad()
-    def _predict(self, windows: Sequence[MaskedWindow]) -> Floats:
+    def predicted(self, windows: Sequence[MaskedWindow]) -> Floats:
+        """Log-probabilities (K, S, 4) at the S sites of some windows of equal length, on K
+        strands."""
         ids = np.stack([self.reference.window(*w[:3]) for w in windows]).astype(np.int64)
         row = np.repeat(np.arange(len(windows)), [len(w.sites) for w in windows])
         place = np.array([site - w.start for w in windows for site in w.sites])

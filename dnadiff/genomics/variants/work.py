@@ -304,35 +304,29 @@ def dependency(network: Network, edit: Edit, span: int) -> bytes:
     After the nucleotide dependency maps of Tomaz da Silva et al. (2024), here for one variant with
     all four bases.
     """
-    strands = [_of_strand(network, edit, span, reverse) for reverse in network.strands]
+    vocab, strands = network.process.vocab, list[dict[int, Floats]]()
+    for reverse in network.strands:  # the change at each position, of the bases of the given strand
+        pair = network.pair(edit, reverse)
+        both = [np.concatenate(sides) for sides in pair.flanks(span)]
+        known = vocab.is_emitted().numpy()[pair.ref[both[0]]]
+        places, found = [each[known] for each in both], []
+        for allele, where in enumerate(places if known.any() else ()):
+            masked = np.eye(len(pair.ref), dtype=bool)[where]
+            calls = network.predictions(pair, [allele] * len(masked), zip(masked, masked))
+            found.append(np.concatenate([x.numpy() for *_, x in calls])[:, list(vocab.emitted)])
+        distance = places[0] - pair.starts[0]
+        change = found[1] - found[0] if found else np.zeros((0, 4))
+        # Reading right to left, the last base of REF comes first; A, C, G, T in reverse order are
+        # their complements.
+        positions = edit.end - 1 - distance if reverse else edit.start + distance
+        strands.append(dict(zip(positions.tolist(), change[:, ::-1] if reverse else change)))
     rows = ["chrom\tpos\tbase\tA\tC\tG\tT\n"]
     for position in sorted(set.intersection(*map(set, strands))):
-        change = np.mean([found[position] for found in strands], 0)
+        values = np.mean([of_strand[position] for of_strand in strands], 0)
         base = TOKENIZER.decode(network.reference.window(edit.record, position, position + 1))
-        numbers = "\t".join(f"{value:.6f}" for value in change)
+        numbers = "\t".join(f"{value:.6f}" for value in values)
         rows.append(f"{edit.record}\t{position + 1}\t{base}\t{numbers}\n")
     return "".join(rows).encode()
-
-
-def _of_strand(network: Network, edit: Edit, span: int, reverse: bool) -> dict[int, Floats]:
-    """The change at each position on one strand, of the bases on the given strand."""
-    pair, vocab = network.pair(edit, reverse), network.process.vocab
-    both = [np.concatenate(sides) for sides in pair.flanks(span)]
-    known = vocab.is_emitted().numpy()[pair.ref[both[0]]]
-    if not known.any():
-        return {}
-    places = [each[known] for each in both]
-    found = []
-    for allele, where in enumerate(places):
-        masked = np.eye(len(pair.ref), dtype=bool)[where]
-        calls = network.predictions(pair, [allele] * len(masked), zip(masked, masked))
-        found.append(np.concatenate([x.numpy() for *_, x in calls])[:, list(vocab.emitted)])
-    change, distance = found[1] - found[0], places[0] - pair.starts[0]
-    if not reverse:
-        return dict(zip((edit.start + distance).tolist(), change))
-    # Reading right to left, the last base of REF comes first; A, C, G, T in reverse order are their
-    # complements.
-    return dict(zip((edit.end - 1 - distance).tolist(), change[:, ::-1]))
 
 
 def picture_of(page: Path, number: int) -> Path:
