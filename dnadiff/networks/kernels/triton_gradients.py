@@ -11,6 +11,7 @@ mask, state mask, L, V, 1 if the walk runs in reverse).
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 from dnadiff.networks.kernels.triton_kernels import (
     either,
@@ -18,8 +19,11 @@ from dnadiff.networks.kernels.triton_kernels import (
     place,
     position,
     read,
+    silu,
     softplus,
     state,
+    tiles,
+    weights,
 )
 
 
@@ -28,9 +32,9 @@ def chunk_starts(
     delta0, delta1, C0, C1, dy0, dy1, z, A, bias, dkept, starts, sums,
     first, sequences, L, E, N, chunks, chunk, spans, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b,
     z_l,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr,
-    UNROLL: tl.constexpr,
-    GATED: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr,
+    ALIGN: constexpr, NP: constexpr, BE: constexpr, SEGMENT: constexpr,
+    UNROLL: constexpr,
+    GATED: constexpr, EXACT: constexpr, LINKED: constexpr,
 ):  # fmt: skip
     """The gradient of the state before every chunk from the results of that chunk alone, and the
     sum of its steps.
@@ -41,11 +45,8 @@ def chunk_starts(
         (E, delta_b, delta_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN
     )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
-    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
-    e_ok, n_ok = e < E, n < N
-    tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
-    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
+    e, n, e_ok, n_ok, tile, tile_ok = tiles(block, E, N, BE, NP)
+    decay, shift = weights(A, bias, direction, e, e_ok, tile, tile_ok, N, E)
     delta = either(delta0, delta1, direction) + b * delta_b
     C = either(C0, C1, direction) + b * C_b
     dy = either(dy0, dy1, direction) + b * dy_b
@@ -60,8 +61,7 @@ def chunk_starts(
             ok = e_ok & live
             dout = read(dy + p * dy_l, e, ok)
             if GATED:
-                gate = read(z + b * z_b + p * z_l, e, ok)
-                dout *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))
+                dout *= silu(read(z + b * z_b + p * z_l, e, ok))
             inputs += ((read(delta + p * delta_l, e, ok), read(C + p * C_l, n, n_ok & live), dout),)
         for i in tl.static_range(UNROLL):
             t = end - k - i
@@ -81,7 +81,7 @@ def chunk_starts(
 
 
 @triton.jit
-def _columns(tile, BE: tl.constexpr, SPAN: tl.constexpr):
+def _columns(tile, BE: constexpr, SPAN: constexpr):
     """The SPAN columns of a tile (BE, SPAN), each (BE,). SPAN is 1, 2 or 4."""
     if SPAN == 1:
         columns = (tl.reshape(tile, (BE,)),)
@@ -96,7 +96,7 @@ def _columns(tile, BE: tl.constexpr, SPAN: tl.constexpr):
 
 
 @triton.jit
-def _tile(columns, BE: tl.constexpr, SPAN: tl.constexpr):
+def _tile(columns, BE: constexpr, SPAN: constexpr):
     """The tile of these columns: the inverse of `_columns`."""
     if SPAN == 1:
         tile = columns[0][:, None]
@@ -119,10 +119,10 @@ def _span_states(
     where,
     a,
     shift,
-    SPAN: tl.constexpr,
-    RESTART: tl.constexpr,
-    CROSSING: tl.constexpr,
-    EXACT: tl.constexpr,
+    SPAN: constexpr,
+    RESTART: constexpr,
+    CROSSING: constexpr,
+    EXACT: constexpr,
 ):
     """The state after SPAN positions, and for each of them the state before it, its step, the slope
     of the softplus, u and dy.
@@ -132,7 +132,7 @@ def _span_states(
     the states of its channel are.
     """
     e, n, e_ok, n_ok, L, V, back = where
-    BE: tl.constexpr = h.shape[1]
+    BE: constexpr = h.shape[1]
     live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
     at, ok = e[:, None], e_ok[:, None] & live[None, :]
     x = read(inputs[1] + (p * strides[1])[None, :], at, ok) + shift[:, None]
@@ -174,7 +174,7 @@ def _gradient_of_gate(dy_t, h, C_t, u_t, skip, z, dz, columns, ok):
 @triton.jit
 def _retreat(
     t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N,
-    GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
+    GATED: constexpr, RESTART: constexpr, CROSSING: constexpr,
 ):  # fmt: skip
     """One position of the walk back: stores its gradients of B, C and z; returns the gradient of
     the state before it, the sums for A, bias and D, and the gradients of u and delta."""
@@ -205,12 +205,12 @@ def _retreat(
 @triton.jit
 def _retreat_span(
     start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
-    SPAN: tl.constexpr, GATED: tl.constexpr, RESTART: tl.constexpr, CROSSING: tl.constexpr,
-    EXACT: tl.constexpr,
+    SPAN: constexpr, GATED: constexpr, RESTART: constexpr, CROSSING: constexpr,
+    EXACT: constexpr,
 ):  # fmt: skip
     """The walk back over SPAN positions, of which h is the state before the first."""
     e, _, e_ok, _, L, V, back = where
-    BE: tl.constexpr = h.shape[1]
+    BE: constexpr = h.shape[1]
     h, kept = _span_states(
         h, start, stop, inputs, strides, where, a, shift, SPAN, RESTART, CROSSING, EXACT
     )
@@ -252,10 +252,10 @@ def gradients(
     du0, du1, ddelta0, ddelta1, dB, dC, dz, dA, dD, dbias, dinitial,
     first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b,
     C_l, dy_b, dy_l, z_b, z_l, one,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr,
-    SPAN: tl.constexpr,
-    CARRIED: tl.constexpr, GATED: tl.constexpr, HELD: tl.constexpr,
-    RESTART: tl.constexpr, EXACT: tl.constexpr, LINKED: tl.constexpr, FIRST: tl.constexpr,
+    ALIGN: constexpr, NP: constexpr, BE: constexpr, SEGMENT: constexpr,
+    SPAN: constexpr,
+    CARRIED: constexpr, GATED: constexpr, HELD: constexpr,
+    RESTART: constexpr, EXACT: constexpr, LINKED: constexpr, FIRST: constexpr,
 ):  # fmt: skip
     """All gradients, with g_l = C_l dy_l + exp(step_{l+1} A) g_{l+1}.
 
@@ -272,11 +272,9 @@ def gradients(
         (B_b, B_l, C_b, C_l, dy_b, dy_l, z_b, z_l), ALIGN
     )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
-    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
-    e_ok, n_ok = e < E, n < N
-    tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
-    a = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    shift, skip = read(bias + direction * E, e, e_ok), read(D + direction * E, e, e_ok)
+    e, n, e_ok, n_ok, tile, tile_ok = tiles(block, E, N, BE, NP)
+    a, shift = weights(A, bias, direction, e, e_ok, tile, tile_ok, N, E)
+    skip = read(D + direction * E, e, e_ok)
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)

@@ -20,6 +20,7 @@ channels go to memory and the caller adds them in a fixed order.
 
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def either(a, b, direction):
 
 
 @triton.jit
-def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr):
+def position(t, stop, L, V, back, RESTART: constexpr, CROSSING: constexpr):
     """Whether step t of a walk over V positions exists, and its position in memory.
 
     V is L unless RESTART, when it is a multiple of the length of blocks, and positions from L on do
@@ -77,7 +78,7 @@ def position(t, stop, L, V, back, RESTART: tl.constexpr, CROSSING: tl.constexpr)
 
 
 @triton.jit
-def multiples(sizes, ALIGN: tl.constexpr):
+def multiples(sizes, ALIGN: constexpr):
     """The sizes, which the compiler then knows as multiples of ALIGN: it reads rows in vectors only
     if the distance between them is one."""
     found = sizes
@@ -95,7 +96,28 @@ def read(pointer, columns, mask):
 
 
 @triton.jit
-def state(pointers, mask, GIVEN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr):
+def silu(x):
+    """x sigmoid(x)."""
+    return x / (1.0 + tl.exp2(-1.4426950408889634 * x))
+
+
+@triton.jit
+def tiles(block, E, N, BE: constexpr, NP: constexpr):
+    """Channels and states of a block, whether they exist, and the same for tiles of both."""
+    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
+    e_ok, n_ok = e < E, n < N
+    return e, n, e_ok, n_ok, n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
+
+
+@triton.jit
+def weights(A, bias, direction, e, e_ok, tile, tile_ok, N, E):
+    """The decay rates and the bias of a direction."""
+    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
+    return decay, read(bias + direction * E, e, e_ok)
+
+
+@triton.jit
+def state(pointers, mask, GIVEN: constexpr, NP: constexpr, BE: constexpr):
     """A tile of states; zero unless GIVEN."""
     h = tl.zeros((NP, BE), tl.float32)
     if GIVEN:
@@ -107,18 +129,15 @@ def state(pointers, mask, GIVEN: tl.constexpr, NP: tl.constexpr, BE: tl.constexp
 def chunk_ends(
     u0, u1, delta0, delta1, B0, B1, A, bias, ends, sums,
     first, sequences, L, E, N, chunks, chunk, u_b, u_l, delta_b, delta_l, B_b, B_l,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
+    ALIGN: constexpr, NP: constexpr, BE: constexpr, UNROLL: constexpr,
 ):  # fmt: skip
     """The state at the end of every chunk from zero at its start, and the sum of its steps."""
     E, u_b, u_l, delta_b, delta_l, B_b, B_l = multiples(
         (E, u_b, u_l, delta_b, delta_l, B_b, B_l), ALIGN
     )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
-    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
-    e_ok, n_ok = e < E, n < N
-    tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
-    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    shift = tl.load(bias + direction * E + e, mask=e_ok, other=0.0)
+    e, n, e_ok, n_ok, tile, tile_ok = tiles(block, E, N, BE, NP)
+    decay, shift = weights(A, bias, direction, e, e_ok, tile, tile_ok, N, E)
     u = either(u0, u1, direction) + b * u_b
     delta = either(delta0, delta1, direction) + b * delta_b
     B = either(B0, B1, direction) + b * B_b
@@ -153,16 +172,14 @@ def chunk_ends(
 @triton.jit(do_not_specialize=["sequences", "chunks", "from_last"])
 def carry(
     ends, sums, A, initial, sequences, E, N, chunks, from_last,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, UNROLL: tl.constexpr,
-    CARRIED: tl.constexpr,
+    ALIGN: constexpr, NP: constexpr, BE: constexpr, UNROLL: constexpr,
+    CARRIED: constexpr,
 ):  # fmt: skip
     """Replaces what each chunk adds by what enters it: s_{c+1} = exp(sum of steps of c times A) s_c
     + ends_c, from `initial` if CARRIED, or 0."""
     E = E // ALIGN * ALIGN
     block, _, row, direction, _, _ = place(tl.cdiv(E, BE), 1, sequences, 0)
-    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
-    e_ok = e < E
-    tile, tile_ok = n[:, None] * E + e[None, :], (n < N)[:, None] & e_ok[None, :]
+    e, _, e_ok, _, tile, tile_ok = tiles(block, E, N, BE, NP)
     decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
     s = state(initial + row * N * E + tile, tile_ok, CARRIED, NP, BE)
     for k in range(0, chunks, UNROLL):
@@ -184,7 +201,7 @@ def carry(
 @triton.jit
 def _rows(
     u, delta, B, C, begin, strides, where,
-    UNROLL: tl.constexpr, RESTART: tl.constexpr, WRITE: tl.constexpr,
+    UNROLL: constexpr, RESTART: constexpr, WRITE: constexpr,
 ):  # fmt: skip
     """The inputs of UNROLL positions as they are in memory."""
     e, n, e_ok, n_ok, L, V, back = where
@@ -208,10 +225,10 @@ def outputs(
     u0, u1, delta0, delta1, B0, B1, C0, C1, z, A, D, bias, entering, y0, y1, states, last,
     first, sequences, L, E, N, V, chunks, chunk, spans, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b,
     C_l, z_b, z_l,
-    ALIGN: tl.constexpr, NP: tl.constexpr, BE: tl.constexpr, SEGMENT: tl.constexpr,
-    SPAN: tl.constexpr, UNROLL: tl.constexpr,
-    CARRIED: tl.constexpr, KEEP: tl.constexpr, WRITE: tl.constexpr, GATED: tl.constexpr,
-    RESTART: tl.constexpr, EXACT: tl.constexpr, LAST: tl.constexpr,
+    ALIGN: constexpr, NP: constexpr, BE: constexpr, SEGMENT: constexpr,
+    SPAN: constexpr, UNROLL: constexpr,
+    CARRIED: constexpr, KEEP: constexpr, WRITE: constexpr, GATED: constexpr,
+    RESTART: constexpr, EXACT: constexpr, LAST: constexpr,
 ):  # fmt: skip
     """y_l = C_l . h_l + D u_l if WRITE, times silu(z_l) if GATED; the state before every SPAN
     positions of a segment if KEEP, and the LAST.
@@ -223,11 +240,9 @@ def outputs(
         (E, u_b, u_l, delta_b, delta_l, B_b, B_l, C_b, C_l, z_b, z_l), ALIGN
     )
     block, c, row, direction, b, back = place(tl.cdiv(E, BE), chunks, sequences, first)
-    e, n = block * BE + tl.arange(0, BE), tl.arange(0, NP)
-    e_ok, n_ok = e < E, n < N
-    tile, tile_ok = n[:, None] * E + e[None, :], n_ok[:, None] & e_ok[None, :]
-    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
-    shift, skip = read(bias + direction * E, e, e_ok), read(D + direction * E, e, e_ok)
+    e, n, e_ok, n_ok, tile, tile_ok = tiles(block, E, N, BE, NP)
+    decay, shift = weights(A, bias, direction, e, e_ok, tile, tile_ok, N, E)
+    skip = read(D + direction * E, e, e_ok)
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
     y = either(y0, y1, direction) + b * L * E
@@ -267,8 +282,7 @@ def outputs(
             if WRITE:
                 out = tl.sum(h * inputs[i][3].to(tl.float32)[:, None], axis=0) + skip * u_t
                 if GATED:
-                    gate = read(z + b * z_b + p * z_l, e, e_ok & live)
-                    out *= gate / (1.0 + tl.exp2(-1.4426950408889634 * gate))
+                    out *= silu(read(z + b * z_b + p * z_l, e, e_ok & live))
                 tl.store(y + p * E + e, out.to(y.dtype.element_ty), mask=e_ok & live)
     if LAST:
         tl.store(last + row * N * E + tile, h, mask=tile_ok & (c == chunks - 1))
