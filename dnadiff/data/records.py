@@ -3,9 +3,8 @@ out of them, all rows at once, from either strand.
 
 Millions of intervals are three arrays, and are read one by one like a list. The number of N in a
 window comes from prefix sums over the runs, not over the bases; it is piecewise linear in the start
-of the window, so that the allowed starts form ranges, which are computed exactly and once.
-`dnadiff.networks.kernels` gathers the rows of a batch; strand, case and weight are computed on
-whole arrays.
+of the window, so that the allowed starts form ranges, which are computed exactly and once. Rows,
+strand, case and weight of a batch are computed on whole arrays.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -25,7 +25,6 @@ from torch.nn.utils.rnn import pad_sequence
 from dnadiff import fields as checks
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.networks.kernels.native import Gather, make_gather
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -389,10 +388,10 @@ class Cutter:
             TokenTable(vocab),
         )
         self.soft_weight, self.ends = soft_weight, ends
-        self._gathers: dict[int, Gather] = {}
+        self._windows: dict[int, NDArray] = {}
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"_gathers": {}}  # another process maps the files itself
+        return self.__dict__ | {"_windows": {}}  # another process maps the files itself
 
     def __call__(
         self, record: Integers, start: Integers, reverse: Mask | None = None
@@ -418,20 +417,20 @@ class Cutter:
         """The stored bytes of windows, case included: `(B, L)`."""
         number, position = self.records.number[record], self.records.offset[record] + start
         if (number == number[0]).all():
-            return self._gather(int(number[0]))(position)
+            return self._all_windows(int(number[0]))[position]
         out = np.empty((len(position), self.length), self.records.array(0).dtype)
         for each in np.unique(number).tolist():
             rows = number == each
-            out[rows] = self._gather(each)(position[rows])
+            out[rows] = self._all_windows(each)[position[rows]]
         return out
 
-    def _gather(self, number: int) -> Gather:
-        """What copies windows out of one array."""
-        if number not in self._gathers:
-            if len(self._gathers) >= MAX_MAPPED:  # leave out what has been open for longest
-                del self._gathers[next(iter(self._gathers))]
-            self._gathers[number] = make_gather(self.records.array(number), self.length)
-        return self._gathers[number]
+    def _all_windows(self, number: int) -> NDArray:
+        """All windows of one array, without a copy."""
+        if number not in self._windows:
+            if len(self._windows) >= MAX_MAPPED:  # leave out what has been open for longest
+                del self._windows[next(iter(self._windows))]
+            self._windows[number] = sliding_window_view(self.records.array(number), self.length)
+        return self._windows[number]
 
 
 class PaddedCutter:

@@ -29,51 +29,11 @@ from dnadiff.networks.kernels.native import (
     call,
     channel_groups,
     contiguous,
-    cpu_operator,
-    rows,
-    save_inputs,
     scan_backward,
     scan_forward,
     scan_operator,
 )
 from dnadiff.networks.kernels.portable import TorchOperations
-
-
-@cpu_operator("short_conv")
-def short_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
-) -> Tensor:
-    """silu of a causal convolution; `near` (Bt, blocks, K - 1, E) are the inputs before each block
-    of `block` positions, 0 for the whole sequence."""
-    ((x,), strides), (weight, bias, near) = rows(x), contiguous(weight, bias, near)
-    y = x.new_empty(x.shape)
-    sizes = *x.shape, weight.shape[1], block, *strides
-    call("conv_forward", x, weight, bias, near, y, *sizes, reverse)
-    return y
-
-
-@cpu_operator("short_conv_backward")
-def _conv_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None,
-    block: int
-) -> list[Tensor]:  # fmt: skip
-    ((dy, x), strides), (weight, bias, near) = rows(dy, x), contiguous(weight, bias, near)
-    (E, K), dx = weight.shape, x.new_empty(x.shape)
-    sums = x.new_zeros(torch.get_num_threads(), K + 1, E)
-    dnear = None if near is None else x.new_empty(near.shape)
-    sizes = *x.shape, K, block, *strides
-    call("conv_backward", dy, x, weight, bias, near, dx, dnear, sums, *sizes, reverse)
-    sums = sums.sum(0)
-    return [dx, sums[:K].T.contiguous(), sums[K].clone(), *([] if dnear is None else [dnear])]
-
-
-def _conv_grad(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    (*tensors, near), (reverse, block) = ctx.saved_tensors, ctx.options
-    dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, reverse, near, block)
-    return dx, dweight, dbias, None, *(dnear or [None]), None
-
-
-short_conv.register_autograd(_conv_grad, setup_context=save_inputs)
 
 
 class _Steps(NamedTuple):
@@ -409,7 +369,7 @@ class CppBackend(TorchOperations):
         if near is not None and reverse:  # the operator counts in the order of the walk
             near = near.flip(1, 2)
         near = near if weight.shape[1] > 1 else None
-        return short_conv(x, weight, bias, reverse, near, block)
+        return native.short_conv(x, weight, bias, reverse, near, block)
 
     @override
     def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:

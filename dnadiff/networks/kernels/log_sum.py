@@ -20,6 +20,7 @@ from torch.nn.functional import linear as torch_linear
 
 from dnadiff.networks.kernels import triton_rowwise
 from dnadiff.networks.kernels.facade import AUTO, SCANS, choose, triton_allowed
+from dnadiff.networks.kernels.triton_scan import interpreted
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _MIN_COLUMNS = 1024  # of a block: narrower products are slow
@@ -87,7 +88,9 @@ def _multiply(a: Tensor, b: Tensor) -> Tensor:
 @cache
 def _triton_failure(device: torch.device) -> str:
     """Why the Triton kernels are not used on a device; an empty string if they are."""
-    reason = triton_rowwise.unavailable(device) or _difference(device)
+    if device.type != "cuda" and not interpreted():
+        return "it needs a CUDA device"
+    reason = _difference(device)
     if reason and device.type == "cuda":
         _log.warning("loss over the vocabulary: not Triton, because %s", reason)
     return reason

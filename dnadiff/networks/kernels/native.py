@@ -37,10 +37,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
-from numpy.typing import NDArray
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import CustomOpDef, Library
@@ -595,40 +592,38 @@ def _scan_grad(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
 scan_operator.register_autograd(_scan_grad, setup_context=_scan_save)
 
 
-_SHORT = 1 << 12  # bytes; for longer windows the processor's own prefetching is as fast
-Gather = Callable[[NDArray[np.int64]], NDArray]
+@cpu_operator("short_conv")
+def short_conv(
+    x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
+) -> Tensor:
+    """silu of a causal convolution; `near` (Bt, blocks, K - 1, E) are the inputs before each block
+    of `block` positions, 0 for the whole sequence."""
+    ((x,), strides), (weight, bias, near) = rows(x), contiguous(weight, bias, near)
+    y = x.new_empty(x.shape)
+    sizes = *x.shape, weight.shape[1], block, *strides
+    call("conv_forward", x, weight, bias, near, y, *sizes, reverse)
+    return y
 
 
-def make_gather(array: NDArray, length: int) -> Gather:
-    """A function that copies windows out of an array: starts `(B,)` to windows `(B, length)`;
-    IndexError if one is not inside it."""
-    if array.dtype == np.uint8 and array.flags.c_contiguous and length <= _SHORT:
-        with suppress(CannotCompile):
-            return _native(array, length)
-    return _portable(array, length)
+@cpu_operator("short_conv_backward")
+def _conv_backward(
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None,
+    block: int
+) -> list[Tensor]:  # fmt: skip
+    ((dy, x), strides), (weight, bias, near) = rows(dy, x), contiguous(weight, bias, near)
+    (E, K), dx = weight.shape, x.new_empty(x.shape)
+    sums = x.new_zeros(torch.get_num_threads(), K + 1, E)
+    dnear = None if near is None else x.new_empty(near.shape)
+    sizes = *x.shape, K, block, *strides
+    call("conv_backward", dy, x, weight, bias, near, dx, dnear, sums, *sizes, reverse)
+    sums = sums.sum(0)
+    return [dx, sums[:K].T.contiguous(), sums[K].clone(), *([] if dnear is None else [dnear])]
 
 
-def _native(array: NDArray[np.uint8], length: int) -> Gather:
-    copy, base, total = library().dnadiff_gather, array.ctypes.data, len(array)
-
-    def gather(start: NDArray[np.int64]) -> NDArray[np.uint8]:
-        start, out = np.array(start, np.int64), np.empty((len(start), length), np.uint8)
-        if not out.size:
-            return out
-        wrong = copy(base, _address(start), _address(out), total, len(start), length)
-        if wrong >= 0:
-            raise IndexError(f"a window of {length} at {start[wrong]} exceeds an array of {total}")
-        return out
-
-    return gather
+def _conv_grad(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    (*tensors, near), (reverse, block) = ctx.saved_tensors, ctx.options
+    dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, reverse, near, block)
+    return dx, dweight, dbias, None, *(dnear or [None]), None
 
 
-def _address(array: NDArray) -> int:
-    # array.ctypes.data takes as long as copying twenty windows
-    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))
-
-
-def _portable(array: NDArray, length: int) -> Gather:
-    if length > len(array):
-        return np.empty((0, length), array.dtype).__getitem__
-    return sliding_window_view(array, length).__getitem__  # all windows, without a copy
+short_conv.register_autograd(_conv_grad, setup_context=save_inputs)

@@ -10,7 +10,7 @@ returns the states before blocks has chunks that begin where blocks begin.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -356,8 +356,9 @@ def difference(backend: Backend, gpu: int) -> str:
         for product in products:
             # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
             product.fp32_precision = "ieee"
-        streams = backend.fuses_mixer(_mixer_inputs(device, 1)[2])
-        ours, theirs = (probe(each, device, streams) for each in (backend, PortableBackend()))
+        ours, theirs = (
+            probe(each, device, backend.fuses_mixer) for each in (backend, PortableBackend())
+        )
     # a missing driver, compiler or package: whatever it is, it is the reason
     except Exception as error:
         words = ("bad_alloc", "allocate memory", "failed to map segment")
@@ -377,68 +378,49 @@ def difference(backend: Backend, gpu: int) -> str:
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
 
 
-def probe(backend: Backend, device: torch.device, streams: bool = False) -> list[Tensor]:
-    """Outputs and gradients of all operations, in both directions; with `streams` also those of a
-    mixer of two streams.
+def probe(
+    backend: Backend, device: torch.device, fuses: Callable[[MixerWeights], bool] = lambda _: False
+) -> list[Tensor]:
+    """Outputs and gradients of all operations, in both directions; if `fuses` is true of a mixer's
+    weights, also of the mixer as one kernel, and of that of two streams.
 
-    33 positions exceed a chunk, 37 channels exceed two of the widest vectors, and 15 = 8 + 4 + 2 +
-    1 states and ranks: every loop of the C++ kernels over tiles and over remainders runs. So do 57
-    = 48 + 6 + 2 + 1 positions of mixers, with 70 = 4 16 + 6, 37, 31 and 7 columns; blocks of 5
-    begin anywhere in a chunk.
+    57 = 48 + 6 + 2 + 1 positions exceed a chunk, 70 = 4 16 + 6 channels exceed the widest vectors,
+    and there are 15 = 8 + 4 + 2 + 1 states and 7 ranks: every loop of the C++ kernels over tiles
+    and over remainders runs. Blocks of 5 begin anywhere in a chunk.
     """
-    E, N = 37, 15
-    wave = torch.arange(2 * 33 * E, dtype=torch.float32).view(2, 33, E).mul(0.7).sin().to(device)
-    square = wave.flatten(0, 1)[:E] / 4
-    B, C, A, D = wave[..., :N], wave[..., N : 2 * N], square[:, :N] - 0.5, wave[0, 0]
     results: list[Tensor] = []
+
+    def wave(*shape: int) -> Tensor:
+        count = torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape))
+        return count.mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()
 
     def compare(outputs: Sequence[Tensor | None], inputs: list[Tensor]) -> None:
         found = [x for x in outputs if x is not None]
-        weighted = [(x * _wave(device, *x.shape).detach()).sum() for x in found]
+        weighted = [(x * wave(*x.shape).detach()).sum() for x in found]
         results.extend(x.detach() for x in found)
         results.extend(torch.autograd.grad(torch.stack(weighted).sum(), inputs))
 
-    for reverse in (False, True):
-        inputs = [x.clone().requires_grad_() for x in (wave, A, B, C, D, D.flip(0), square)]
-        u, *scan_inputs, w = inputs
-        first, gate = backend.linear_halves(u, torch.cat([w, w.flip(0)]))
-        conv = backend.short_conv(first, w[:, :4], D, reverse)
-        x = backend.rms_norm(conv, scan_inputs[-1], 1e-2)
-        delta = backend.narrow_linear(gate[..., :N], w[:, :N])
-        y = backend.scan(ScanInputs(x, delta, *scan_inputs), Walk(reverse)).y
-        gated = backend.gated_sum(y, x if reverse else None, gate)
-        compare([first, gate, x, delta, y, gated, backend.linear(gated, w)], inputs)
-    inputs = [x.clone().requires_grad_() for x in (wave, A, D)]
-    u, A, D = inputs
-    both = backend.short_convs(u, (A[:, :4], D), (A[:, 4:8], D.flip(0)))
-    forward, backward = (
-        ScanInputs(x, gate.detach(), A, x[..., :N], x[..., N : 2 * N], D) for x in both
-    )
-    total, normed = backend.add_norm(*backend.scans(forward, backward), D, 1e-2)
-    out = backend.gated_scan(ScanInputs(normed, total, A, B, C, D, D.flip(0)), u)
-    compare([total, normed, out], inputs)
-    for num_ways in (1, 2):
-        hidden, clean, weights, valid = _mixer_inputs(device, num_ways)
-        compare([backend.mixer(hidden, weights, valid)], [hidden, *weights.tensors()])
-    if streams:
-        outputs = backend.two_stream_mixer(hidden, clean, weights, 5, valid, True)
-        compare(outputs, [hidden, clean, *weights.tensors()])
-    return results
-
-
-def _mixer_inputs(
-    device: torch.device, num_ways: int
-) -> tuple[Tensor, Tensor, MixerWeights, Tensor]:
-    L, D, E, R, N = 57, 37, 70, 7, 12
+    L, D, E, R, N = 57, 37, 70, 7, 15
     shapes = ((E, 4), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
-    ways = [MixerWay(*(_wave(device, *shape) for shape in shapes)) for _ in range(num_ways)]
     valid = torch.ones(2, L, dtype=torch.bool, device=device)
     valid[1, 50:] = False
-    clean = _wave(device, 2, L, D).detach().flip(1).requires_grad_()
-    weights = MixerWeights(_wave(device, 2 * E, D), _wave(device, D, E), ways)
-    return _wave(device, 2, L, D), clean, weights, valid
-
-
-def _wave(device: torch.device, *shape: int) -> Tensor:
-    count = torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape))
-    return count.mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()
+    hidden, clean = wave(2, L, D), wave(2, L, D).detach().flip(1).requires_grad_()
+    ways = [MixerWay(*(wave(*shape) for shape in shapes)) for _ in range(2)]
+    for count in (1, 2):
+        weights = MixerWeights(wave(2 * E, D), wave(D, E), ways[:count])
+        compare([Backend.mixer(backend, hidden, weights, valid)], [hidden, *weights.tensors()])
+        if fuses(weights):
+            compare([backend.mixer(hidden, weights, valid)], [hidden, *weights.tensors()])
+    if fuses(weights):
+        outputs = backend.two_stream_mixer(hidden, clean, weights, 5, valid, True)
+        compare(outputs, [hidden, clean, *weights.tensors()])
+    x, z, taps, B, A = wave(2, L, E), wave(2, L, E), wave(E, 8), wave(2, L, 2 * N), wave(E, N)
+    weight = taps[:, 0]
+    both = backend.short_convs(x, (taps[:, :4], weight), (taps[:, 4:], weight.flip(0)))
+    forward, backward = (
+        ScanInputs(u, z, A - 0.5, B[..., :N], B[..., N:], weight, taps[:, 1]) for u in both
+    )
+    total, normed = backend.add_norm(*backend.scans(forward, backward), weight, 1e-2)
+    gated = backend.gated_scan(forward._replace(u=normed), total)
+    compare([total, gated, backend.rms_norm(gated, weight, 1e-2)], [x, z, taps, B, A])
+    return results

@@ -6,7 +6,6 @@ Half precision is read and written unchanged and is float32 inside the kernels.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
@@ -250,20 +249,6 @@ def _norm_grad(
 
 
 norm.register_autograd(_norm_grad, setup_context=_norm_save)
-
-
-@cache
-def unavailable(device: torch.device) -> str:
-    """Why the kernels of the loss cannot run on a device; an empty string if they can."""
-    if device.type != "cuda" and not interpreted():
-        return "it needs a CUDA device"
-    try:
-        _kernel("add_log_sum")
-        if device.type == "cuda":
-            triton_scan.check_gpu(device)
-    except RuntimeError as error:
-        return str(error)
-    return ""
 
 
 def _loss_tile(columns: int) -> int:
