@@ -13,7 +13,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -281,7 +281,7 @@ def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
     states = walk.states or walk.restart or start is not None
     backend = _backend(scan, u, inputs.A.shape[1], states)
     if u.numel():
-        found = backend.scan(_cast(backend, inputs), walk)
+        found = backend.scan(ScanInputs(*_cast(backend, u.dtype, *inputs)), walk)
         return found._replace(y=found.y.to(u.dtype))
     y = u * inputs.D.to(u.dtype)
     last = u.new_zeros(len(u), *inputs.A.shape, dtype=dtype) if start is None else start
@@ -290,10 +290,10 @@ def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
     return ScanStates(y, last[:, None].expand(-1, blocks, -1, -1), last)
 
 
-def _cast(backend: Backend, inputs: ScanInputs) -> ScanInputs:
-    dtype = compute_dtype(inputs.u.dtype)
-    wide: list[Any] = [None if x is None else backend.cast(x, dtype) for x in inputs]
-    return ScanInputs(*wide)
+def _cast(backend: Backend, dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
+    """The tensors in the types that a back end reads for inputs of this type."""
+    wide = compute_dtype(dtype)
+    return [None if x is None else backend.cast(x, wide) for x in tensors]
 
 
 def selective_scans(
@@ -301,18 +301,13 @@ def selective_scans(
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the
     same shapes, in reverse."""
-    for inputs in (forward, backward):
-        _check_scan_inputs(inputs)
     u, u_rev = forward.u, backward.u
-    if u_rev.shape != u.shape or backward.A.shape != forward.A.shape:
-        raise ValueError(
-            f"backward has u {tuple(u_rev.shape)} and A {tuple(backward.A.shape)}, "
-            f"expected the shapes of forward: {tuple(u.shape)} and {tuple(forward.A.shape)}"
-        )
     backend = _backend(scan, u, forward.A.shape[1])
     if u.numel() == 0:
         return u * forward.D.to(u.dtype), u_rev * backward.D.to(u_rev.dtype)
-    y, y_rev = backend.scans(_cast(backend, forward), _cast(backend, backward))
+    y, y_rev = backend.scans(
+        *(ScanInputs(*_cast(backend, x.u.dtype, *x)) for x in (forward, backward))
+    )
     return y.to(u.dtype), y_rev.to(u_rev.dtype)
 
 
@@ -320,14 +315,11 @@ def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = AUTO) -> Tensor:
     """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a
     unidirectional mixer without its projections."""
     u = inputs.u
-    _check_scan_inputs(inputs)
     backend = _backend(scan, u, inputs.A.shape[1])
     if u.numel() == 0 or not backend.fused_gated_scan:
         return gated_sum(selective_scan(*inputs, scan=scan), None, z, scan=scan)
-    if z.shape != u.shape:
-        raise ValueError(f"z has shape {tuple(z.shape)}, expected {tuple(u.shape)} as u")
-    gate = backend.cast(z, compute_dtype(u.dtype))
-    return backend.gated_scan(_cast(backend, inputs), gate).to(u.dtype)
+    *wide, gate = _cast(backend, u.dtype, *inputs, z)
+    return backend.gated_scan(ScanInputs(*wide), gate).to(u.dtype)
 
 
 def short_conv(
@@ -351,7 +343,7 @@ def short_conv(
         (Bt, L, E) in x's dtype.
     """
     _check_filter(x, weight, bias)
-    (Bt, L, E), K, dtype = x.shape, weight.shape[1], compute_dtype(x.dtype)
+    (Bt, L, E), K = x.shape, weight.shape[1]
     block, blocks = block_size or 0, [] if block_size is None else [_num_blocks(block_size, L)]
     shape = (Bt, *blocks, K - 1, E)
     if initial is not None and (initial.shape != shape or initial.dtype != x.dtype):
@@ -362,11 +354,9 @@ def short_conv(
     backend = _backend(scan, x)
     if x.numel() == 0:
         return x * bias.to(x.dtype)
-    wide, taps, shift = (backend.cast(tensor, dtype) for tensor in (x, weight, bias))
-    near = None
-    if initial is not None:
-        near = backend.cast(initial if block else initial[:, None], dtype)
-        block = block or L
+    wide, taps, shift, near = _cast(backend, x.dtype, x, weight, bias, initial)
+    if near is not None and not block:
+        near, block = near[:, None], L
     return backend.short_conv(wide, taps, shift, reverse, near, block).to(x.dtype)
 
 
@@ -374,16 +364,11 @@ def short_convs(
     x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor], *, scan: str = AUTO
 ) -> tuple[Tensor, Tensor]:
     """`short_conv` of one x in both directions, each with its weight (E, K) and bias (E,)."""
-    for filters in (forward, backward):
-        _check_filter(x, *filters)
-    backend, dtype = _backend(scan, x), compute_dtype(x.dtype)
+    backend = _backend(scan, x)
     if x.numel() == 0:
         return x * forward[1].to(x.dtype), x * backward[1].to(x.dtype)
-    ahead, back = (
-        (backend.cast(weight, dtype), backend.cast(bias, dtype))
-        for weight, bias in (forward, backward)
-    )
-    y, y_rev = backend.short_convs(backend.cast(x, dtype), ahead, back)
+    wide, weight, bias, weight_rev, bias_rev = _cast(backend, x.dtype, x, *forward, *backward)
+    y, y_rev = backend.short_convs(wide, (weight, bias), (weight_rev, bias_rev))
     return y.to(x.dtype), y_rev.to(x.dtype)
 
 
@@ -416,17 +401,12 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = AUTO) -
     Here and in the operations below, half precision and autocast are left to PyTorch unless the
     back end reads half precision itself.
     """
-    shape = _check_rows("y", y)
-    for name, x in (("y_rev", y_rev), ("z", z)):
-        if x is not None and x.shape != shape:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {tuple(shape)} as y")
     return _rowwise(scan, y, y_rev, z).gated_sum(y, y_rev, z)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = AUTO) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
     1910.07467, equation 4)."""
-    _check_norm(x, None, weight)
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
 
@@ -446,7 +426,6 @@ def add_norm(
         s in the wider type of the two, and its norm. The norm is computed in that type and returned
         in weight's type, or in autocast's type if the back end has one kernel for both steps.
     """
-    _check_norm(x, added, weight)
     backend = _rowwise(scan, x, added, weight)
     if backend.fused_add_norm:
         return backend.add_norm(x, added, weight, eps)
@@ -457,30 +436,18 @@ def add_norm(
 def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from
     their low-rank form."""
-    if weight.dim() != 2 or _check_rows("x", x)[2] != weight.shape[1]:
-        raise ValueError(
-            f"weight {tuple(weight.shape)} must be (E, {x.shape[2]}) for x {tuple(x.shape)}"
-        )
     return _rowwise(scan, x, weight).narrow_linear(x, weight)
 
 
 def linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R), by the fastest library for it."""
-    return _product_backend(scan, x, weight).linear(x, weight)
+    return _rowwise(scan, x, weight).linear(x, weight)
 
 
 def linear_halves(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> tuple[Tensor, Tensor]:
     """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a
     mixer's input and its gate."""
-    return _product_backend(scan, x, weight).linear_halves(x, weight)
-
-
-def _product_backend(scan: str, x: Tensor, weight: Tensor) -> Backend:
-    if weight.dim() != 2 or x.dim() < 2 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"weight {tuple(weight.shape)} must be (E, R) for x (..., R), which is {tuple(x.shape)}"
-        )
-    return _rowwise(scan, x, weight)
+    return _rowwise(scan, x, weight).linear_halves(x, weight)
 
 
 def fuses_mixer(
@@ -542,8 +509,7 @@ def continued_mixer(
     backend = _mixer_backend(hidden, weights, None, scan, True)
     (Bt, _, _), (E, K), way = hidden.shape, weights.ways[0].conv_weight.shape, weights.ways[0]
     _check_state("state", state, (Bt, *way.A_log.shape), compute_dtype(hidden.dtype))
-    if past is not None and past.shape != (Bt, K - 1, E):
-        raise ValueError(f"past has shape {tuple(past.shape)}, expected {(Bt, K - 1, E)}")
+    _check_shape("past", past, (Bt, K - 1, E))
     out, x, state = backend.continued_mixer(hidden, weights, past, state)
     return out, last_inputs(x, K), state
 
@@ -571,13 +537,6 @@ def two_stream_mixer(
     """
     backend = _mixer_backend(noised, weights, valid, scan, True)
     _num_blocks(block_size, noised.shape[1])
-    if clean.shape != noised.shape or clean.dtype != noised.dtype:
-        raise ValueError(
-            f"clean has shape {tuple(clean.shape)} and type {clean.dtype}, expected "
-            f"{tuple(noised.shape)} and {noised.dtype} as noised"
-        )
-    if len(weights.ways) != 2:
-        raise ValueError(f"a mixer of two streams has two directions, got {len(weights.ways)}")
     return backend.two_stream_mixer(noised, clean, weights, block_size, valid, clean_output)
 
 
@@ -595,10 +554,7 @@ def _mixer_backend(
             f"hidden {tuple(hidden.shape)}, in_proj {tuple(in_proj)} and ways {shapes} do "
             f"not fit out_proj {(D, E)}"
         )
-    if valid is not None and valid.shape != hidden.shape[:2]:
-        raise ValueError(
-            f"valid has shape {tuple(valid.shape)}, expected {tuple(hidden.shape[:2])} as hidden"
-        )
+    _check_shape("valid", valid, hidden.shape[:2], " as hidden")
     return _backend(scan, hidden, N, states)
 
 
@@ -613,6 +569,12 @@ def _check_rows(name: str, x: Tensor) -> torch.Size:
     return x.shape
 
 
+def _check_shape(name: str, x: Tensor | None, shape: Sequence[int], like: str = "") -> None:
+    if x is not None and x.shape != shape:
+        expected = tuple(shape)
+        raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected}{like}")
+
+
 def _check_filter(x: Tensor, weight: Tensor, bias: Tensor) -> None:
     """The operands of a short convolution."""
     E = _check_rows("x", x)[2]
@@ -620,20 +582,6 @@ def _check_filter(x: Tensor, weight: Tensor, bias: Tensor) -> None:
         raise ValueError(
             f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and "
             f"({E},) for x {tuple(x.shape)}"
-        )
-
-
-def _check_norm(x: Tensor, added: Tensor | None, weight: Tensor) -> None:
-    """The operands of a norm, perhaps of a sum."""
-    if (
-        weight.dim() != 1
-        or x.shape[-1:] != weight.shape
-        or (added is not None and added.shape != x.shape)
-    ):
-        other = "" if added is None else f", added to {tuple(added.shape)}"
-        raise ValueError(
-            f"weight {tuple(weight.shape)} must be (D,) for x (..., D), which is "
-            f"{tuple(x.shape)}{other}"
         )
 
 
@@ -649,11 +597,7 @@ def _check_scan_inputs(inputs: ScanInputs) -> None:
         "delta_bias": (E,),
     }
     for (name, shape), x in zip(expected.items(), inputs[1:], strict=True):
-        if x is not None and x.shape != shape:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}, expected {shape} for u of shape {(Bt, L, E)} "
-                f"and {N} states"
-            )
+        _check_shape(name, x, shape, f" for u of shape {(Bt, L, E)} and {N} states")
 
 
 def _check_state(
@@ -661,11 +605,8 @@ def _check_state(
 ) -> None:
     """A state (..., E, N) of exactly this type: half precision would lose what a state adds up over
     many positions."""
-    if state is None:
-        return
-    if state.shape != shape:
-        raise ValueError(f"{name} has shape {tuple(state.shape)}, expected {shape}")
-    if state.dtype != dtype:
+    _check_shape(name, state, shape)
+    if state is not None and state.dtype != dtype:
         raise ValueError(
             f"{name} has type {state.dtype}, expected {dtype}, in which this scan computes; "
             f"convert it with .to({dtype})"

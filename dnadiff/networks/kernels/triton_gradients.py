@@ -1,10 +1,5 @@
 """The backward pass of the selective scan as Triton programs; `triton_kernels` describes the layout
-and the limits.
-
-In the device functions `inputs` are the pointers (u, delta, B, C, dy, z) of one sequence and
-direction, `strides` their distances between positions, and `where` is (channels, states, channel
-mask, state mask, L, V, 1 if the walk runs in reverse).
-"""
+and the limits."""
 
 # mypy: ignore-errors
 # Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.
@@ -109,143 +104,6 @@ def _tile(columns, BE: constexpr, SPAN: constexpr):
     return tile
 
 
-@triton.jit
-def _span_states(
-    h,
-    start,
-    stop,
-    inputs,
-    strides,
-    where,
-    a,
-    shift,
-    SPAN: constexpr,
-    RESTART: constexpr,
-    CROSSING: constexpr,
-    EXACT: constexpr,
-):
-    """The state after SPAN positions, and for each of them the state before it, its step, the slope
-    of the softplus, u and dy.
-
-    Channels are read for all positions at once, as one tile: a vector of 32 channels has one
-    element per thread, and each would have to be moved through shared memory on its own to where
-    the states of its channel are.
-    """
-    e, n, e_ok, n_ok, L, V, back = where
-    BE: constexpr = h.shape[1]
-    live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
-    at, ok = e[:, None], e_ok[:, None] & live[None, :]
-    x = read(inputs[1] + (p * strides[1])[None, :], at, ok) + shift[:, None]
-    step, small = softplus(x)
-    slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
-    if EXACT:
-        step, slope = tl.where(live[None, :], step, 0.0), tl.where(live[None, :], slope, 0.0)
-    u, dy = (
-        read(inputs[0] + (p * strides[0])[None, :], at, ok),
-        read(inputs[4] + (p * strides[4])[None, :], at, ok),
-    )
-    steps, slopes, us, dys = (
-        _columns(step, BE, SPAN),
-        _columns(slope, BE, SPAN),
-        _columns(u, BE, SPAN),
-        _columns(dy, BE, SPAN),
-    )
-    kept = ()
-    for i in tl.static_range(SPAN):
-        live, p = position(start + i, stop, L, V, back, RESTART, CROSSING)
-        B_t = read(inputs[2] + p * strides[2], n, n_ok & live)
-        kept += ((h, steps[i], slopes[i], us[i], dys[i]),)
-        h = tl.exp2(steps[i][None, :] * a) * h + B_t[:, None] * (steps[i] * us[i])[None, :]
-    return h, kept
-
-
-@triton.jit
-def _gradient_of_gate(dy_t, h, C_t, u_t, skip, z, dz, columns, ok):
-    """Stores the gradient of one position's gate; returns the gradient of the output before the
-    gate."""
-    gate = read(z, columns, ok)
-    sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * gate))
-    y_t = tl.sum(h * C_t[:, None], axis=0) + skip * u_t
-    dgate = dy_t * y_t * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-    tl.store(dz + columns, dgate.to(dz.dtype.element_ty), mask=ok)
-    return dy_t * (gate * sigmoid)
-
-
-@triton.jit
-def _retreat(
-    t, stop, g, h, kept, sums, inputs, strides, outputs, where, a, skip, one, E, N,
-    GATED: constexpr, RESTART: constexpr, CROSSING: constexpr,
-):  # fmt: skip
-    """One position of the walk back: stores its gradients of B, C and z; returns the gradient of
-    the state before it, the sums for A, bias and D, and the gradients of u and delta."""
-    e, n, e_ok, n_ok, L, V, back = where
-    _, _, dB, dC, dz = outputs
-    before, step, slope, u_t, dy_t = kept
-    live, p = position(t, stop, L, V, back, RESTART, CROSSING)
-    ok, row_ok = e_ok & live, n_ok & live
-    B_t, C_t = (
-        read(inputs[2] + p * strides[2], n, row_ok),
-        read(inputs[3] + p * strides[3], n, row_ok),
-    )
-    if GATED:
-        dy_t = _gradient_of_gate(
-            dy_t, h, C_t, u_t, skip, inputs[5] + p * strides[5], dz + p * E, e, ok
-        )
-    tl.store(dC + p * N + n, tl.sum(h * dy_t[None, :], axis=1), mask=row_ok)
-    g += C_t[:, None] * dy_t[None, :]
-    tl.store(dB + p * N + n, tl.sum(g * (step * u_t)[None, :], axis=1), mask=row_ok)
-    ddx = tl.sum(g * B_t[:, None], axis=0)
-    g *= tl.exp2((step * one)[None, :] * a)
-    q = g * before  # the gradient of the exponent step A
-    dstep = tl.sum(q * a, axis=0) * 0.6931471805599453 + ddx * u_t
-    sums = (sums[0] + q * step[None, :], sums[1] + dstep * slope, sums[2] + dy_t * u_t)
-    return g, sums, ddx * step + dy_t * skip, dstep * slope
-
-
-@triton.jit
-def _retreat_span(
-    start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
-    SPAN: constexpr, GATED: constexpr, RESTART: constexpr, CROSSING: constexpr,
-    EXACT: constexpr,
-):  # fmt: skip
-    """The walk back over SPAN positions, of which h is the state before the first."""
-    e, _, e_ok, _, L, V, back = where
-    BE: constexpr = h.shape[1]
-    h, kept = _span_states(
-        h, start, stop, inputs, strides, where, a, shift, SPAN, RESTART, CROSSING, EXACT
-    )
-    dus, ddeltas = (), ()
-    for j in tl.static_range(SPAN):
-        t, now = start + SPAN - 1 - j, kept[SPAN - 1 - j]
-        g, sums, du, ddelta = _retreat(
-            t,
-            stop,
-            g,
-            h,
-            now,
-            sums,
-            inputs,
-            strides,
-            outputs,
-            where,
-            a,
-            skip,
-            one,
-            E,
-            N,
-            GATED,
-            RESTART,
-            CROSSING,
-        )
-        # Triton has no starred tuples
-        h, dus, ddeltas = now[0], (du,) + dus, (ddelta,) + ddeltas  # noqa: RUF005
-    live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
-    at, ok = (p * E)[None, :] + e[:, None], e_ok[:, None] & live[None, :]
-    tl.store(outputs[0] + at, _tile(dus, BE, SPAN).to(outputs[0].dtype.element_ty), mask=ok)
-    tl.store(outputs[1] + at, _tile(ddeltas, BE, SPAN).to(outputs[1].dtype.element_ty), mask=ok)
-    return g, sums
-
-
 @triton.jit(do_not_specialize=["first", "sequences", "L", "V", "chunks", "chunk", "spans"])
 def gradients(
     u0, u1, delta0, delta1, B0, B1, C0, C1, dy0, dy1, z, A, D, bias, states, passed, dkept,
@@ -277,42 +135,74 @@ def gradients(
     skip = read(D + direction * E, e, e_ok)
     u, delta = either(u0, u1, direction) + b * u_b, either(delta0, delta1, direction) + b * delta_b
     B, C = either(B0, B1, direction) + b * B_b, either(C0, C1, direction) + b * C_b
-    inputs = (u, delta, B, C, either(dy0, dy1, direction) + b * dy_b, z + b * z_b)
-    strides, where = (u_l, delta_l, B_l, C_l, dy_l, z_l), (e, n, e_ok, n_ok, L, V, back)
+    dy = either(dy0, dy1, direction) + b * dy_b
     rows = tl.num_programs(0).to(tl.int64) // tl.cdiv(E, BE) // chunks
-    du, ddelta = (
-        either(du0, du1, direction) + b * L * E,
-        either(ddelta0, ddelta1, direction) + b * L * E,
-    )
     at, sums_at = row * chunks + c, (block * rows + row) * L * N
-    outputs = (du, ddelta, dB + sums_at, dC + sums_at, dz + b * L * E)
-    g = state(passed + at * N * E + tile, tile_ok, CARRIED, NP, BE)
-    sums = (
+    du = either(du0, du1, direction) + b * L * E
+    ddelta = either(ddelta0, ddelta1, direction) + b * L * E
+    dB, dC, z, dz = dB + sums_at, dC + sums_at, z + b * z_b, dz + b * L * E
+    g, da = (
+        state(passed + at * N * E + tile, tile_ok, CARRIED, NP, BE),
         tl.zeros((NP, BE), tl.float32),
-        tl.zeros((BE,), tl.float32),
-        tl.zeros((BE,), tl.float32),
     )
-    begin, per, length = (
-        c * chunk,
-        (SEGMENT + SPAN - 1) // SPAN,
-        tl.minimum(chunk, V - c * chunk),
-    )  # per: spans of a segment
+    dshift, dskip = tl.zeros((BE,), tl.float32), tl.zeros((BE,), tl.float32)
+    begin, length = c * chunk, tl.minimum(chunk, V - c * chunk)
+    per = (SEGMENT + SPAN - 1) // SPAN  # spans of a segment
+    CROSSING: constexpr = SEGMENT % SPAN > 0
     count = length // SEGMENT * per + tl.cdiv(length % SEGMENT, SPAN)
     for s in range(count):
         span = count - 1 - s
         segment = begin // SEGMENT + span // per
         start, stop = segment * SEGMENT + span % per * SPAN, tl.minimum((segment + 1) * SEGMENT, V)
-        h = state(
-            states + (row * spans + segment * per + span % per) * N * E + tile,
-            tile_ok,
-            HELD,
-            NP,
-            BE,
-        )
-        g, sums = _retreat_span(
-            start, stop, h, g, sums, inputs, strides, outputs, where, a, shift, skip, one, E, N,
-            SPAN, GATED, RESTART, SEGMENT % SPAN > 0, EXACT,
-        )  # fmt: skip
+        kept_at = states + (row * spans + segment * per + span % per) * N * E + tile
+        h = state(kept_at, tile_ok, HELD, NP, BE)
+        # Channels are read for all positions at once, as one tile: a vector of 32 channels has one
+        # element per thread, and each would have to be moved through shared memory on its own to
+        # where the states of its channel are.
+        live, p = position(start + tl.arange(0, SPAN), stop, L, V, back, RESTART, CROSSING)
+        every, ok = (p * E)[None, :] + e[:, None], e_ok[:, None] & live[None, :]
+        x = read(delta + (p * delta_l)[None, :], e[:, None], ok) + shift[:, None]
+        step, small = softplus(x)
+        slope = tl.where(x >= 0, 1.0, small) / (1.0 + small)
+        if EXACT:
+            step, slope = tl.where(live[None, :], step, 0.0), tl.where(live[None, :], slope, 0.0)
+        steps, slopes = _columns(step, BE, SPAN), _columns(slope, BE, SPAN)
+        us = _columns(read(u + (p * u_l)[None, :], e[:, None], ok), BE, SPAN)
+        dys = _columns(read(dy + (p * dy_l)[None, :], e[:, None], ok), BE, SPAN)
+        before = ()
+        for i in tl.static_range(SPAN):
+            now, q = position(start + i, stop, L, V, back, RESTART, CROSSING)
+            B_t = read(B + q * B_l, n, n_ok & now)
+            before += (h,)
+            h = tl.exp2(steps[i][None, :] * a) * h + B_t[:, None] * (steps[i] * us[i])[None, :]
+        dus, ddeltas = (), ()
+        for i in tl.static_range(SPAN - 1, -1, -1):
+            now, q = position(start + i, stop, L, V, back, RESTART, CROSSING)
+            B_t, C_t = read(B + q * B_l, n, n_ok & now), read(C + q * C_l, n, n_ok & now)
+            u_t, dy_t = us[i], dys[i]
+            if GATED:
+                gate = read(z + q * z_l, e, e_ok & now)
+                sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * gate))
+                y_t = tl.sum(h * C_t[:, None], axis=0) + skip * u_t
+                dgate = dy_t * y_t * sigmoid * (1.0 + gate * (1.0 - sigmoid))
+                tl.store(dz + q * E + e, dgate.to(dz.dtype.element_ty), mask=e_ok & now)
+                dy_t = dy_t * (gate * sigmoid)
+            tl.store(dC + q * N + n, tl.sum(h * dy_t[None, :], axis=1), mask=n_ok & now)
+            g += C_t[:, None] * dy_t[None, :]
+            tl.store(dB + q * N + n, tl.sum(g * (steps[i] * u_t)[None, :], axis=1), mask=n_ok & now)
+            ddx = tl.sum(g * B_t[:, None], axis=0)
+            g *= tl.exp2((steps[i] * one)[None, :] * a)
+            dexponent = g * before[i]  # the gradient of step A
+            dstep = tl.sum(dexponent * a, axis=0) * 0.6931471805599453 + ddx * u_t
+            da += dexponent * steps[i][None, :]
+            dshift += dstep * slopes[i]
+            dskip += dy_t * u_t
+            # Triton has no starred tuples
+            dus = (ddx * steps[i] + dy_t * skip,) + dus  # noqa: RUF005
+            ddeltas = (dstep * slopes[i],) + ddeltas  # noqa: RUF005
+            h = before[i]
+        tl.store(du + every, _tile(dus, BE, SPAN).to(du.dtype.element_ty), mask=ok)
+        tl.store(ddelta + every, _tile(ddeltas, BE, SPAN).to(ddelta.dtype.element_ty), mask=ok)
         if LINKED:  # noqa: SIM102, a constant of the compilation
             if span % per == 0:
                 g += tl.load(
@@ -330,6 +220,6 @@ def gradients(
     if FIRST and not RESTART:  # noqa: SIM102
         if c == 0:
             tl.store(dinitial + row * N * E + tile, g, mask=tile_ok)
-    tl.store(dA + at * N * E + tile, sums[0], mask=tile_ok)
-    tl.store(dD + at * E + e, sums[2], mask=e_ok)
-    tl.store(dbias + at * E + e, sums[1], mask=e_ok)
+    tl.store(dA + at * N * E + tile, da, mask=tile_ok)
+    tl.store(dD + at * E + e, dskip, mask=e_ok)
+    tl.store(dbias + at * E + e, dshift, mask=e_ok)
