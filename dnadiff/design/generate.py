@@ -512,9 +512,8 @@ def check_weights(
             )
         raise ValueError(
             "resample=true: these samples have no weights; samples of DNA have them with partial "
-            "letters (R, Y, ...), with gc, and with "
-            "templates that have given letters to the right of what sampler=ar or sampler=block "
-            "generates"
+            "letters (R, Y, ...), with gc, and with templates that have given letters to the "
+            "right of what sampler=ar or sampler=block generates"
         )
     if resample and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
         # Weights grow with the length (with a tilt, exponentially), so resampling would change the

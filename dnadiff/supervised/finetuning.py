@@ -451,8 +451,7 @@ def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
     if is_suite:
         print(
             "\nall tasks; a published number used the training sequences in parentheses, and is "
-            "not comparable with one that used fewer; "
-            "chance: always the larger class"
+            "not comparable with one that used fewer; chance: always the larger class"
         )
         columns, *rows = study.suite_rows(studies)
         print(table(rows, columns))

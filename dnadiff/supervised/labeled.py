@@ -200,8 +200,7 @@ class Division:
         if unknown := other - train:
             raise ValueError(
                 f"{self.found.source}: class {self.strata_names[min(unknown)]!r} has {part} rows "
-                "and no train rows; "
-                f"correct {self.found.label_source} or add rows"
+                f"and no train rows; correct {self.found.label_source} or add rows"
             )
         return [self.strata_names[number] for number in sorted(train - other)]
 

@@ -155,9 +155,8 @@ class PaperSplit(FixedSplit):
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         if not data.target.published:
             raise ValueError(
-                f"{data.name} is a {data.target.summary}, and task.protocol=paper is the published "
-                "protocol of classification tasks; "
-                "set task.protocol to fixed or kfold"
+                f"{data.name} is a {data.target.summary}, and task.protocol=paper is the "
+                "published protocol of classification tasks; set task.protocol to fixed or kfold"
             )
         official = data.train.concatenate(data.valid, self.pad_id)
         generator = torch.Generator().manual_seed(hash64(seed, "validation") % 2**63)
@@ -237,15 +236,13 @@ def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
         if number not in present:
             raise ValueError(
                 f"{divided.name}: the division of seed {seed} leaves no training item of class "
-                f"{name!r}, of which there are "
-                f"{(every[0] == number).sum():,} in {len(drawn_from):,}; add sequences of it, or "
-                "leave task.protocol at fixed"
+                f"{name!r}, of which there are {(every[0] == number).sum():,} in "
+                f"{len(drawn_from):,}; add sequences of it, or leave task.protocol at fixed"
             )
     if only := _only_class(divided):
         log.warning(
             f"{divided.name}: all {len(divided.valid):,} validation items of seed {seed} are of "
-            f"class {only}, so their accuracy does "
-            "not tell epochs and settings apart"
+            f"class {only}, so their accuracy does not tell epochs and settings apart"
         )
     divided.target.fit(divided.train.labels, f"{divided.name}, seed {seed},")
     divided.target.check_valid(divided.valid.labels, divided.name)

@@ -86,8 +86,7 @@ def find(
     if (path / RUN).is_file():
         raise ValueError(
             f"{path} is a fine-tuned run without saved networks; run finetune again with "
-            "task.protocol=fixed or paper, fine_tune=true "
-            "and save_models=[fine-tuned]"
+            "task.protocol=fixed or paper, fine_tune=true and save_models=[fine-tuned]"
         )
     if not path.exists():
         raise FileNotFoundError(

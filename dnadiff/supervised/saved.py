@@ -588,8 +588,7 @@ def load(
         if several and present != first["seeds"]:
             raise ValueError(
                 f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
-                f"{first['seeds']}: the run was interrupted; "
-                "start it again"
+                f"{first['seeds']}: the run was interrupted; start it again"
             )
         tokenizer = build(first["tokenizer"], trust=trust)
         if not isinstance(tokenizer, DNATokenizer):

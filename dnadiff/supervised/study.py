@@ -353,9 +353,8 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
     if length := task.get("length_alone"):
         found.append(
             f"the length alone predicts the class of {100 * length['accuracy']:.0f} % of the "
-            "validation sequences (the most frequent class: "
-            f"{100 * length['chance']:.0f} %): check that this is not an artifact of how they were "
-            "chosen"
+            f"validation sequences (the most frequent class: {100 * length['chance']:.0f} %): "
+            "check that this is not an artifact of how they were chosen"
         )
     if (units := task.get("resampled", "items")).startswith("items of"):
         found.append(

@@ -48,16 +48,14 @@ class SMC(Stepwise):
         if self.threshold > 0 and largest == 1:
             raise ValueError(
                 "method SMC steers a population, and a batch has one design here, which is an "
-                "ordinary sample of the model; set more designs "
-                f"for each template and a larger batch_size, at least {_FEW}, or use svdd or "
-                "resample_move"
+                "ordinary sample of the model; set more designs for each template and a larger "
+                f"batch_size, at least {_FEW}, or use svdd or resample_move"
             )
         if self.threshold > 0 and smallest < _FEW:
             log.warning(
                 "method SMC steers the designs of a batch together, and the smallest batch of a "
-                f"template has {smallest}: they differ little from "
-                f"samples of the model; make {_FEW} or more designs of each template, with a "
-                f"batch_size of {_FEW} or more"
+                f"template has {smallest}: they differ little from samples of the model; make "
+                f"{_FEW} or more designs of each template, with a batch_size of {_FEW} or more"
             )
 
     @override
