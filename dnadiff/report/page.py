@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_HERE = Path(__file__).parent
 Results = Mapping[str, Json]  # the content of a JSON file
 WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
 # Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
@@ -60,8 +61,7 @@ def style() -> Iterator[None]:
     """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
     import matplotlib
 
-    path = Path(__file__).with_name("figures.mplstyle")
-    settings: Json = dict(matplotlib.rc_params_from_file(path))
+    settings: Json = dict(matplotlib.rc_params_from_file(_HERE / "figures.mplstyle"))
     del settings["backend"]  # the user's
     with matplotlib.rc_context(settings):
         yield
@@ -302,6 +302,7 @@ ENVIRONMENT.globals |= {
     "interval": interval,
     "listed": listed,
     "panel": panel,
+    "style": Markup((_HERE / "templates" / "style.css").read_text(encoding="utf-8").rstrip("\n")),
     "verdict": verdict,
     "version": VERSION,
     "responsible_use": lambda: (config_dir().parent / "RESPONSIBLE_USE.md").read_text("utf-8"),
