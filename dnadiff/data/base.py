@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
 from dnadiff.data.records import Interval, Intervals, Records, StoredRecords, num_tokens
-from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Parts, Split, split_hash
+from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Lengths, Names, Parts, Split, split_hash
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
@@ -48,6 +48,9 @@ _WORKER = re.compile(
 )
 
 LoaderState = dict[str, int]
+About = dict[str, Json]  # what a report says
+# Names and token ids of the records, and their tokenizer
+Contents = tuple[list[str], Records, Tokenizer]
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
@@ -289,7 +292,7 @@ class SequenceDataModule:
         paths = [self.path] if isinstance(self.path, (str, Path)) else self.path or ()
         return [str(path).removeprefix(CACHED) for path in paths]
 
-    def read(self) -> tuple[list[str], Records, Tokenizer]:
+    def read(self) -> Contents:
         """Read the data: names and token ids of the records, and their tokenizer."""
         raise NotImplementedError
 
@@ -378,7 +381,7 @@ class SequenceDataModule:
             for start in range(first, end, _BLOCK)
         )
 
-    def split_records(self, names: list[str], lengths: list[int]) -> Parts:
+    def split_records(self, names: Names, lengths: Lengths) -> Parts:
         """The intervals of each part."""
         return self.split(names, lengths)
 
@@ -478,7 +481,7 @@ class SequenceDataModule:
             worker_init_fn=own_process_group,
         )
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> About:
         """What a report must name next to each number: plain values, ready for JSON."""
         parts = {part: Intervals.of(intervals) for part, intervals in self.intervals.items()}
         held_out = {

@@ -27,8 +27,10 @@ MAX_HELD_OUT = 20  # names of held-out records in a description of data
 _SHOWN = 20  # names of records in a description
 
 
+Names = Sequence[str]
+Lengths = Sequence[int]
 Bounds = tuple[Fraction, Fraction]  # from and to
-Names = str | int | Sequence[str | int]
+Chosen = str | int | Sequence[str | int]  # names of records
 Parts = dict[str, Sequence[Interval]]  # the intervals of "train", "valid" and "test"
 
 
@@ -44,7 +46,7 @@ class Split(ABC):
     bed: str | None = None  # path of the BED file that defines the split, if there is one
 
     @abstractmethod
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         """The intervals of each part, sorted; parts do not overlap unless `leak` reports how
         much."""
 
@@ -52,7 +54,7 @@ class Split(ABC):
     def describe(self) -> str:
         """A short description for reports."""
 
-    def leak(self, names: Sequence[str], lengths: Sequence[int], length: int) -> Leak | None:
+    def leak(self, names: Names, lengths: Lengths, length: int) -> Leak | None:
         """How many training windows of `length` overlap held-out intervals; None for a split whose
         parts never overlap."""
         return None
@@ -82,7 +84,7 @@ class FractionSplit(Split):
             )
 
     @override
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         size = np.array(lengths, dtype=np.int64)
         record, edge = np.arange(len(size)), np.zeros(len(size), np.int64)
         parts: dict[str, Intervals] = {}
@@ -114,7 +116,7 @@ class ChromosomeSplit(Split):
         test: names of the test records.
     """
 
-    def __init__(self, valid: Names, test: Names) -> None:
+    def __init__(self, valid: Chosen, test: Chosen) -> None:
         # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
         self.valid, self.test = (
             [str(name) for name in ([names] if isinstance(names, str | int) else names)]
@@ -127,7 +129,7 @@ class ChromosomeSplit(Split):
             )
 
     @override
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         check_names([*self.valid, *self.test], names, "split")
         part_of = dict.fromkeys(self.valid, "valid") | dict.fromkeys(self.test, "test")
         number = np.array(
@@ -159,7 +161,7 @@ class RegionSplit(Split):
         self.bed: str = str(bed)
 
     @override
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         found_parts = read_parts(self.bed, names, lengths)
         parts: Parts = {part: _merged(found_parts[part]) for part in PARTS}
         if found := first_overlap(parts):
@@ -176,7 +178,7 @@ class RegionSplit(Split):
         return f"regions ({Path(self.bed).name})"
 
 
-def read_parts(bed: str, names: Sequence[str], lengths: Sequence[int]) -> dict[str, list[Interval]]:
+def read_parts(bed: str, names: Names, lengths: Lengths) -> dict[str, list[Interval]]:
     """The intervals of a BED file by the part in its fourth column.
 
     Raises:
@@ -211,11 +213,11 @@ class DefaultSplit(Split):
         self._chosen: Split | None = None
 
     @override
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         self._chosen = self.policy(names, lengths)
         return self._chosen(names, lengths)
 
-    def policy(self, names: Sequence[str], lengths: Sequence[int]) -> Split:
+    def policy(self, names: Names, lengths: Lengths) -> Split:
         """The split that these records get."""
         maximum, held_out = self.share * sum(lengths), list[list[str]]()
         remaining = sorted(zip(lengths, names), key=lambda pair: -pair[0])
@@ -335,7 +337,7 @@ class BlockSplit(Split):
         self.test, self.valid = test, valid
 
     @override
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         rows = []
         for record, length in enumerate(lengths):
             index = np.arange(-(-length // self.block)) % self.period
@@ -378,11 +380,11 @@ class CaduceusSplit(Split):
         self.stretch = stretch
 
     @override
-    def __call__(self, names: Sequence[str], lengths: Sequence[int]) -> Parts:
+    def __call__(self, names: Names, lengths: Lengths) -> Parts:
         return self._both(names, lengths)[0]
 
     @override
-    def leak(self, names: Sequence[str], lengths: Sequence[int], length: int) -> Leak:
+    def leak(self, names: Names, lengths: Lengths, length: int) -> Leak:
         extended, written = self._both(names, lengths)
         every = Intervals.of(extended["train"])
         train = Tiling(every.where(every.length >= length), length)
@@ -404,7 +406,7 @@ class CaduceusSplit(Split):
             "comparison with published numbers only)"
         )
 
-    def _both(self, names: Sequence[str], lengths: Sequence[int]) -> tuple[Parts, Parts]:
+    def _both(self, names: Names, lengths: Lengths) -> tuple[Parts, Parts]:
         """The intervals of each part, extended and as in the file."""
         written = read_parts(self.bed, names, lengths)
         extended = {

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
 log = logging.getLogger("dnadiff")
+# The names of the columns to read, of those in a header
+Choose = Callable[[list[str]], Sequence[str]]
 _ROWS = 1024  # rows of a parquet file read at once
 _MAX_BLANK = 1_000_000  # lines; gzip makes a gigabyte of line ends from a megabyte
 csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
@@ -43,17 +45,13 @@ class TableFormat(ABC):
 
     @classmethod
     @abstractmethod
-    def header(cls, path: str) -> list[str]:
-        """The names of the columns."""
-
-    @classmethod
-    @abstractmethod
     def rows(
-        cls, path: str, columns: Sequence[str], blank: bool = False
+        cls, path: str, choose: Choose, blank: bool = False
     ) -> Iterator[tuple[int, list[Any]]]:
         """The number of each row, of text that of its line, and its cells of some columns.
 
         Args:
+            choose: the names of the columns to read, of those in the header.
             blank: also rows without any text.
 
         Raises:
@@ -69,17 +67,12 @@ class Delimited(TableFormat):
 
     @classmethod
     @override
-    def header(cls, path: str) -> list[str]:
-        return next(delimited(path, cls.delimiter), (0, list[str]()))[1]
-
-    @classmethod
-    @override
     def rows(
-        cls, path: str, columns: Sequence[str], blank: bool = False
+        cls, path: str, choose: Choose, blank: bool = False
     ) -> Iterator[tuple[int, list[str]]]:
         rows = delimited(path, cls.delimiter, blank)
         header = next(rows, (0, list[str]()))[1]
-        places = [header.index(name) for name in columns]
+        places = [header.index(name) for name in choose(header)]
         yield from ((number, [cells[place] for place in places]) for number, cells in rows)
 
 
@@ -97,19 +90,9 @@ class Parquet(TableFormat):
 
     @classmethod
     @override
-    def header(cls, path: str) -> list[str]:
-        return list(next(cls._read(path, ())))
-
-    @classmethod
-    @override
     def rows(
-        cls, path: str, columns: Sequence[str], blank: bool = False
+        cls, path: str, choose: Choose, blank: bool = False
     ) -> Iterator[tuple[int, list[Any]]]:
-        return enumerate(itertools.islice(cls._read(path, columns), 1, None), 1)
-
-    @staticmethod
-    def _read(path: str, columns: Sequence[str]) -> Iterator[list[Any]]:
-        """The names of all columns, and then the cells of some for each row."""
         try:
             import pyarrow
             from pyarrow import parquet
@@ -121,15 +104,17 @@ class Parquet(TableFormat):
         source, count = resolve(path), 0
         try:
             with parquet.ParquetFile(source, page_checksum_verification=True) as file:
-                yield file.schema_arrow.names
-                if columns and not has_page_checksums(source, file.metadata):
+                columns = choose(file.schema_arrow.names)
+                if not columns:
+                    return
+                if not has_page_checksums(source, file.metadata):
                     log.info(
                         f"{path}: its pages have no checksums, so damage to them may go unnoticed"
                     )
                 for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns))):
                     found = [batch.column(name).to_pylist() for name in columns]
+                    yield from enumerate(map(list, zip(*found)), count + 1)
                     count += batch.num_rows
-                    yield from map(list, zip(*found))
                 # A damaged page header, which has no checksum, may end a column early.
                 if count != file.metadata.num_rows:
                     raise ValueError(
@@ -176,7 +161,14 @@ def format_of(path: str, delimiter: str | None = None) -> type[TableFormat]:
 
 def read_header(path: str, delimiter: str | None = None) -> list[str]:
     """The names of the columns of a table."""
-    return [name.strip() for name in format_of(path, delimiter).header(path)]
+    names: list[str] = []
+
+    def choose(header: list[str]) -> Sequence[str]:
+        names.extend(name.strip() for name in header)
+        return ()
+
+    next(format_of(path, delimiter).rows(path, choose), None)
+    return names
 
 
 def read_cells(
@@ -197,16 +189,19 @@ def read_cells(
         ValueError: for a missing column, a row with too few or too many fields, or a file that is
             not a table.
     """
-    kind, columns = format_of(path, delimiter), list(columns)
-    header = kind.header(path)
-    name_of = {name.strip(): name for name in header}
-    for key, name in columns:
-        if name not in name_of:
-            raise ValueError(
-                f"{path} has no column {name!r}; its columns are {', '.join(name_of)}: set {key} "
-                "to one of them"
-            )
-    yield from kind.rows(path, [name_of[name] for _, name in columns], blank)
+    wanted = list(columns)
+
+    def choose(header: list[str]) -> Sequence[str]:
+        name_of = {name.strip(): name for name in header}
+        for key, name in wanted:
+            if name not in name_of:
+                raise ValueError(
+                    f"{path} has no column {name!r}; its columns are {', '.join(name_of)}: set "
+                    f"{key} to one of them"
+                )
+        return [name_of[name] for _, name in wanted]
+
+    yield from format_of(path, delimiter).rows(path, choose, blank)
 
 
 def read_rows(

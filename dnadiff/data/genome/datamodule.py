@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from dnadiff.data.base import SequenceDataModule
+from dnadiff.data.base import About, Contents, SequenceDataModule
 from dnadiff.data.genome.genome import Genome, SequencePath, Source, expand, paths_of
 from dnadiff.data.genome.packed import RecordInfo, pack
 from dnadiff.data.records import (
@@ -31,11 +31,10 @@ from dnadiff.data.records import (
     Mask,
     NRuns,
     PaddedCutter,
-    Records,
     TokenTable,
     num_tokens,
 )
-from dnadiff.data.splits import PARTS, Leak, Parts, Split, split_hash, subtract
+from dnadiff.data.splits import PARTS, Leak, Lengths, Names, Parts, Split, split_hash, subtract
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
@@ -48,7 +47,7 @@ from dnadiff.data.windows import (
     bits,
 )
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Fraction, Json, PositiveInt, checked
+from dnadiff.fields import Fraction, PositiveInt, checked
 from dnadiff.formats.regions import names_of, read_bed, read_regions
 from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.jobs.job import Job, Result
@@ -136,7 +135,7 @@ class DNADataModule(SequenceDataModule):
         return self._labels.names if self._labels is not None else []
 
     @override
-    def read(self) -> tuple[list[str], Records, Tokenizer]:
+    def read(self) -> Contents:
         self._genome = self.open()
         return self._genome.names, self._genome.records, self._genome.tokenizer
 
@@ -192,7 +191,7 @@ class GenomeDataModule(DNADataModule):
         return self.path if self._fetched is None else self._fetched.fetch()
 
     @override
-    def read(self) -> tuple[list[str], Records, Tokenizer]:
+    def read(self) -> Contents:
         found = super().read()
         if self._genome.weights is not None and self.windows != "uniform":
             raise ValueError(
@@ -218,7 +217,7 @@ class GenomeDataModule(DNADataModule):
             )
 
     @override
-    def split_records(self, names: list[str], lengths: list[int]) -> Parts:
+    def split_records(self, names: Names, lengths: Lengths) -> Parts:
         parts = self.split(names, lengths)
         self._leak = leak = self.split.leak(names, lengths, self.length)
         if leak is not None:
@@ -256,7 +255,7 @@ class GenomeDataModule(DNADataModule):
         return TiledWindows(*where, self._n_runs(), self.max_n, self._labels)
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> About:
         about = super().describe()
         about |= {
             "max_n": self.max_n,
@@ -347,7 +346,7 @@ class ShortSequenceDataModule(DNADataModule):
         super().__post_init__()
 
     @override
-    def read(self) -> tuple[list[str], Records, Tokenizer]:
+    def read(self) -> Contents:
         names, records, tokenizer = super().read()
         genome = self._genome
         if genome.weights is not None:
@@ -367,7 +366,7 @@ class ShortSequenceDataModule(DNADataModule):
         return names, records, tokenizer
 
     @override
-    def split_records(self, names: list[str], lengths: list[int]) -> Parts:
+    def split_records(self, names: Names, lengths: Lengths) -> Parts:
         if self._given_split is None:
             table = TokenTable(self._tokenizer.vocab)
             fractions = [content_fraction(sequence[:], table) for sequence in self._records]
@@ -404,7 +403,7 @@ class ShortSequenceDataModule(DNADataModule):
         return PaddedCutter(self.records, self.length, self.vocab)
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> About:
         about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
@@ -490,7 +489,7 @@ class PackJob(Job):
         return f"{self.describe(self.data, seconds)}\n{super().closing(seconds)}"
 
 
-def contents(data: DNADataModule) -> dict[str, Json]:
+def contents(data: DNADataModule) -> About:
     """Lengths and composition of each record, and the windows of each part or the reason why there
     are none."""
     genome = data.open()
@@ -500,11 +499,11 @@ def contents(data: DNADataModule) -> dict[str, Json]:
     if data.blacklist is not None:
         read_bed(data.blacklist, genome.lengths, skip_unknown=True)
     rows = genome.rows
-    content: dict[str, Json] = {
+    content: About = {
         "records": [_composition(row["name"], [row]) for row in rows],
         "all": _composition("all", rows),
     }
-    parts: dict[str, Json] = {}
+    parts: About = {}
     try:
         data.prepare()
         about = data.describe()
@@ -530,7 +529,7 @@ def contents(data: DNADataModule) -> dict[str, Json]:
         return content | {"problem": str(error)}
 
 
-def _composition(name: str, rows: Sequence[RecordInfo]) -> dict[str, Json]:
+def _composition(name: str, rows: Sequence[RecordInfo]) -> About:
     """Total length of some records, GC content of the known bases, and fractions of N and of
     soft-masked bases."""
     length, unknown, gc, soft = (

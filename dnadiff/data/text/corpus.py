@@ -137,6 +137,7 @@ _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not re
 
 
 @checked
+@dataclass
 class Hub:
     """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or
     arrow, with `data_files`).
@@ -151,20 +152,18 @@ class Hub:
 
     buildable = True  # a checkpoint's configuration may name it
 
-    def __init__(
-        self,
-        id: str,
-        splits: Mapping[str, str],
-        subset: str | None = None,
-        revision: str | None = None,
-        column: str | Sequence[str] = "text",
-        data_files: Mapping[str, str | Sequence[str]] | None = None,
-    ) -> None:
-        if wrong := [part for part in splits if part not in PARTS]:
+    id: str
+    splits: Mapping[str, str]
+    subset: str | None = None
+    revision: str | None = None
+    column: str | Sequence[str] = "text"
+    data_files: Mapping[str, str | Sequence[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if wrong := [part for part in self.splits if part not in PARTS]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
-        self.id, self.subset, self.revision, self.splits = id, subset, revision, dict(splits)
-        self.columns = _listed(column)
-        self.data_files = data_files and {part: _listed(f) for part, f in data_files.items()}
+        self.columns, files = _listed(self.column), self.data_files
+        self.data_files = files and {part: _listed(paths) for part, paths in files.items()}
 
 
 @dataclass
@@ -222,28 +221,23 @@ class HubPart(Documents):
 
     def _load(self, skip: int) -> Iterable[dict[str, Json]]:
         if not hub_is_reachable():
-            os.environ.setdefault(
-                "HF_HUB_OFFLINE", "1"
-            )  # read when `datasets` is imported; stored datasets are still found
+            # read when `datasets` is imported; stored datasets are still found
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")
         import datasets
 
         hub = self.hub
-        settings = {"split": hub.splits[self.part], "streaming": self.streaming}
-        settings |= {
-            key: value
-            for key, value in (("revision", hub.revision), ("data_files", hub.data_files))
-            if value
-        }
+        files, part = hub.data_files or None, hub.splits[self.part]
+        how = {"split": part, "revision": hub.revision, "streaming": self.streaming}
         try:
-            rows = datasets.load_dataset(hub.id, hub.subset, **settings)
+            rows = datasets.load_dataset(hub.id, hub.subset, data_files=files, **how)
         except Exception as error:  # several libraries raise, depending on what fails
             message = " ".join(str(error).split())[:160]
-            files = ", ".join(f"{part}: FILE" for part in hub.splits)
+            parts = ", ".join(f"{part}: FILE" for part in hub.splits)
             raise ValueError(
                 f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub "
                 f"({type(error).__name__}: {message}); "
                 f"without a network, give the file of its {self.part} part, and of other parts "
-                f"that are needed: 'data.path={{{files}}}' "
+                f"that are needed: 'data.path={{{parts}}}' "
                 "(.txt, .jsonl or .parquet with "
                 f"{'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
             ) from error

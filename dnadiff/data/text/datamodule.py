@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from dnadiff.data.base import (
     ALONE,
+    About,
     Loader,
     LoaderState,
     ProcessRank,
@@ -75,7 +76,6 @@ from dnadiff.formats.documents import DocumentKind
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
-    from dnadiff.fields import Json
 
 TRAIN, VALID, TEST = PARTS
 _MANY = 100  # from this number of documents on, a split divides documents, not tokens
@@ -502,7 +502,7 @@ class TextDataModule(SequenceDataModule):
     # Reports
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> About:
         # Only what has been read is counted.
         self.prepare()
         opened = [

@@ -178,7 +178,8 @@ class SubwordTokenizer:
                     f"tokenizer {name} has no token {token!r} (tokenizer.{role}); name one of its "
                     "tokens, or null for none"
                 )
-        roles["mask"] = self.mask = mask or _unused(rules, "[MASK]")
+        # the mask is also how decoded text shows a masked position
+        roles["mask"] = self.mask = self.mask_letter = mask or _unused(rules, "[MASK]")
         roles["pad"] = self.pad = pad or _unused(rules, "[PAD]")
         for role, other in itertools.combinations(("mask", "pad", "bos", "eos"), 2):
             if role in ("mask", "pad") and roles[role] == roles[other]:
@@ -198,11 +199,6 @@ class SubwordTokenizer:
         special |= {i for i in (self.bos_id, self.eos_id) if i is not None}
         self.special_ids: tuple[int, ...] = tuple(sorted(special - {mask_id, pad_id, unk_id}))
         self.dtype = np.dtype(np.uint16 if self.vocab.size <= 1 << 16 else np.int32)
-
-    @property
-    def mask_letter(self) -> str:
-        """How decoded text shows a masked position."""
-        return self.mask
 
     @cached_property
     def fingerprint(self) -> str:
