@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO, TypeAlias
 
-from dnadiff.store.address import CACHED, expand_user, file_name, is_remote
-from dnadiff.store.remote import expand, local_copy
+from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse
+from dnadiff.store.remote import fetch, store_of, stored
 
 ByteReader: TypeAlias = "IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile"
 COMPRESSED = (".gz", ".bgz", ".bz2", ".xz", ".zst")  # endings of names
@@ -49,8 +49,10 @@ def resolve(path: str | Path) -> Path:
         OSError: if it is an address and cannot be fetched.
     """
     text = str(path)
-    if is_remote(text) or is_remote(text.removeprefix(CACHED)):
-        return local_copy(text)
+    if is_remote(text):
+        return fetch(parse(text))
+    if is_remote(text.removeprefix(CACHED)):
+        return stored(parse(text.removeprefix(CACHED)))
     if text.startswith(_BUNDLED):
         return bundled(text.removeprefix(_BUNDLED))
     found = expand_user(text)
@@ -73,15 +75,18 @@ def matches(text: str) -> list[str] | None:
     if is_remote(text):
         # What follows is a query.
         is_pattern = glob.has_magic(text.partition("?")[0] if "http" in text[:4].lower() else text)
-        return expand(text) if is_pattern else None
-    path = expand_user(text)
-    if text.startswith(CACHED) or not glob.has_magic(text) or path.exists():
-        return None
-    found = sorted(name for name in glob.glob(str(path), recursive=True) if not Path(name).is_dir())
+        if not is_pattern:
+            return None
+        address, place = parse(text), ""
+        text, found = address.shown, store_of(address).matches()
+    else:
+        path, place = expand_user(text), f" (it is read from {Path.cwd()})"
+        if text.startswith(CACHED) or not glob.has_magic(text) or path.exists():
+            return None
+        names = glob.glob(str(path), recursive=True)
+        found = sorted(name for name in names if not Path(name).is_dir())
     if not found:
-        raise FileNotFoundError(
-            f"{text} matches no file; check the pattern (it is read from {Path.cwd()})"
-        )
+        raise FileNotFoundError(f"{text} matches no file; check the pattern{place}")
     return found
 
 

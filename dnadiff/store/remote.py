@@ -34,7 +34,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from dnadiff.fields import PositiveInt
-from dnadiff.store.address import CACHED, Address, is_remote, parse, shown
+from dnadiff.store.address import Address, is_remote, parse, shown
 from dnadiff.store.disk import (
     Json,
     cache_dir,
@@ -404,21 +404,14 @@ def _more(store: ObjectStore, part: Path, kept: _Kept) -> str | None:
     return reply.version
 
 
-def local_copy(path: str | Path) -> Path:
-    """The copy in the cache of a file on another machine; with the prefix `cached:` nothing is
-    fetched.
-
-    Raises:
-        FileNotFoundError: if there is no such file, or, with the prefix, no copy.
-        OSError, ValueError: if it cannot be fetched, in one line that names the address.
-    """
-    address = parse(str(path).removeprefix(CACHED))
-    return stored(address) if str(path).startswith(CACHED) else fetch(address)
-
-
 def fetch(address: Address) -> Path:
     """The copy in the cache, fetched if there is none, or if the file has changed since. Each
-    process asks the server once."""
+    process asks the server once.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        OSError, ValueError: if it cannot be fetched, in one line that names the address.
+    """
     target = target_of(address)
     if address.text in _current and _note_of(target, address) is not None:
         return target
@@ -472,7 +465,7 @@ def fetch_some(folder: Address, names: Sequence[str], only_first: bool = False) 
 
     Raises:
         LostError, PermissionError: if one was, and there is no file.
-        OSError, ValueError: as `local_copy`.
+        OSError, ValueError: as `fetch`.
     """
     found: list[Address] = []
     problem: OSError | None = None
@@ -555,20 +548,6 @@ def _has_changed(address: Address, note: dict[str, Json]) -> bool:
     return changed
 
 
-def expand(path: str) -> list[str]:
-    """The addresses that a pattern describes.
-
-    Raises:
-        FileNotFoundError: if there are none.
-        ValueError: if the store cannot list files.
-    """
-    address = parse(path)
-    found = store_of(address).matches()
-    if not found:
-        raise FileNotFoundError(f"{address.shown} matches no file; check the pattern")
-    return found
-
-
 class Download:
     """A file at a fixed address, downloaded into the folder `downloads` of the cache.
 
@@ -605,14 +584,19 @@ class Download:
             ValueError: if the downloaded file is not the expected one.
         """
         target = self.target
-        if self._is_there(target):
-            return target
         remedy = (
             f"put {self.name} ({self.size:,} bytes, sha256 {self.sha256}) at {target}, or "
             "set data.path to a copy of yours"
         )
         with _part_of(target, target.name) as part:
-            if self._is_there(target):
+            if target.is_file():
+                size = target.stat().st_size
+                if size != self.size or content_hash(target) != self.sha256:
+                    raise ValueError(
+                        f"{target} has {size:,} bytes and is not the file of {self.size:,} bytes "
+                        f"expected (sha256 {self.sha256}); remove it, or set data.path to the file "
+                        "you want"
+                    )
                 return target
             try:
                 transfer(parse(self.url), part)
@@ -626,17 +610,6 @@ class Download:
                 )
             os.replace(part, target)
         return target
-
-    def _is_there(self, target: Path) -> bool:
-        if not target.is_file():
-            return False
-        if target.stat().st_size != self.size or content_hash(target) != self.sha256:
-            raise ValueError(
-                f"{target} has {target.stat().st_size:,} bytes and is not the file of "
-                f"{self.size:,} bytes expected (sha256 {self.sha256}); "
-                f"remove it, or set data.path to the file you want"
-            )
-        return True
 
 
 def refuse_remote_shards(outputs: Mapping[str, object]) -> None:

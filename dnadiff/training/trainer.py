@@ -19,7 +19,7 @@ from lightning import Trainer
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
@@ -227,7 +227,7 @@ def with_current_state(checkpoint: Config) -> Config:
     return checkpoint
 
 
-class ShardedStrategy(ModelParallelStrategy):
+class ShardedStrategy(DDPStrategy):
     """`trainer.strategy=fsdp2`: every layer is gathered when it runs, and the optimizer updates one
     shard of it in each process.
 
@@ -237,41 +237,18 @@ class ShardedStrategy(ModelParallelStrategy):
 
     mesh: DeviceMesh
 
-    @property
-    @override
-    def restore_checkpoint_after_setup(self) -> bool:
-        return False  # weights are read into the whole network, before `setup` cuts it
-
-    @property
-    @override
-    def lightning_restore_optimizer(self) -> bool:
-        return True
-
     @override
     def setup_environment(self) -> None:
         super().setup_environment()
         self.mesh = init_device_mesh(self.root_device.type, (self.world_size,))
 
     @override
-    def setup(self, trainer: Trainer) -> None:
-        assert self.accelerator is not None and self.lightning_module is not None
+    def configure_ddp(self) -> None:
+        assert self.lightning_module is not None
         denoiser = self.lightning_module.denoiser
         assert isinstance(denoiser, BaseDenoiser)
-        self.accelerator.setup(trainer)
-        self.model_to_device()
         shard(denoiser, self.mesh)
         self.barrier()
-        self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
-
-    @override
-    def lightning_module_state_dict(self) -> Config:
-        assert self.lightning_module is not None
-        return self.lightning_module.state_dict()
-
-    @override
-    def optimizer_state(self, optimizer: Optimizer) -> Config:
-        return ParallelStrategy.optimizer_state(self, optimizer)
 
     @override
     def save_checkpoint(
@@ -281,16 +258,6 @@ class ShardedStrategy(ModelParallelStrategy):
         write_sharded(
             Path(path), checkpoint, _local, self.global_rank, self.world_size, token, self.barrier
         )
-
-    @override
-    def load_checkpoint(
-        self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
-    ) -> Config:
-        return ParallelStrategy.load_checkpoint(self, Path(checkpoint_path), weights_only)
-
-    @override
-    def load_model_state_dict(self, checkpoint: Mapping[str, Json], strict: bool = True) -> None:
-        ParallelStrategy.load_model_state_dict(self, checkpoint, strict)
 
     @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Json]) -> None:

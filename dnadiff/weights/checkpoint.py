@@ -105,12 +105,10 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
         return _from("Hugging Face Hub", _load_folder(files, allowed))
     if (loaded := _load_folder(path, allowed)) is not None:
         return loaded
-    if name == LATEST or path.is_file() or candidates_in(path):
-        return load_file(find(name), allowed)
-    if name in bundled_names():
+    if name in bundled_names() and not path.is_file() and not candidates_in(path):
         return _from("bundled with dnadiff", _load_folder(BUNDLED / name, allowed))
-    if path.is_dir():
-        find(name)  # raises
+    if name == LATEST or path.exists():
+        return load_file(find(name), allowed)
     names = bundled_names()
     raise FileNotFoundError(
         f"checkpoint {name} does not exist; give a run folder, a .ckpt file, latest, a folder with "

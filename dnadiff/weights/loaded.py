@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict, get_type_hints
+from typing import Any
 
 import torch
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from dnadiff.data.base import SequenceDataModule, run_data
 from dnadiff.data.tokenizer import Tokenizer
@@ -20,7 +22,7 @@ from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, check_arguments, check_value
+from dnadiff.fields import Config, Json, check_arguments, check_value, explained
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import VERSION
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
@@ -150,26 +152,15 @@ def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
 
 
 def held_out_likelihood(content: Mapping[str, Json], key: str = "likelihood") -> Config:
-    """A `HeldOutLikelihood` without further keys.
-
-    Raises:
-        KeyError, TypeError, AttributeError: if a key is missing, or something else than a mapping
-            is in its place.
-        ValueError: naming the key, if a value has another type.
-    """
-
-    def only(kind: type, given: Mapping[str, Json]) -> Config:
-        return {name: given[name] for name in get_type_hints(kind)}
-
-    def groups(kind: type, given: Mapping[str, Json]) -> Config:
-        return {name: only(kind, group) for name, group in given["groups"].items()}
-
-    found = only(HeldOutLikelihood, content)
-    found["groups"] = groups(GroupLikelihood, content)
-    found["markov"] = [
-        {"order": row["order"], "groups": groups(MarkovGroup, row)} for row in content["markov"]
-    ]
-    return check_value(key, found, HeldOutLikelihood)
+    """A `HeldOutLikelihood` without further keys; KeyError if one is missing, ValueError, naming the
+    key, if a value has another type."""
+    try:
+        return dict(TypeAdapter(HeldOutLikelihood).validate_python(content, strict=True))
+    except ValidationError as error:
+        first = error.errors()[0]
+        if first["type"] == "missing":
+            raise KeyError(first["loc"][-1]) from None
+        raise ValueError(explained(error, key, content, HeldOutLikelihood)) from None
 
 
 class ChangedDataError(ValueError):

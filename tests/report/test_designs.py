@@ -125,7 +125,7 @@ def test_likelihoods_of_real_sequences_are_those_of_the_model(page, tmp_path, tr
 
 def test_the_page_of_best_of_n_names_no_beta_and_a_file_names_no_query(page, tmp_path, monkeypatch):
     (tmp_path / "t.fa").write_text(f">t\n{'N' * 24}\n")
-    monkeypatch.setattr("dnadiff.store.files.local_copy", lambda path: tmp_path / "t.fa")
+    monkeypatch.setattr("dnadiff.store.files.fetch", lambda address: tmp_path / "t.fa")
     html, text = page("template='https://h/t.fa?sv=1&sig=SECRET'", "length=null")
     assert "The method is BestOfN, the sampler grouped" in text and "beta" not in text
     content = (tmp_path / "a.fa.json").read_text()
