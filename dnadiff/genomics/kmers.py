@@ -132,17 +132,15 @@ class KmerSet:
     """
 
     def __init__(self, sequences: Iterable[ndarray], k: int = 24):
-        check_value("k", k, K)
+        self.k = check_value("k", k, K)
         sequences = checked(sequences)
-        self.k = k
         values = np.empty(sum(max(len(bases) - k + 1, 0) for bases in sequences), np.uint64)
         filled = 0
-        for bases in sequences:
-            for _, block in blocks(bases, k):
-                kmers, valid = canonical(block, k)
-                kmers = kmers[valid]
-                values[filled : filled + len(kmers)] = kmers
-                filled += len(kmers)
+        for _, block in (each for bases in sequences for each in blocks(bases, k)):
+            kmers, valid = canonical(block, k)
+            number = int(valid.sum())
+            values[filled : filled + number] = kmers[valid]
+            filled += number
         values = values[:filled]
         values.sort()
         self._values = values[np.append(True, values[1:] != values[:-1])] if filled else values

@@ -46,10 +46,15 @@ COLUMNS: tuple[str, ...] = (
 log = logging.getLogger("dnadiff")
 
 
-def settings_of(model: Loaded, source: SequenceInput) -> dict[str, Json]:
+def settings_of(job: ScoreJob | TrackJob, *keys: str) -> dict[str, Json]:
     """What all numbers of an input depend on."""
-    device = next(model.denoiser.parameters()).device.type
-    return {"model": identity(model.denoiser), "input": source.digest, "device": device}
+    denoiser = job.model.denoiser
+    return {
+        "model": identity(denoiser),
+        "input": job.source.digest,
+        "device": next(denoiser.parameters()).device.type,
+        **{key: getattr(job, key) for key in keys},
+    }
 
 
 _NUMBERS = ("nats", "variance", "counted")  # of a window, or of all windows of a record
@@ -93,9 +98,7 @@ class ScoreJob(ResumableJob):
         super().__init__()
         denoiser = self.model.denoiser
         self.calls = 1 if is_exact(denoiser) else check_num_draws(self.num_draws)  # per window
-        self.settings = settings_of(self.model, self.source) | {
-            key: getattr(self, key) for key in ("window", "batch_size", "num_draws", "seed")
-        }
+        self.settings = settings_of(self, "window", "batch_size", "num_draws", "seed")
         self.columns, self.names = COLUMNS, self.source.region_names
         if self.names is not None:
             self.columns = (*COLUMNS, "region_name")
@@ -343,9 +346,7 @@ class TrackJob(ResumableJob):
         self.information = Information(
             denoiser, self.model.process, self.window, self.spacing, alone, self.batch_size
         )
-        self.settings = settings_of(self.model, self.source) | {
-            key: getattr(self, key) for key in ("window", "batch_size", "spacing", "stranded")
-        }
+        self.settings = settings_of(self, "window", "batch_size", "spacing", "stranded")
         self.earlier = earlier_identities(denoiser)
         self.source, self.sites = self.source.sites()
         self.records = [(region.chrom, region.end) for region in self.source.regions]

@@ -269,6 +269,19 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     reads_scan = isinstance(backbone, MambaBackbone)
     asked = backbone.scan if isinstance(backbone, MambaBackbone) else AUTO
     name = choose(asked, device.type, weights.dtype)
+    # The libraries of matrix products with their versions, and what their choice of instructions
+    # depends on besides `instructions`.
+    if is_cuda:
+        libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
+    else:
+        built, vendor = torch.__config__.show(), None
+        found = ((lib, re.search(pattern, built)) for lib, pattern in _LIBRARIES.items())
+        named = [f"{lib} {match[1]}" for lib, match in found if match]
+        with suppress(OSError):
+            about = Path("/proc/cpuinfo").read_text()[:4096]
+            vendor = re.search(r"vendor_id\s*:\s*(\S+)", about)
+        set_here = [f"{key}={os.environ[key]}" for key in _VARIABLES if key in os.environ]
+        libraries = ", ".join([*named, vendor[1] if vendor else platform.machine(), *set_here])
     return {
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -277,7 +290,7 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
         "scan": f"{name} ({SCANS[name].description()})" if reads_scan else "none",
         "products": torch.get_float32_matmul_precision(),
         "constriction": version(library().__name__),
-        "math": math_libraries(device),
+        "math": libraries,
         "kernels": SCANS[name].compiler(),
     }
 
@@ -285,24 +298,6 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
 def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
     """The number of threads, and results with it, inside `num_threads`."""
     return {"threads": torch.get_num_threads(), "results": results(denoiser, process)}
-
-
-def math_libraries(device: torch.device) -> str:
-    """The libraries of matrix products with their versions, and what their choice of instructions
-    depends on besides `instructions`."""
-    if device.type.startswith("cuda"):
-        return f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
-    built = torch.__config__.show()
-    found = [
-        f"{name} {match[1]}"
-        for name, pattern in _LIBRARIES.items()
-        if (match := re.search(pattern, built))
-    ]
-    vendor = None
-    with suppress(OSError):
-        vendor = re.search(r"vendor_id\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text()[:4096])
-    settings = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
-    return ", ".join([*found, vendor[1] if vendor else platform.machine(), *settings])
 
 
 @torch.no_grad()

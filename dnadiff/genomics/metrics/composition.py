@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
@@ -76,15 +76,6 @@ class Distance:
         real windows."""
         return self.samples < self.low
 
-    def of_an_independent_set(self, number: int, total: int) -> Distance:
-        """The same with the range for a set that is independent of the real windows
-        (`independent_range`)."""
-        wider = widening(number, total)
-        low, high = (
-            self.baseline + wider * (limit - self.baseline) for limit in (self.low, self.high)
-        )
-        return replace(self, low=low, high=high)
-
 
 @dataclass(frozen=True)
 class RandomSets:
@@ -115,12 +106,14 @@ class RandomSets:
         samples: ndarray,
         real: ndarray,
         num_sets: int | None = None,
+        is_independent: bool = False,
     ) -> Distance:
         """A statistic of samples `(S, ...)` and real windows `(R, ...)` in the first `num_sets`
         (None is all), with its real-vs-real baseline.
 
         The range of 95 % of the sets is that of their quantiles, or with too few of them the
-        prediction interval of Student's t.
+        prediction interval of Student's t; with `is_independent` it is the range for a set that is
+        independent of the real windows (`independent_range`).
         """
         pairs = list(zip(self.samples, self.real))[:num_sets]
         ours = [statistic(samples[chosen], real[rest]) for chosen, (_, rest) in pairs]
@@ -130,6 +123,9 @@ class RandomSets:
         if n < _MIN_FOR_QUANTILES:
             half = student_t(n - 1) * float(theirs.std(ddof=1)) * math.sqrt(1 + 1 / n)
             low, high = mean - half, mean + half
+        if is_independent:
+            wider = widening(len(self.samples[0]), len(real))
+            low, high = (mean + wider * (limit - mean) for limit in (low, high))
         return Distance(float(np.mean(ours)), mean, low, high)
 
 

@@ -379,7 +379,8 @@ class SampleQualityEvaluator:
         """A statistic of two sets, with its baseline and its interval; `about` is its key, name and
         unit, and `data` are the rows of samples and of real windows."""
         samples, real = data
-        found = self.sets.distance(statistic, samples, real, self.num_slow if slow else None)
+        num_sets = self.num_slow if slow else None
+        found = self.sets.distance(statistic, samples, real, num_sets, not is_distance)
         low, high = bootstrap_interval(
             statistic,
             samples[self.sets.samples[0]],
@@ -395,11 +396,7 @@ class SampleQualityEvaluator:
     def _value(
         self, about: tuple[str, str, str], of: Callable[[ndarray], float], data: Sequence[ndarray]
     ) -> QualityMetric:
-        found = self._metric(about, lambda a, b: float(of(a)), data, is_distance=False)
-        return replace(found, distance=self._of_an_independent_set(found.distance))
-
-    def _of_an_independent_set(self, distance: Distance) -> Distance:
-        return distance.of_an_independent_set(self.number, len(self.real))
+        return self._metric(about, lambda a, b: float(of(a)), data, is_distance=False)
 
     def _both(self, of: Callable[[ndarray], ndarray]) -> list[ndarray]:
         """What is computed of the samples and of the real windows."""
@@ -458,8 +455,9 @@ class SampleQualityEvaluator:
 
         key, name, unit = "longest_match", "longest match with training", "bases"
         # A maximum has no useful standard error.
-        longest = self.sets.distance(lambda a, b: float(a.max()), match[0], match[1])
-        longest = self._of_an_independent_set(longest)
+        longest = self.sets.distance(
+            lambda a, b: float(a.max()), match[0], match[1], is_independent=True
+        )
         of_seen = ("seen", f"{training.k}-mers seen in training", "%")
         return QualityPart(
             [
