@@ -22,14 +22,7 @@ from pydantic import ValidationError
 
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
-from dnadiff.options.compose import (
-    choices,
-    hydra_config,
-    import_plugins,
-    override,
-    plain,
-    unknown_key,
-)
+from dnadiff.options.compose import Composition, import_plugins, override
 from dnadiff.progress import configure_logging, printable
 from dnadiff.store.address import is_remote
 from dnadiff.store.address import parse as parse_address
@@ -94,16 +87,17 @@ class Command(Generic[P]):
             ValueError: naming what is wrong.
         """
         import_plugins(overrides)
-        config = hydra_config(self.name, self.options, overrides, folder)
+        composed = Composition(self.name, self.options, overrides, folder)
+        config = composed.config()
         run_dir = run_dir or Path(config.hydra.run.dir)
-        values = plain(self.name, config)
+        values = composed.plain(config)
         try:
             return self.options.of(values, Start(run_dir, tuple(overrides), folder))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
         key = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
-            raise ValueError(unknown_key(key, self.name, self.options, overrides, folder))
+            raise ValueError(composed.unknown_key(key))
         raise ValueError(str(first.get("ctx", {}).get("error") or f"{key}: {first['msg']}"))
 
     def start(
@@ -177,14 +171,14 @@ class Command(Generic[P]):
         configure_logging()
         shown, folder, overrides = parse(sys.argv[1:] if argv is None else argv)
         if shown == "help":
-            found = choices(self.options, folder).items()
+            found = Composition(self.name, self.options, (), folder).choices().items()
             listed = "\n".join(f"{group}: {', '.join(names)}" for group, names in found)
             return print_page(help_text(self.name, self.options, listed))
         try:
             if shown == "job":
                 import_plugins(overrides)
-                config = hydra_config(self.name, self.options, overrides, folder)
-                values = plain(self.name, config, resolve=False, required=False)
+                composed = Composition(self.name, self.options, overrides, folder)
+                values = composed.plain(composed.config(), resolve=False, required=False)
                 return print(yaml.safe_dump(values, sort_keys=False, width=1000).rstrip())
             self.start(overrides, folder=folder)
         except KeyboardInterrupt:
@@ -221,9 +215,8 @@ def compose(
         resolve: replace `${...}` by values.
         folder: the user's own folder of YAML files, as in `--config-dir`.
     """
-    found = named(name)
-    config = hydra_config(name, found.options, overrides, folder)
-    return plain(name, config, resolve, required=False)
+    composed = Composition(name, named(name).options, overrides, folder)
+    return composed.plain(composed.config(), resolve, required=False)
 
 
 def command_names() -> list[str]:

@@ -53,50 +53,185 @@ def _written(value: object) -> str:
     return json.dumps(value) if plain else quoted(str(value))
 
 
-def hydra_config(
-    name: str, options: type[Options], overrides: Sequence[str] = (), folder: Path | None = None
-) -> Any:
-    """The composed configuration of a command as an OmegaConf object, with Hydra's own part.
+class Composition:
+    """The arguments of the command line of a command.
 
     Args:
         folder: the user's own folder of YAML files.
 
-    Raises:
-        ValueError: if the arguments cannot be composed, in one line.
+    Attributes:
+        chosen: the arguments that choose a file of a group, as in `data=fasta`.
     """
-    from hydra import compose as hydra_compose
-    from hydra import initialize_config_dir
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import ConfigCompositionException, HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    ConfigStore.instance().store(name=name, node=options.node(name))
-    arguments = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
-    search: list[str] = []
-    if folder is not None:
-        if not folder.is_dir():
-            raise ValueError(f"the folder of --config-dir, '{folder}' not found; check its name")
-        search = [f"hydra.searchpath=[{quoted(f'file://{folder.absolute()}')}]"]
-    outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
-    GlobalHydra.instance().clear()
-    arguments = with_current_choices(arguments)
-    try:
-        with initialize_config_dir(str(config_dir()), job_name=name, version_base="1.3"):
-            try:
-                config = hydra_compose(name, [*arguments, *search], return_hydra_config=True)
-            except ConfigCompositionException:
-                chosen = [*group_choices(arguments, folder), *search]
-                added = of_constructors(hydra_compose(name, chosen), arguments)
-                if added == arguments:
-                    raise
-                config = hydra_compose(name, [*added, *search], return_hydra_config=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(explain(error, name, options, overrides, folder)) from error
-    finally:
-        GlobalHydra.instance().hydra = outer
-    refuse_contradictions(config, arguments, folder)
-    return config
+    def __init__(
+        self,
+        name: str,
+        options: type[Options],
+        overrides: Sequence[str] = (),
+        folder: Path | None = None,
+    ) -> None:
+        self.name, self.options, self.folder = name, options, folder
+        self.roots = [config_dir(), *([] if folder is None else [folder])]
+        given = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
+        self.arguments = with_current_choices(given)
+        groups = [o.lstrip("+").partition("=")[0].partition("@")[0] for o in self.arguments]
+        pairs = zip(self.arguments, groups)
+        self.chosen = [o for o, name in pairs if any((r / name).is_dir() for r in self.roots)]
+
+    def config(self) -> Any:
+        """The composed configuration as an OmegaConf object, with Hydra's own part.
+
+        Raises:
+            ValueError: if the arguments cannot be composed, in one line.
+        """
+        from hydra import compose, initialize_config_dir
+        from hydra.core.config_store import ConfigStore
+        from hydra.core.global_hydra import GlobalHydra
+        from hydra.errors import ConfigCompositionException, HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        ConfigStore.instance().store(name=self.name, node=self.options.node(self.name))
+        search: list[str] = []
+        if self.folder is not None:
+            if not self.folder.is_dir():
+                raise ValueError(
+                    f"the folder of --config-dir, '{self.folder}' not found; check its name"
+                )
+            search = [f"hydra.searchpath=[{quoted(f'file://{self.folder.absolute()}')}]"]
+        outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
+        GlobalHydra.instance().clear()
+        arguments = [*self.arguments, *search]
+        try:
+            with initialize_config_dir(str(config_dir()), job_name=self.name, version_base="1.3"):
+                try:
+                    config = compose(self.name, arguments, return_hydra_config=True)
+                except ConfigCompositionException:
+                    found = compose(self.name, [*self.chosen, *search])
+                    added = of_constructors(found, arguments)
+                    if added == arguments:
+                        raise
+                    config = compose(self.name, added, return_hydra_config=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise ValueError(self._explain(error)) from error
+        finally:
+            GlobalHydra.instance().hydra = outer
+        self._refuse_contradictions(config)
+        return config
+
+    def plain(self, config: Any, resolve: bool = True, required: bool = True) -> Config:
+        """The keys of a composed command, without Hydra's part.
+
+        Args:
+            resolve: replace `${...}` by values.
+
+        Raises:
+            ValueError: if `required` and a value is missing.
+        """
+        from omegaconf import OmegaConf, open_dict
+        from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
+
+        with open_dict(config):
+            del config["hydra"]
+        try:
+            content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=required)
+        except (MissingMandatoryValue, InterpolationToMissingValueError) as error:
+            named = r"(?:Missing mandatory value|MissingMandatoryValue while .*?interpolation.*?)"
+            found = re.search(r"full_key: ([\w.]+)", str(error)) or re.search(
+                named + r"[: ]+([\w.]+)", str(error)
+            )
+            missing = found[1] if found else "a value"
+            raise ValueError(
+                f"{missing} is missing: give {missing}=... on the command line (python -m "
+                f"dnadiff.{self.name} --help shows how)"
+            ) from error
+        assert isinstance(content, dict)
+        return {str(key): value for key, value in content.items()}
+
+    def choices(self) -> dict[str, list[str]]:
+        """The config groups that the command reads and the names in each, as in
+        `{"noise": ["cosine", ...]}`, with the groups inside them, such as `objective/masking`."""
+        found: dict[str, set[str]] = {}
+        for root in self.roots:
+            for group in self.options.groups():
+                for path in (root / group).rglob("*.yaml"):
+                    name = path.parent.relative_to(root).as_posix()
+                    found.setdefault(name, set()).add(path.stem)
+        return {name: sorted(names) for name, names in sorted(found.items())}
+
+    def _refuse_contradictions(self, config: Any) -> None:
+        """ValueError if an experiment replaces values of another choice of the command line, which
+        would have no effect."""
+        from omegaconf import OmegaConf
+
+        chosen = dict(o.partition("=")[::2] for o in self.chosen)
+        experiment = chosen.pop("experiment", None)
+        if experiment in (None, "null"):
+            return
+        named = {o.partition("=")[0] for o in self.arguments}
+        own = self._file_of("experiment", str(experiment))[1].get("defaults", ())
+        own = {k: v for entry in own if isinstance(entry, dict) for k, v in entry.items()}
+        for name, choice in chosen.items():
+            if own.get(f"override /{name}") == choice:
+                continue
+            package, content = self._file_of(name, choice)
+            content.pop("defaults", None)
+            for key, value in leaves(content, package):
+                now = OmegaConf.select(config, key)
+                is_open = isinstance(value, str) and ("${" in value or value == "???")
+                if now != value and not (key in named or is_open):
+                    raise ValueError(
+                        f"{name}={choice} and experiment={experiment} disagree: {key} is {value} "
+                        f"in the first and {now} in the second; add {key}={value} or {key}={now}"
+                    )
+
+    def _file_of(self, name: str, choice: str) -> tuple[str, Config]:
+        """The package of a file of a group, as a prefix of its keys, and its content."""
+        paths = [root / name / f"{choice}.yaml" for root in self.roots]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:  # a list of choices, or null
+            return "", {}
+        text = path.read_text(encoding="utf-8")
+        package = re.match(r"# @package (\S+)", text)
+        prefix = package[1] if package else name.replace("/", ".")
+        return "" if prefix == "_global_" else f"{prefix}.", yaml.safe_load(text) or {}
+
+    def _explain(self, error: Exception) -> str:
+        """Why arguments could not be composed, in one line."""
+        from hydra.errors import OverrideParseException
+
+        text = str(error)
+        if choice := re.search(
+            r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL
+        ):
+            listed = choice[3].partition("\n\n")[0].partition("\nConfig search path")[0]
+            group, known = choice[2], re.findall(r"[\w.\-]+", listed)
+            wanted = choice[1].removeprefix(group + "/")
+            new = RENAMED_CHOICES.get(f"{group}={wanted}")
+            hint = f" any more; it is now {new}" if new else closest(wanted, known)
+            return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
+        if isinstance(error, OverrideParseException):
+            return (
+                f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with "
+                "special characters, as in 'path=\"a b.fa\"'"
+            )
+        if merged := re.match(r"Error merging override (.*)", text):
+            return (
+                f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a "
+                "single value)"
+            )
+        chosen = dict(o.partition("=")[::2] for o in self.chosen)
+        if (at := re.search(r"override '((\w+)/(\w+))", text)) and at[1] in chosen:
+            return f"{at[2]}={chosen.get(at[2], '...')} has no {at[3]} to choose; leave {at[1]} out"
+        key = re.search(r"Could not override '([^']+)'|Key '([^']+)'", text)
+        if key:
+            return self.unknown_key((key[1] or key[2]).partition("@")[0])
+        return " ".join(text.split())
+
+    def unknown_key(self, key: str) -> str:
+        """The message for a key or group that the command does not have, given the groups that were
+        chosen."""
+        alone = Composition(self.name, self.options, self.chosen, self.folder)
+        return unknown_in(key, alone.plain(alone.config(), resolve=False, required=False))
 
 
 def of_constructors(config: Any, overrides: Sequence[str]) -> list[str]:
@@ -115,147 +250,6 @@ def of_constructors(config: Any, overrides: Sequence[str]) -> list[str]:
     return found
 
 
-def plain(name: str, config: Any, resolve: bool = True, required: bool = True) -> Config:
-    """The keys of a composed command, without Hydra's part.
-
-    Args:
-        resolve: replace `${...}` by values.
-
-    Raises:
-        ValueError: if `required` and a value is missing.
-    """
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import InterpolationToMissingValueError, MissingMandatoryValue
-
-    with open_dict(config):
-        del config["hydra"]
-    try:
-        content = OmegaConf.to_container(config, resolve=resolve, throw_on_missing=required)
-    except (MissingMandatoryValue, InterpolationToMissingValueError) as error:
-        raise ValueError(_explain_missing(str(error), name)) from error
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
-
-
-def choices(options: type[Options], folder: Path | None = None) -> dict[str, list[str]]:
-    """The config groups that a command reads and the names in each, as in
-    `{"noise": ["cosine", ...]}`, with the groups inside them, such as `objective/masking`."""
-    found: dict[str, set[str]] = {}
-    for root in _roots(folder):
-        for path in (path for name in options.groups() for path in (root / name).rglob("*.yaml")):
-            found.setdefault(path.parent.relative_to(root).as_posix(), set()).add(path.stem)
-    return {name: sorted(names) for name, names in sorted(found.items())}
-
-
-def _roots(folder: Path | None) -> list[Path]:
-    return [config_dir()] if folder is None else [config_dir(), folder]
-
-
-def group_choices(overrides: Sequence[str], folder: Path | None = None) -> list[str]:
-    """The arguments that choose a file of a group, as in `data=fasta`."""
-    groups = [(o, o.lstrip("+").partition("=")[0].partition("@")[0]) for o in overrides]
-    return [o for o, name in groups if any((root / name).is_dir() for root in _roots(folder))]
-
-
-def refuse_contradictions(config: Any, overrides: Sequence[str], folder: Path | None) -> None:
-    """ValueError if an experiment replaces values of another choice of the command line, which
-    would have no effect."""
-    from omegaconf import OmegaConf
-
-    chosen = dict(o.partition("=")[::2] for o in group_choices(overrides, folder))
-    named, experiment = {o.partition("=")[0] for o in overrides}, chosen.pop("experiment", None)
-    if experiment in (None, "null"):
-        return
-    own = _file_of("experiment", str(experiment), folder)[1].get("defaults", ())
-    own = {k: v for entry in own if isinstance(entry, dict) for k, v in entry.items()}
-    for name, choice in chosen.items():
-        if own.get(f"override /{name}") == choice:
-            continue
-        package, content = _file_of(name, choice, folder)
-        for key, value in leaves({k: v for k, v in content.items() if k != "defaults"}, package):
-            now = OmegaConf.select(config, key)
-            given = key in named or (isinstance(value, str) and ("${" in value or value == "???"))
-            if now != value and not given:
-                raise ValueError(
-                    f"{name}={choice} and experiment={experiment} disagree: {key} is {value} in "
-                    f"the first and {now} in the second; add {key}={value} or {key}={now}"
-                )
-
-
-def _file_of(name: str, choice: str, folder: Path | None) -> tuple[str, Config]:
-    """The package of a file of a group, as a prefix of its keys, and its content."""
-    paths = [root / name / f"{choice}.yaml" for root in _roots(folder)]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:  # a list of choices, or null
-        return "", {}
-    text = path.read_text(encoding="utf-8")
-    package = re.match(r"# @package (\S+)", text)
-    prefix = package[1] if package else name.replace("/", ".")
-    content = yaml.safe_load(text)
-    return "" if prefix == "_global_" else f"{prefix}.", content if content else {}
-
-
-def explain(
-    error: Exception,
-    name: str,
-    options: type[Options],
-    overrides: Sequence[str],
-    folder: Path | None = None,
-) -> str:
-    """Why arguments could not be composed, in one line."""
-    from hydra.errors import OverrideParseException
-
-    text = str(error)
-    if choice := re.search(
-        r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL
-    ):
-        listed = choice[3].partition("\n\n")[0].partition("\nConfig search path")[0]
-        group, known = choice[2], re.findall(r"[\w.\-]+", listed)
-        wanted = choice[1].removeprefix(group + "/")
-        new = RENAMED_CHOICES.get(f"{group}={wanted}")
-        hint = f" any more; it is now {new}" if new else closest(wanted, known)
-        return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
-    if isinstance(error, OverrideParseException):
-        return (
-            f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with "
-            "special characters, as in 'path=\"a b.fa\"'"
-        )
-    if merged := re.match(r"Error merging override (.*)", text):
-        return (
-            f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a "
-            "single value)"
-        )
-    chosen = dict(o.partition("=")[::2] for o in group_choices(overrides, folder))
-    if (at := re.search(r"override '((\w+)/(\w+))", text)) and at[1] in chosen:
-        return f"{at[2]}={chosen.get(at[2], '...')} has no {at[3]} to choose; leave {at[1]} out"
-    if key := re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)'", text):
-        return unknown_key(key[1].partition("@")[0], name, options, overrides, folder)
-    return " ".join(text.split())
-
-
-def _explain_missing(text: str, name: str) -> str:
-    named = r"(?:Missing mandatory value|MissingMandatoryValue while resolving.*?interpolation.*?)"
-    found = re.search(r"full_key: ([\w.]+)", text) or re.search(named + r"[: ]+([\w.]+)", text)
-    missing = found[1] if found else "a value"
-    return (
-        f"{missing} is missing: give {missing}=... on the command line (python -m "
-        f"dnadiff.{name} --help shows how)"
-    )
-
-
-def unknown_key(
-    key: str,
-    name: str,
-    options: type[Options],
-    overrides: Sequence[str] = (),
-    folder: Path | None = None,
-) -> str:
-    """The message for a key or group that the command does not have, given the groups that were
-    chosen."""
-    composed = hydra_config(name, options, group_choices(overrides, folder), folder)
-    return unknown_in(key, plain(name, composed, resolve=False, required=False))
-
-
 def unknown_in(key: str, config: Config) -> str:
     """The message for a key that a configuration does not have."""
     if key.startswith("data.") and not config.get("data"):
@@ -264,12 +258,11 @@ def unknown_in(key: str, config: Config) -> str:
             "the whole group, as in data=fasta data.path=my.fa"
         )
     known, parent = set(_all_keys(config)), key.rpartition(".")[0]
-    siblings = {k for k in known if parent and k.rpartition(".")[0] == parent} or {
-        k.partition(".")[0] for k in known
-    }
+    inside = {k for k in known if parent and k.rpartition(".")[0] == parent}
+    siblings = inside or {k.partition(".")[0] for k in known}
     listed = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
-    inside = f" in {parent}" if parent else ""
-    return f"unknown key {key}{closest(key, sorted(known))}; known{inside}: {listed}"
+    place = f" in {parent}" if parent else ""
+    return f"unknown key {key}{closest(key, sorted(known))}; known{place}: {listed}"
 
 
 def _all_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -522,7 +522,7 @@ class Harness:
         from omegaconf import OmegaConf
 
         from dnadiff.options.command import named
-        from dnadiff.options.compose import hydra_config
+        from dnadiff.options.compose import Composition
 
         if (command, choice) not in self.bases:
             case = next(c for c in cases.CASES if c.command == command)
@@ -531,7 +531,7 @@ class Harness:
                 for a in arguments(case, choice)
             )
             overrides = list(raw)
-            composed = hydra_config(command, named(command).options, overrides)
+            composed = Composition(command, named(command).options, overrides).config()
             config = OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"])
             self.bases[command, choice] = Base(case, choice, config, overrides)
         return self.bases[command, choice]
@@ -668,9 +668,9 @@ def all_choices(command: str) -> list[str]:
     """Every choice of every config group that a command reads; the empty one is the case's own
     command line."""
     from dnadiff.options.command import named
-    from dnadiff.options.compose import choices
+    from dnadiff.options.compose import Composition
 
-    found = choices(named(command).options).items()
+    found = Composition(command, named(command).options).choices().items()
     listed = [f"{group}={name}" for group, names in found for name in names]
     return [
         "",

@@ -15,7 +15,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.finetune import FinetuneOptions, finetune
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.table import read_rows
-from dnadiff.options.compose import hydra_config
+from dnadiff.options.compose import Composition
 from dnadiff.store.objects import build, config_dir
 from dnadiff.supervised.ensemble import Columns, table_rows
 from dnadiff.supervised.tasks import (
@@ -258,7 +258,9 @@ def test_every_task_composes_and_has_its_required_keys():
         names
     )
     for name in names:
-        settings = hydra_config("finetune", FinetuneOptions, ["checkpoint=x", f"task={name}"]).task
+        settings = (
+            Composition("finetune", FinetuneOptions, ["checkpoint=x", f"task={name}"]).config().task
+        )
         assert "protocol" in settings
         for one in settings.get("tasks", {"": settings}).values():
             assert {"_target_", "protocol", "name"} <= set(one)
