@@ -203,15 +203,27 @@ def test_another_checkpoint_at_merge_is_refused(shards, cli, trained, tmp_path):
     )
 
 
+GPU = """
+import os
+
+import numpy as np
+
+from dnadiff.design.reward import Reward
+
+
+class Adenine(Reward):
+    def __init__(self, device="cpu"):
+        if device == os.environ.get("ABSENT"):
+            raise ValueError(f"no device {device}")
+
+    def __call__(self, sequences):
+        return np.array([float(s.count("A")) for s in sequences])
+"""
+
+
 def test_shards_of_a_reward_on_a_gpu_are_merged_without_one(cli, trained, tmp_path, monkeypatch):
     (tmp_path / "gpu").mkdir()
-    (tmp_path / "gpu" / "__init__.py").write_text(
-        "import os\n\nimport numpy as np\nfrom dnadiff.design.reward import Reward\n\n\nclass Adenine(Reward):\n"
-        "    def __init__(self, device='cpu'):\n        if device == os.environ.get('ABSENT'):\n            "
-        "raise ValueError(f'no device {device}')\n\n"
-        "    def __call__(self, sequences):\n        return np.array([float(s.count('A')) for s in "
-        "sequences])\n"
-    )
+    (tmp_path / "gpu" / "__init__.py").write_text(GPU)
     monkeypatch.syspath_prepend(str(tmp_path))
     args = [
         "num_samples=2",
