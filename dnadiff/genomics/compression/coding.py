@@ -9,7 +9,6 @@ optional dependency."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
@@ -295,15 +294,10 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     }
 
 
-def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
-    """The number of threads, and results with it, inside `num_threads`."""
-    return {"threads": torch.get_num_threads(), "results": results(denoiser, process)}
-
-
 @torch.no_grad()
-def results(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> str:
-    """A hash of probabilities that the model computes for a fixed input: two sequences of 256
-    tokens, every other one masked.
+def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, str | int]:
+    """The number of threads, inside `num_threads`, and with it a hash of probabilities that the
+    model computes for a fixed input: two sequences of 256 tokens, every other one masked.
 
     A difference shows before any work what would otherwise be found at its end. Equality is no
     proof: other shapes may be computed by other code.
@@ -314,16 +308,8 @@ def results(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> str:
     x = emitted[torch.arange(_ROWS * length, device=device).view(_ROWS, length) % 7 % len(emitted)]
     x[:, ::2] = vocab.mask_id
     log_probs = denoiser.log_probs(x, time_of(x, process), None, x == vocab.mask_id)
-    return hashlib.blake2b(log_probs.float().cpu().numpy().tobytes(), digest_size=16).hexdigest()
-
-
-def check_model(path: str, recorded: str, here: str) -> None:
-    """Raise ValueError if the fingerprints of two models differ."""
-    if recorded != here:
-        raise ValueError(
-            f"{path} was compressed with another model ({recorded[:12]}, this is {here[:12]}); "
-            "give its checkpoint"
-        )
+    results = container.blake2b(log_probs.float().cpu().numpy().tobytes()).hexdigest()
+    return {"threads": torch.get_num_threads(), "results": results}
 
 
 def check_match(
@@ -342,7 +328,7 @@ def check_match(
 def fingerprint(denoiser: MaskedDenoiser, config: Config) -> str:
     """A hash of the weights and of the architecture: the same for copies of a checkpoint under any
     name."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = container.blake2b()
     # The process is absorbing (`diffusion_denoiser`).
     keys = ("backbone", "objective", "noise", "time_conditioning")
     parts = {key: config.get(key) for key in keys}
@@ -410,7 +396,7 @@ def compress(
             fingerprint(denoiser, loaded.config),
             describe(denoiser) | measure(denoiser, loaded.process),
             window,
-            text=_digest(text),
+            text=container.blake2b(text).hexdigest(),
             **options,
         )
         masked = [emitted[x.long()] for x in parts]
@@ -460,7 +446,11 @@ def decompress(
     library()
     loaded = checkpoint.load(model, trust)
     denoiser = diffusion_denoiser(loaded).to(device)
-    check_model(path, header.model, fingerprint(denoiser, loaded.config))
+    if (here := fingerprint(denoiser, loaded.config)) != header.model:
+        raise ValueError(
+            f"{path} was compressed with another model ({header.model[:12]}, this is {here[:12]}); "
+            "give its checkpoint"
+        )
     check_match(path, header.machine, describe(denoiser))
 
     tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
@@ -494,13 +484,9 @@ def decompress(
         ids[piece.record][piece.start : piece.end] = tokens
     sequences = [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids]
     text = container.restore(about, sequences)
-    if _digest(text) != header.text:
+    if container.blake2b(text).hexdigest() != header.text:
         raise ValueError(
             f"{path}: the decoded text is not the compressed one: {OTHER_PROBABILITIES}"
         )
     with atomic_write(output, overwrite) as file:
         file.write(text)
-
-
-def _digest(text: bytes) -> str:
-    return hashlib.blake2b(text, digest_size=16).hexdigest()

@@ -18,6 +18,7 @@ import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Annotated
@@ -251,6 +252,7 @@ def _other_runs(letters: bytes) -> list[int | str]:
 MAGIC = b"\x93dnadiff.dnd\x01\r\n"
 FORMAT = 1  # version of the code; other versions are rejected
 _DIGEST = 16
+blake2b = partial(hashlib.blake2b, digest_size=_DIGEST)
 _LEAST, _RATIO = 1 << 20, 100  # bytes that any file may expand to; bytes for each byte of a file
 _XZ_MEMORY = 1 << 27  # bytes; what we write needs half of it
 
@@ -348,7 +350,7 @@ def pack(header: ContainerHeader, layout: ContainerLayout, words: ndarray) -> by
     fields = asdict(replace(header, side_bytes=len(side)))
     about = json.dumps(fields, separators=(",", ":")).encode()
     body = MAGIC + struct.pack("<I", len(about)) + about + side + words.astype("<u4").tobytes()
-    return body + hashlib.blake2b(body, digest_size=_DIGEST).digest()
+    return body + blake2b(body).digest()
 
 
 def unpack(
@@ -371,7 +373,7 @@ def unpack(
         content = MAGIC + file.read()
     body, digest = content[:-_DIGEST], content[-_DIGEST:]
     start = len(MAGIC) + 4
-    if len(body) < start or hashlib.blake2b(body, digest_size=_DIGEST).digest() != digest:
+    if len(body) < start or blake2b(body).digest() != digest:
         raise ValueError(
             f"{path} is damaged or cut short (its digest does not match); use another copy of it"
         )
