@@ -109,11 +109,12 @@ class Loader(Iterable[Batch]):
         self._resumed = True
 
     def _begin(self) -> bool:
-        """Begin an iteration; returns whether it is at the beginning of an epoch."""
-        if not self._resumed and self._returned:
+        """Begin an iteration; returns whether it begins the next epoch."""
+        is_next = not self._resumed and self._returned > 0
+        if is_next:
             self.epoch, self._returned = self.epoch + 1, 0
         self._resumed = False
-        return not self._returned
+        return is_next
 
 
 @dataclass(eq=False, repr=False)

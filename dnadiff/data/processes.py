@@ -63,6 +63,7 @@ def map_in_order(
 def _start_worker(work: Callable[[Item], Result]) -> None:
     global _work
     _work = work  # set once: to pickle a tokenizer with each item would be slow
+    os.setpgrp()  # Ctrl-C reaches the parent alone, which lets the items in progress end
     # one core per process; threads do not survive a fork
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_exit_with_parent, daemon=True).start()
