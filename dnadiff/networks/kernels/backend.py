@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+OptionalTensor: TypeAlias = Tensor | None
 _NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # read by back ends that keep types
 NO_STEP = -1e4  # softplus of this is exactly 0 in float32: a step of size zero keeps the state
 
@@ -28,7 +29,7 @@ class ScanInputs(NamedTuple):
     B: Tensor
     C: Tensor
     D: Tensor
-    delta_bias: Tensor | None = None
+    delta_bias: OptionalTensor = None
 
 
 class Walk(NamedTuple):
@@ -44,10 +45,17 @@ class Walk(NamedTuple):
     """
 
     reverse: bool = False
-    initial: Tensor | None = None
+    initial: OptionalTensor = None
     block: int | None = None
     restart: bool = False
     states: bool = False
+
+    def given(self) -> OptionalTensor:
+        """The given states in memory's order (..., N, E); those of blocks in the order of the
+        walk."""
+        if self.initial is None:
+            return None
+        return (self.initial.flip(1) if self.restart and self.reverse else self.initial).mT
 
 
 class ScanStates(NamedTuple):
@@ -55,7 +63,7 @@ class ScanStates(NamedTuple):
 
     y: Tensor  # (Bt, L, E)
     # (Bt, blocks, E, N), the states before every block; None if there are no blocks
-    starts: Tensor | None = None
+    starts: OptionalTensor = None
     # (Bt, E, N), the state after the last position; of a reverse scan, that after the first; None
     # if the states are not wanted
     last: Any = None
@@ -154,7 +162,7 @@ class Backend(ABC):
 
     def short_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
-        near: Tensor | None = None, block: int = 0,
+        near: OptionalTensor = None, block: int = 0,
     ) -> Tensor:  # fmt: skip
         """(Bt, L, E) from x (Bt, L, E), weight (E, K) and bias (E,); if `block` is not 0, of every
         `block` positions alone, with `near` (Bt, blocks, K - 1, E) inputs before each block, after
@@ -162,7 +170,7 @@ class Backend(ABC):
         if not block:
             return self.conv(x, weight, bias, reverse)
 
-        def conv(near: Tensor | None, x: Tensor) -> Tensor:
+        def conv(near: OptionalTensor, x: Tensor) -> Tensor:
             if near is None:
                 return self.conv(x, weight, bias, reverse)
             longer = torch.cat([x, near] if reverse else [near, x], dim=1)
@@ -172,7 +180,7 @@ class Backend(ABC):
         return by_block(conv, block, near, x)
 
     @abstractmethod
-    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         """(y + y_rev) silu(z), (Bt, L, E)."""
 
     @abstractmethod
@@ -207,7 +215,7 @@ class Backend(ABC):
         return self.gated_sum(self.scan(inputs, Walk()).y, None, z)
 
     def add_norm(
-        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+        self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """x + added and its `rms_norm`, in weight's type."""
         total = x if added is None else x + added
@@ -218,13 +226,13 @@ class Backend(ABC):
         PyTorch can ask for here."""
         return False
 
-    def mixer(self, hidden: Tensor, weights: MixerWeights, valid: Tensor | None) -> Tensor:
+    def mixer(self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor) -> Tensor:
         """A mixer with its projections, (Bt, L, D), as `dnadiff.networks.kernels.mixer`."""
         return self.continued_mixer(hidden, weights, None, None, valid)[0]
 
     def continued_mixer(
-        self, hidden: Tensor, weights: MixerWeights, past: Tensor | None, state: Tensor | None,
-        valid: Tensor | None = None,
+        self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
+        valid: OptionalTensor = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """A mixer of a piece of a sequence after others, as
         `dnadiff.networks.kernels.continued_mixer`; the inputs returned may be more than K - 1."""
@@ -241,8 +249,8 @@ class Backend(ABC):
 
     def two_stream_mixer(
         self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
-        valid: Tensor | None, clean_output: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        valid: OptionalTensor, clean_output: bool,
+    ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
         """A mixer of a noised stream in blocks after those of a clean stream, as
         `dnadiff.networks.kernels.two_stream_mixer`."""
         x_clean, z_clean = self._projected(clean, weights, valid)
@@ -262,13 +270,13 @@ class Backend(ABC):
         return out, self.linear(self.gated_sum(y_clean, None, z_clean), weights.out_proj)
 
     def _projected(
-        self, hidden: Tensor, weights: MixerWeights, valid: Tensor | None
+        self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor
     ) -> tuple[Tensor, Tensor]:
         """A mixer's input and gate."""
         x, z = self.linear_halves(hidden, weights.in_proj)
         return x if valid is None else x.masked_fill(~valid[..., None], 0.0), z
 
-    def _scan_inputs(self, u: Tensor, way: MixerWay, valid: Tensor | None) -> ScanInputs:
+    def _scan_inputs(self, u: Tensor, way: MixerWay, valid: OptionalTensor) -> ScanInputs:
         """The inputs of a mixer's scan, from the output of its convolution."""
         u = u if valid is None else u.masked_fill(~valid[..., None], 0.0)
         rank, states = way.dt_weight.shape[1], way.A_log.shape[1]
@@ -276,6 +284,11 @@ class Backend(ABC):
         delta = self.narrow_linear(low, way.dt_weight)
         delta = delta if valid is None else delta.masked_fill(~valid[..., None], NO_STEP)
         return ScanInputs(u, delta, -torch.exp(way.A_log), B, C, way.D, way.dt_bias)
+
+
+def needs_gradient(*tensors: OptionalTensor) -> bool:
+    """Whether autograd records what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
@@ -288,7 +301,7 @@ def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
 
 
 def by_block(
-    f: Callable[..., Tensor], block: int, initial: Tensor | None, *tensors: Tensor
+    f: Callable[..., Tensor], block: int, initial: OptionalTensor, *tensors: Tensor
 ) -> Tensor:
     """`f(initial, *tensors)` of every block of `tensors` (Bt, L, X) as a sequence of its own; the
     last block may be shorter."""

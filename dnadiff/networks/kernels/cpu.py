@@ -22,7 +22,15 @@ from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from dnadiff.networks.kernels import native
-from dnadiff.networks.kernels.backend import MixerWay, MixerWeights, ScanInputs, ScanStates, Walk
+from dnadiff.networks.kernels.backend import (
+    MixerWay,
+    MixerWeights,
+    OptionalTensor,
+    ScanInputs,
+    ScanStates,
+    Walk,
+    needs_gradient,
+)
 from dnadiff.networks.kernels.native import (
     CHUNK,
     PLAIN,
@@ -55,7 +63,7 @@ def _in_rows(tensors: Sequence[Tensor], size: int) -> list[Sequence[Tensor]]:
     return [tensors[i : i + size] for i in range(0, len(tensors), size)]
 
 
-def table_of(structures: Sequence[Sequence[Tensor | None]]) -> ctypes.Array[c_void_p]:
+def table_of(structures: Sequence[Sequence[OptionalTensor]]) -> ctypes.Array[c_void_p]:
     """Structures of pointers, one after the other."""
     addresses = [None if x is None else x.data_ptr() for row in structures for x in row]
     return (c_void_p * len(addresses))(*addresses)
@@ -67,7 +75,7 @@ class _Kernels:
     The backward passes add the gradients of the weights into `sums`, which `weights` adds up.
     """
 
-    def __init__(self, valid: Tensor | None, *weights: Tensor) -> None:
+    def __init__(self, valid: OptionalTensor, *weights: Tensor) -> None:
         self.tensors = contiguous(valid, *weights)
         self.valid, self.in_proj, self.out_proj, *rest = self.tensors
         self.ways = [MixerWay(*row) for row in _in_rows(rest, len(MixerWay._fields))]
@@ -76,7 +84,7 @@ class _Kernels:
             x.shape[1] for x in (first.conv_weight, first.dt_weight, first.A_log)
         )
 
-    def input(self, hidden: Tensor, gate: bool = True) -> tuple[Tensor, Tensor | None]:
+    def input(self, hidden: Tensor, gate: bool = True) -> tuple[Tensor, OptionalTensor]:
         """The scan's input x, zero at padding, and the gate z, both (Bt, L, E), from hidden (Bt, L,
         D)."""
         x = hidden.new_empty(*hidden.shape[:2], self.E)
@@ -85,7 +93,7 @@ class _Kernels:
         return x, z
 
     def steps(
-        self, x: Tensor, ways: Sequence[MixerWay], clean: Tensor | None = None, block: int = 0
+        self, x: Tensor, ways: Sequence[MixerWay], clean: OptionalTensor = None, block: int = 0
     ) -> list[_Steps]:
         """Convolutions and step sizes of some directions."""
         made = [
@@ -101,16 +109,16 @@ class _Kernels:
         call("mixer_steps", x, clean, self.valid, ctypes.addressof(table), *sizes)
         return made
 
-    def output(self, y: Tensor, y_rev: Tensor | None, z: Tensor | None) -> Tensor:
+    def output(self, y: Tensor, y_rev: OptionalTensor, z: OptionalTensor) -> Tensor:
         """((y + y_rev) silu(z)) out_proj^T, (Bt, L, D)."""
         out = y.new_empty(*y.shape[:2], self.D)
         call("mixer_output", y, y_rev, z, self.out_proj, out, *out.shape, self.E)
         return out
 
     def forward(
-        self, hidden: Tensor, keep: bool, past: Tensor | None = None, state: Tensor | None = None,
+        self, hidden: Tensor, keep: bool, past: OptionalTensor = None, state: OptionalTensor = None,
         last: bool = False,
-    ) -> tuple[Tensor, Tensor, Tensor | None, list[_Steps], list[tuple[Tensor, ...]]]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, OptionalTensor, list[_Steps], list[tuple[Tensor, ...]]]:  # fmt: skip
         """The output, the input of the convolution with what is before it, the gate, and of each
         direction the scan's inputs, then A and the results of the scan."""
         x, z = self.input(hidden.contiguous())
@@ -144,7 +152,7 @@ class _Kernels:
         return self.sums.data_ptr() + 4 * sum(self.parts[:part])
 
     def output_gradient(
-        self, dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor, hidden: Tensor
+        self, dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The gradient of y and y_rev, and that of hidden through z alone."""
         dy, dhidden = torch.empty_like(y), torch.empty_like(hidden)
@@ -165,7 +173,7 @@ class _Kernels:
 
     def input_gradient(
         self, dus: Sequence[Tensor], x: Tensor, hidden: Tensor, dhidden: Tensor,
-        clean: Tensor | None = None, dnear: Tensor | None = None,
+        clean: OptionalTensor = None, dnear: OptionalTensor = None,
         block: int = 0,
     ) -> None:  # fmt: skip
         """Adds to dhidden the gradient through x, from that of u in one or two directions.
@@ -213,7 +221,7 @@ class _Mixer(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
         hidden, x, z, *rest = ctx.saved_tensors
         weights = 3 + len(MixerWay._fields) * ctx.count
         run, rows = _Kernels(*rest[:weights]), _in_rows(rest[weights:], 3)
@@ -240,7 +248,7 @@ class _TwoStreams(torch.autograd.Function):
     @override
     def forward(
         ctx: Any, noised: Tensor, clean: Tensor, block: int, clean_output: bool, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, OptionalTensor]:
         (noised, clean), run = contiguous(noised, clean), _Kernels(*tensors)
         keep = any(ctx.needs_input_grad)
         (x, z), (x_clean, z_clean) = run.input(noised), run.input(clean, clean_output)
@@ -265,7 +273,7 @@ class _TwoStreams(torch.autograd.Function):
     @staticmethod
     @override
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor, dout_clean: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor, dout_clean: OptionalTensor) -> tuple[OptionalTensor, ...]:
         noised, clean, x_clean, z_clean, x, z, y_clean, y, y_rev, *rest = ctx.saved_tensors
         decays, kept, rest, block = rest[:2], rest[2:4], rest[4:], ctx.block
         steps, run = [_Steps(*row) for row in _in_rows(rest[:9], 3)], _Kernels(*rest[9:])
@@ -295,8 +303,8 @@ class _TwoStreams(torch.autograd.Function):
 
 def _scan_streams(
     direction: str, steps: Sequence[_Steps], ways: Sequence[MixerWay], decays: Sequence[Tensor],
-    outputs: Sequence[Sequence[Tensor | None]], block: int,
-    more: Sequence[Sequence[Tensor | None]],
+    outputs: Sequence[Sequence[OptionalTensor]], block: int,
+    more: Sequence[Sequence[OptionalTensor]],
 ) -> None:  # fmt: skip
     """Scan the clean and the noised stream, and the noised one in reverse; `outputs` are y, dy, du,
     ddelta, dB and dC of each, and `more` the states of all chunks and the sums of each way."""
@@ -341,17 +349,10 @@ class CppBackend(TorchOperations):
             raise NotImplementedError(
                 "the C++ scan has no forward-mode derivative (jvp); set scan=reference"
             )
-        block, initial = walk.block or 0, walk.initial
-        keep = torch.is_grad_enabled() and any(
-            x is not None and x.requires_grad for x in (*inputs, initial)
-        )
-        if walk.restart:
-            keep = keep and block > CHUNK  # otherwise the kept states would be the initial ones
-            initial = initial.flip(1) if initial is not None and walk.reverse else initial
-        elif block:
-            keep = True
-        initial = None if initial is None else initial.mT
-        options = walk.reverse, keep, initial, block, walk.restart, walk.states
+        block, keep = walk.block or 0, needs_gradient(*inputs, walk.initial)
+        # of blocks of one chunk that restart, the kept states would be the initial ones
+        keep = keep and block > CHUNK if walk.restart else keep or block > 0
+        options = walk.reverse, keep, walk.given(), block, walk.restart, walk.states
         y, kept, last = scan_operator(*inputs, *options)
         if not walk.states:
             return ScanStates(y)
@@ -362,7 +363,7 @@ class CppBackend(TorchOperations):
     @override
     def short_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
-        near: Tensor | None = None, block: int = 0,
+        near: OptionalTensor = None, block: int = 0,
     ) -> Tensor:  # fmt: skip
         if weight.shape[1] > _MAX_TAPS:
             return super().short_conv(x, weight, bias, reverse, near, block)
@@ -372,7 +373,7 @@ class CppBackend(TorchOperations):
         return native.short_conv(x, weight, bias, reverse, near, block)
 
     @override
-    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         return native.gated_sum(y, y_rev, z)
 
     @override
@@ -381,7 +382,7 @@ class CppBackend(TorchOperations):
 
     @override
     def add_norm(
-        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+        self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         flat = (None if t is None else t.reshape(1, -1, t.shape[-1]) for t in (x, added))
         flat_x, flat_added = flat
@@ -416,15 +417,15 @@ class CppBackend(TorchOperations):
         )
 
     @override
-    def mixer(self, hidden: Tensor, weights: MixerWeights, valid: Tensor | None) -> Tensor:
+    def mixer(self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor) -> Tensor:
         if not self.fuses_mixer(weights):
             return super().mixer(hidden, weights, valid)
         return _Mixer.apply(hidden, valid, *weights.tensors())
 
     @override
     def continued_mixer(
-        self, hidden: Tensor, weights: MixerWeights, past: Tensor | None, state: Tensor | None,
-        valid: Tensor | None = None,
+        self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
+        valid: OptionalTensor = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         if valid is None and not torch.is_grad_enabled() and self.fuses_mixer(weights):
             kernels = _Kernels(None, *weights.tensors())
@@ -435,8 +436,8 @@ class CppBackend(TorchOperations):
     @override
     def two_stream_mixer(
         self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
-        valid: Tensor | None, clean_output: bool,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        valid: OptionalTensor, clean_output: bool,
+    ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
         if not self.fuses_mixer(weights):
             return super().two_stream_mixer(noised, clean, weights, block, valid, clean_output)
         return _TwoStreams.apply(noised, clean, block, clean_output, valid, *weights.tensors())

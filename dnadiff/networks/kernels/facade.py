@@ -26,6 +26,7 @@ from torch import Tensor
 from dnadiff.networks.kernels.backend import (
     Backend,
     MixerWeights,
+    OptionalTensor,
     ScanInputs,
     ScanStates,
     Walk,
@@ -175,7 +176,7 @@ def _backend(scan: str, x: Tensor, num_states: int = 0, states: bool = False) ->
     return SCANS[choose(scan, x.device.type, x.dtype, num_states, states)]
 
 
-def _rowwise(scan: str, x: Tensor, *others: Tensor | None) -> Backend:
+def _rowwise(scan: str, x: Tensor, *others: OptionalTensor) -> Backend:
     """The back end for an operation on single positions."""
     backend, portable, device = _backend(scan, x), SCANS["portable"], x.device.type
     if x.numel() == 0 or backend.keeps_dtype:
@@ -188,8 +189,8 @@ def _rowwise(scan: str, x: Tensor, *others: Tensor | None) -> Backend:
 
 def selective_scan(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
-    delta_bias: Tensor | None = None,
-    *, reverse: bool = False, initial_state: Tensor | None = None, return_last_state: bool = False,
+    delta_bias: OptionalTensor = None,
+    *, reverse: bool = False, initial_state: OptionalTensor = None, return_last_state: bool = False,
     scan: str = AUTO,
 ) -> Any:  # fmt: skip
     """The output of a selective state space model: Mamba, arXiv 2312.00752v2, section 3.6 and
@@ -234,7 +235,7 @@ def selective_scan(
 
 
 def scan_with_states(
-    inputs: ScanInputs, block_size: int, initial_state: Tensor | None = None, *, scan: str = AUTO
+    inputs: ScanInputs, block_size: int, initial_state: OptionalTensor = None, *, scan: str = AUTO
 ) -> ScanStates:
     """`selective_scan`, and the states that enter the blocks.
 
@@ -251,7 +252,7 @@ def scan_with_states(
 
 
 def scan_blocks(
-    inputs: ScanInputs, block_size: int, initial_states: Tensor | None = None,
+    inputs: ScanInputs, block_size: int, initial_states: OptionalTensor = None,
     *, reverse: bool = False, scan: str = AUTO,
 ) -> Tensor:  # fmt: skip
     """`selective_scan` of every block as a sequence of its own.
@@ -290,7 +291,7 @@ def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
     return ScanStates(y, last[:, None].expand(-1, blocks, -1, -1), last)
 
 
-def _cast(backend: Backend, dtype: torch.dtype, *tensors: Tensor | None) -> list[Any]:
+def _cast(backend: Backend, dtype: torch.dtype, *tensors: OptionalTensor) -> list[Any]:
     """The tensors in the types that a back end reads for inputs of this type."""
     wide = compute_dtype(dtype)
     return [None if x is None else backend.cast(x, wide) for x in tensors]
@@ -324,7 +325,7 @@ def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = AUTO) -> Tensor:
 
 def short_conv(
     x: Tensor, weight: Tensor, bias: Tensor,
-    *, reverse: bool = False, initial: Tensor | None = None, block_size: int | None = None,
+    *, reverse: bool = False, initial: OptionalTensor = None, block_size: int | None = None,
     scan: str = AUTO,
 ) -> Tensor:  # fmt: skip
     """silu of a depthwise causal convolution: a_l = bias + sum_k weight[:, k] x_{l-K+1+k}.
@@ -372,7 +373,7 @@ def short_convs(
     return y.to(x.dtype), y_rev.to(x.dtype)
 
 
-def last_inputs(x: Tensor, num_taps: int, initial: Tensor | None = None) -> Tensor:
+def last_inputs(x: Tensor, num_taps: int, initial: OptionalTensor = None) -> Tensor:
     """The inputs (Bt, K - 1, E) that a convolution of K taps needs before the piece that follows x
     (Bt, L, E).
 
@@ -394,7 +395,7 @@ def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
     return taps_before_blocks(x, num_taps, block_size)
 
 
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor, *, scan: str = AUTO) -> Tensor:
+def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor, *, scan: str = AUTO) -> Tensor:
     """(y + y_rev) silu(z), all (Bt, L, E): the input of a mixer's output projection. If y_rev is
     None, it is zero.
 
@@ -411,7 +412,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = AUTO) -> Tens
 
 
 def add_norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, *, scan: str = AUTO
+    x: Tensor, added: OptionalTensor, weight: Tensor, eps: float, *, scan: str = AUTO
 ) -> tuple[Tensor, Tensor]:
     """The residual stream after a branch is added, s = x + added, and `rms_norm` of s, which is the
     input of the next branch.
@@ -451,7 +452,7 @@ def linear_halves(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> tuple[Tenso
 
 
 def fuses_mixer(
-    hidden: Tensor, weights: MixerWeights, valid: Tensor | None = None, *, scan: str = AUTO
+    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None, *, scan: str = AUTO
 ) -> bool:
     """Whether `mixer` and, for a second stream of hidden's type, `two_stream_mixer` are kernels;
     otherwise the caller combines the operations above."""
@@ -470,7 +471,7 @@ def fuses_mixer(
 
 
 def mixer(
-    hidden: Tensor, weights: MixerWeights, valid: Tensor | None = None, *, scan: str = AUTO
+    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None, *, scan: str = AUTO
 ) -> Tensor:
     """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans
     and gate.
@@ -487,7 +488,7 @@ def mixer(
 
 
 def continued_mixer(
-    hidden: Tensor, weights: MixerWeights, past: Tensor | None = None, state: Tensor | None = None,
+    hidden: Tensor, weights: MixerWeights, past: OptionalTensor = None, state: OptionalTensor = None,
     *, scan: str = AUTO,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """A whole mixer of one piece of a sequence after others, in one call: for sampling, where
@@ -516,9 +517,9 @@ def continued_mixer(
 
 def two_stream_mixer(
     noised: Tensor, clean: Tensor, weights: MixerWeights, block_size: int,
-    valid: Tensor | None = None,
+    valid: OptionalTensor = None,
     *, clean_output: bool = True, scan: str = AUTO,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
     """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both
     directions for the noised stream.
 
@@ -541,7 +542,7 @@ def two_stream_mixer(
 
 
 def _mixer_backend(
-    hidden: Tensor, weights: MixerWeights, valid: Tensor | None, scan: str, states: bool
+    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor, scan: str, states: bool
 ) -> Backend:
     (D, E), way = weights.out_proj.shape, weights.ways[0]
     (R, N), K = (way.dt_weight.shape[1], way.A_log.shape[1]), way.conv_weight.shape[1]
@@ -569,7 +570,7 @@ def _check_rows(name: str, x: Tensor) -> torch.Size:
     return x.shape
 
 
-def _check_shape(name: str, x: Tensor | None, shape: Sequence[int], like: str = "") -> None:
+def _check_shape(name: str, x: OptionalTensor, shape: Sequence[int], like: str = "") -> None:
     if x is not None and x.shape != shape:
         expected = tuple(shape)
         raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected}{like}")
@@ -601,7 +602,7 @@ def _check_scan_inputs(inputs: ScanInputs) -> None:
 
 
 def _check_state(
-    name: str, state: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+    name: str, state: OptionalTensor, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:
     """A state (..., E, N) of exactly this type: half precision would lose what a state adds up over
     many positions."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import linear as torch_linear
 
 from dnadiff.networks.kernels import triton_rowwise
+from dnadiff.networks.kernels.backend import OptionalTensor
 from dnadiff.networks.kernels.facade import AUTO, SCANS, choose, triton_allowed
 from dnadiff.networks.kernels.triton_scan import interpreted
 
@@ -34,7 +35,7 @@ _log = logging.getLogger("dnadiff")
 def linear_log_sum(
     features: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
+    bias: OptionalTensor,
     ids: Tensor,
     banned: Sequence[int] = (),
     block: int | None = None,
@@ -122,7 +123,7 @@ class _Portable:
     @staticmethod
     def add_log_sum(
         logits: Tensor,
-        bias: Tensor | None,
+        bias: OptionalTensor,
         ids: Tensor,
         first: int,
         log_sum: Tensor,
@@ -148,7 +149,7 @@ class _Portable:
     @staticmethod
     def logits_gradient(
         logits: Tensor,
-        bias: Tensor | None,
+        bias: OptionalTensor,
         ids: Tensor,
         first: int,
         log_sum: Tensor,
@@ -165,7 +166,7 @@ class _Portable:
             logits.copy_(wide)
 
 
-def _with_bias(logits: Tensor, bias: Tensor | None, wide: torch.dtype) -> Tensor:
+def _with_bias(logits: Tensor, bias: OptionalTensor, wide: torch.dtype) -> Tensor:
     logits = logits.to(wide)
     return logits if bias is None else logits.add_(bias.to(wide))
 
@@ -177,8 +178,8 @@ def _columns(ids: Tensor, first: int, logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _blocks(
-    features: Tensor, weight: Tensor, bias: Tensor | None, banned: Sequence[int], block: int
-) -> Iterator[tuple[Any, slice, Tensor, Tensor | None, Tensor]]:
+    features: Tensor, weight: Tensor, bias: OptionalTensor, banned: Sequence[int], block: int
+) -> Iterator[tuple[Any, slice, Tensor, OptionalTensor, Tensor]]:
     """Blocks of logits: the operations on them, their columns, weights and biases, and the logits
     without bias, -inf for banned columns.
 
@@ -215,7 +216,7 @@ def _blocks(
 class _LinearLogSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor,
+        ctx: Any, features: Tensor, weight: Tensor, bias: OptionalTensor, ids: Tensor,
         banned: tuple[int, ...], block: int, product: torch.dtype,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         wide = torch.promote_types(product, torch.float32)
@@ -231,7 +232,7 @@ class _LinearLogSum(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_log_sum: Tensor, d_picked: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_log_sum: Tensor, d_picked: Tensor) -> tuple[OptionalTensor, ...]:
         features, weight, bias, ids, log_sum = ctx.saved_tensors
         wide, d_log_sum, d_picked = log_sum.dtype, d_log_sum.contiguous(), d_picked.contiguous()
         d_weight, d_bias = (

@@ -42,6 +42,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import CustomOpDef, Library
 
+from dnadiff.networks.kernels.backend import OptionalTensor
+
 _FOLDER = Path(__file__).parent
 _ABANDONED = 3600  # seconds after which a build folder is assumed to belong to a killed process
 # The kernels are vectorized and unrolled by hand: -O3 takes a third longer to compile (1.0 instead
@@ -286,15 +288,15 @@ def channel_groups(u: Tensor) -> int:
     return library().dnadiff_channel_groups(u.shape[0], u.shape[2], torch.get_num_threads())
 
 
-def contiguous(*tensors: Tensor | None) -> list[Any]:
+def contiguous(*tensors: OptionalTensor) -> list[Any]:
     """All tensors contiguous; None stays."""
     return [None if x is None else x.contiguous() for x in tensors]
 
 
-def rows(*tensors: Tensor | None) -> tuple[list[Any], list[int]]:
+def rows(*tensors: OptionalTensor) -> tuple[list[Any], list[int]]:
     """Tensors `(Bt, L, X)` and their row strides, copied only if their rows are not evenly spaced;
     None and 0 for None."""
-    found: list[Tensor | None] = []
+    found: list[OptionalTensor] = []
     strides = []
     for x in tensors:
         row = 0
@@ -348,7 +350,7 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
 
 
 @cpu_operator("gated_sum")
-def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
     (y, y_rev, z), strides = rows(y, y_rev, z)
     out = y.new_empty(y.shape)
@@ -358,7 +360,7 @@ def gated_sum(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
 
 @cpu_operator("gated_sum_backward")
 def _gate_backward(
-    dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor
+    dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     (dout, y, y_rev, z), strides = rows(dout, y, y_rev, z)
     dy, dz = y.new_empty(y.shape), y.new_empty(y.shape)
@@ -367,7 +369,7 @@ def _gate_backward(
     return dy, dz
 
 
-def _gate_grad(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _gate_grad(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
     y, y_rev, z = ctx.saved_tensors
     dy, dz = _gate_backward(dout, y, y_rev, z)
     return dy, None if y_rev is None else dy, dz
@@ -378,7 +380,7 @@ gated_sum.register_autograd(_gate_grad, setup_context=save_inputs)
 
 @cpu_operator("rms_norm")
 def rms_norm(
-    x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None
+    x: Tensor, weight: Tensor, eps: float, added: OptionalTensor = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The norm times weight of total = x + added (Bt, L, E), 1 / rms (Bt, L) of each row, and
     total, which is empty if nothing is added."""
@@ -391,7 +393,7 @@ def rms_norm(
 
 @cpu_operator("rms_norm_backward")
 def _norm_backward(
-    dout: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor
+    dout: Tensor, dtotal: OptionalTensor, total: Tensor, weight: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x and weight; `dtotal` is added to the first."""
     (dout, total), strides = rows(dout, total)
@@ -410,8 +412,8 @@ def _norm_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 
 def _norm_grad(
-    ctx: Any, dout: Tensor | None, _: object, dtotal: Tensor | None
-) -> tuple[Tensor | None, ...]:
+    ctx: Any, dout: OptionalTensor, _: object, dtotal: OptionalTensor
+) -> tuple[OptionalTensor, ...]:
     dtotal = dtotal if ctx.adds else None
     dx, dweight = dtotal, None
     if dout is not None:
@@ -516,9 +518,9 @@ PLAIN = (None, 0, False, False)  # no initial state, one block that does not res
 
 
 def scan_forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: Tensor | None,
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: OptionalTensor,
     reverse: bool, keep: bool,
-    initial: Tensor | None, block: int, restart: bool, last: bool,
+    initial: OptionalTensor, block: int, restart: bool, last: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless
     `keep`); the last state (empty unless `last`).
@@ -541,8 +543,8 @@ def scan_forward(
 
 def scan_backward(
     dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
-    bias: Tensor | None, kept: Tensor, reverse: bool,
-    initial: Tensor | None, block: int, restart: bool, dkept: Tensor | None, dlast: Tensor | None,
+    bias: OptionalTensor, kept: Tensor, reverse: bool,
+    initial: OptionalTensor, block: int, restart: bool, dkept: OptionalTensor, dlast: OptionalTensor,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of u, delta, A, B, C, D, the bias and, if there is one, the initial state."""
     (dy, u, delta, B, C), strides = rows(dy, u, delta, B, C)
@@ -576,7 +578,7 @@ def _scan_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     ctx.set_materialize_grads(False)
 
 
-def _scan_grad(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+def _scan_grad(ctx: Any, *grads: OptionalTensor) -> tuple[OptionalTensor, ...]:
     if all(x is None for x in grads):
         return (None,) * 13
     (dy, dkept, dlast), (*tensors, initial, kept) = grads, ctx.saved_tensors
@@ -594,7 +596,7 @@ scan_operator.register_autograd(_scan_grad, setup_context=_scan_save)
 
 @cpu_operator("short_conv")
 def short_conv(
-    x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None, block: int
+    x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: OptionalTensor, block: int
 ) -> Tensor:
     """silu of a causal convolution; `near` (Bt, blocks, K - 1, E) are the inputs before each block
     of `block` positions, 0 for the whole sequence."""
@@ -607,7 +609,7 @@ def short_conv(
 
 @cpu_operator("short_conv_backward")
 def _conv_backward(
-    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: Tensor | None,
+    dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: OptionalTensor,
     block: int
 ) -> list[Tensor]:  # fmt: skip
     ((dy, x), strides), (weight, bias, near) = rows(dy, x), contiguous(weight, bias, near)
@@ -620,7 +622,7 @@ def _conv_backward(
     return [dx, sums[:K].T.contiguous(), sums[K].clone(), *([] if dnear is None else [dnear])]
 
 
-def _conv_grad(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+def _conv_grad(ctx: Any, dy: Tensor) -> tuple[OptionalTensor, ...]:
     (*tensors, near), (reverse, block) = ctx.saved_tensors, ctx.options
     dx, dweight, dbias, *dnear = _conv_backward(dy, *tensors, reverse, near, block)
     return dx, dweight, dbias, None, *(dnear or [None]), None

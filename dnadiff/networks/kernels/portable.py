@@ -22,6 +22,7 @@ from dnadiff.networks.kernels.backend import (
     Backend,
     MixerWay,
     MixerWeights,
+    OptionalTensor,
     ScanInputs,
     ScanStates,
     Walk,
@@ -35,7 +36,7 @@ _SPAN = 8  # the backward pass keeps every 8th state of a chunk and recomputes t
 def _restarted(backend: Backend, inputs: ScanInputs, walk: Walk) -> ScanStates:
     """A scan of every block as a sequence of its own."""
 
-    def scan(state: Tensor | None, u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    def scan(state: OptionalTensor, u: Tensor, delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
         rows = inputs._replace(u=u, delta=delta, B=B, C=C)
         return backend.scan(rows, Walk(walk.reverse, state)).y
 
@@ -58,7 +59,7 @@ class TorchOperations(Backend):
         return F.silu(a)
 
     @override
-    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         return (y if y_rev is None else y + y_rev) * F.silu(z)
 
     @override
@@ -97,9 +98,9 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: Tensor | None,
+        ctx: Any, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: OptionalTensor,
         reverse: bool, block: int | None, states: bool,
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+    ) -> tuple[OptionalTensor, ...]:  # fmt: skip
         walk = _Chunks(step, dx, A, B, C, reverse, block)
         h = walk.entering(initial)
         ctx.save_for_backward(step, dx, A, B, C, initial, h)
@@ -112,8 +113,8 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, dy: Tensor | None, dstarts: Tensor | None, dlast: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+        ctx: Any, dy: OptionalTensor, dstarts: OptionalTensor, dlast: OptionalTensor
+    ) -> tuple[OptionalTensor, ...]:
         step, dx, A, B, C, initial, h = ctx.saved_tensors
         walk, L = _Chunks(step, dx, A, B, C, ctx.reverse, ctx.block), step.shape[1]
         dy = torch.zeros_like(step) if dy is None else dy
@@ -160,7 +161,7 @@ def _positions(T: int, reverse: bool) -> range:
     return range(T)[::-1] if reverse else range(T)
 
 
-def _carry(decay: Tensor, gain: Tensor, initial: Tensor | None, reverse: bool) -> Tensor:
+def _carry(decay: Tensor, gain: Tensor, initial: OptionalTensor, reverse: bool) -> Tensor:
     """The recurrence s_{c+1} = decay_c s_c + gain_c from `initial (Bt, N, E)` or 0 over axis 1: all
     s_c, (Bt, chunks, N, E)."""
     Bt, count, *state = decay.shape
@@ -204,7 +205,7 @@ class _Chunks:
         """The state after one position of each chunk."""
         return torch.addcmul(decay * h, self.B[:, :, t, :, None], self.dx[:, :, t, None])
 
-    def entering(self, initial: Tensor | None) -> Tensor:
+    def entering(self, initial: OptionalTensor) -> Tensor:
         """The state before each chunk, (Bt, chunks, N, E)."""
         Bt, chunks, _, E = self.step.shape
         h = self.step.new_zeros(Bt, chunks, self.A.shape[0], E)
@@ -224,7 +225,7 @@ class _Chunks:
         return y, h
 
     def gradients(
-        self, dy: Tensor, h: Tensor, dh: Tensor | None, dlast: Tensor | None
+        self, dy: Tensor, h: Tensor, dh: OptionalTensor, dlast: OptionalTensor
     ) -> tuple[Tensor, ...]:
         """The gradients of step, dx, B, C, A and of the state before each chunk, with g_l = C_l
         dy_l + exp(step_{l+1} A) g_{l+1}.
@@ -299,7 +300,7 @@ class ReferenceBackend(Backend):
         return F.silu(F.conv1d(F.pad(x.mT, padding), taps[:, None], bias, groups=E)).mT
 
     @override
-    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         total = y if y_rev is None else y + y_rev
         return total * z * torch.sigmoid(z)
 
@@ -394,7 +395,7 @@ def probe(
         count = torch.arange(math.prod(shape), dtype=torch.float32).add(sum(shape))
         return count.mul(0.7).sin().view(shape).to(device).div(4).requires_grad_()
 
-    def compare(outputs: Sequence[Tensor | None], inputs: list[Tensor]) -> None:
+    def compare(outputs: Sequence[OptionalTensor], inputs: list[Tensor]) -> None:
         found = [x for x in outputs if x is not None]
         weighted = [(x * wave(*x.shape).detach()).sum() for x in found]
         results.extend(x.detach() for x in found)

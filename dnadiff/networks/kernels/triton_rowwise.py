@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 from typing_extensions import override
 
 from dnadiff.networks.kernels import triton_scan
-from dnadiff.networks.kernels.backend import ScanInputs, ScanStates, Walk
+from dnadiff.networks.kernels.backend import OptionalTensor, ScanInputs, ScanStates, Walk
 from dnadiff.networks.kernels.native import save_inputs
 from dnadiff.networks.kernels.portable import TorchOperations
 from dnadiff.networks.kernels.triton_scan import alignment, device_of, gpu_operator, interpreted
@@ -68,8 +68,8 @@ def _strided(**tensors: Tensor) -> tuple[list[Tensor], dict[str, int]]:
 
 @gpu_operator("short_convs")
 def convs(
-    x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None,
-    given: Tensor | None, block: int,
+    x: Tensor, w0: OptionalTensor, bias0: OptionalTensor, w1: OptionalTensor, bias1: OptionalTensor,
+    given: OptionalTensor, block: int,
 ) -> list[Tensor]:  # fmt: skip
     """The convolutions of x whose filters (K, E) and biases are given: forward (0), backward (1).
 
@@ -84,8 +84,8 @@ def convs(
 
 
 def _conv_arguments(
-    x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None, bias1: Tensor | None,
-    given: Tensor | None, block: int,
+    x: Tensor, w0: OptionalTensor, bias0: OptionalTensor, w1: OptionalTensor, bias1: OptionalTensor,
+    given: OptionalTensor, block: int,
 ) -> tuple[list[Tensor], Tensor, dict[str, int], dict[str, int]]:  # fmt: skip
     """x with both filters and biases, of which any may stand for one that is missing; the inputs
     given to blocks; strides; and options."""
@@ -101,8 +101,8 @@ def _conv_arguments(
 
 @gpu_operator("short_convs_backward")
 def _convs_backward(
-    dy: list[Tensor], x: Tensor, w0: Tensor | None, bias0: Tensor | None, w1: Tensor | None,
-    bias1: Tensor | None, given: Tensor | None,
+    dy: list[Tensor], x: Tensor, w0: OptionalTensor, bias0: OptionalTensor, w1: OptionalTensor,
+    bias1: OptionalTensor, given: OptionalTensor,
     block: int,
 ) -> list[Tensor]:  # fmt: skip
     """dx, the sums for weights and biases, and the gradient of `given` if there is one."""
@@ -132,7 +132,7 @@ def _convs_save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _convs_grad(ctx: Any, grads: list[Tensor | None]) -> tuple[Tensor | None, ...]:
+def _convs_grad(ctx: Any, grads: list[OptionalTensor]) -> tuple[OptionalTensor, ...]:
     x, w0, _, w1, _, _ = ctx.saved_tensors
     dy = [torch.zeros_like(x) if g is None else g for g in grads]
     dx, sums, *dgiven = _convs_backward(dy, *ctx.saved_tensors, *ctx.options)
@@ -148,7 +148,7 @@ convs.register_autograd(_convs_grad, setup_context=_convs_save)
 
 
 @gpu_operator("gate")
-def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+def gate(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
     tensors, strides = _strided(y=y, rev=y if y_rev is None else y_rev, z=z)
     out, shape = y.new_empty(y.shape), _shape(y.shape[2])
@@ -159,7 +159,7 @@ def gate(y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
 
 @gpu_operator("gate_backward")
 def _gate_backward(
-    dout: Tensor, y: Tensor, y_rev: Tensor | None, z: Tensor
+    dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     # dout stands for a missing y_rev
     tensors, strides = _strided(dout=dout, y=y, rev=dout if y_rev is None else y_rev, z=z)
@@ -169,7 +169,7 @@ def _gate_backward(
     return dy, dz
 
 
-def _gate_grad(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+def _gate_grad(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
     y, y_rev, z = ctx.saved_tensors
     dy, dz = _gate_backward(dout, y, y_rev, z)
     return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
@@ -180,7 +180,7 @@ gate.register_autograd(_gate_grad, setup_context=save_inputs)
 
 @gpu_operator("add_norm")
 def norm(
-    x: Tensor, added: Tensor | None, weight: Tensor, eps: float, out_dtype: torch.dtype
+    x: Tensor, added: OptionalTensor, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x + added (empty if `added` is None), its RMS norm times weight in `out_dtype`, and 1 / rms
     of each row."""
@@ -201,7 +201,7 @@ def norm(
 
 @gpu_operator("add_norm_backward")
 def _norm_backward(
-    dout: Tensor, dtotal: Tensor | None, total: Tensor, weight: Tensor, scale: Tensor,
+    dout: Tensor, dtotal: OptionalTensor, total: Tensor, weight: Tensor, scale: Tensor,
     x_dtype: torch.dtype, added_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dout, total, D = dout.contiguous(), total.contiguous(), total.shape[-1]
@@ -236,8 +236,8 @@ def _norm_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 
 def _norm_grad(
-    ctx: Any, dtotal: Tensor | None, dout: Tensor | None, _: object
-) -> tuple[Tensor | None, ...]:
+    ctx: Any, dtotal: OptionalTensor, dout: OptionalTensor, _: object
+) -> tuple[OptionalTensor, ...]:
     x_dtype, added_dtype = ctx.dtypes
     dtotal = None if added_dtype is None else dtotal
     if dout is not None:
@@ -257,7 +257,7 @@ def _loss_tile(columns: int) -> int:
 
 @torch.library.custom_op("dnadiff::add_log_sum", mutates_args=("log_sum", "picked"))
 def add_log_sum(
-    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
+    logits: Tensor, bias: OptionalTensor, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
 ) -> None:
     """As `add_log_sum` of `log_sum`; rows of `logits` need not follow each other."""
     (M, N), K = logits.shape, ids.shape[1]
@@ -272,7 +272,7 @@ def add_log_sum(
 
 @torch.library.custom_op("dnadiff::logits_gradient", mutates_args=("logits",))
 def logits_gradient(
-    logits: Tensor, bias: Tensor | None, ids: Tensor, first: int, log_sum: Tensor,
+    logits: Tensor, bias: OptionalTensor, ids: Tensor, first: int, log_sum: Tensor,
     d_log_sum: Tensor, d_picked: Tensor,
 ) -> None:  # fmt: skip
     """As `logits_gradient` of `log_sum`; rows of `logits` need not follow each other."""
@@ -309,7 +309,7 @@ class TritonBackend(TorchOperations):
         return f"Triton {triton.__version__}" + (", interpreted" if interpreted() else "")
 
     def _scan(
-        self, directions: list[ScanInputs], z: Tensor | None, walk: Walk
+        self, directions: list[ScanInputs], z: OptionalTensor, walk: Walk
     ) -> tuple[list[Tensor], ScanStates]:
         if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
             raise NotImplementedError(
@@ -338,7 +338,7 @@ class TritonBackend(TorchOperations):
     @override
     def short_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
-        near: Tensor | None = None, block: int = 0,
+        near: OptionalTensor = None, block: int = 0,
     ) -> Tensor:  # fmt: skip
         if weight.shape[1] > MAX_TAPS:
             filters = weight.to(x.dtype), bias.to(x.dtype)
@@ -357,7 +357,7 @@ class TritonBackend(TorchOperations):
         return y, y_rev
 
     @override
-    def gated_sum(self, y: Tensor, y_rev: Tensor | None, z: Tensor) -> Tensor:
+    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         return gate(y, y_rev, z)
 
     @override
@@ -368,7 +368,7 @@ class TritonBackend(TorchOperations):
 
     @override
     def add_norm(
-        self, x: Tensor, added: Tensor | None, weight: Tensor, eps: float
+        self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         if x.shape[-1] > MAX_WIDTH:
             return super().add_norm(x, added, weight, eps)

@@ -27,7 +27,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import CustomOpDef
 
-from dnadiff.networks.kernels.backend import ScanInputs, ScanStates, Walk
+from dnadiff.networks.kernels.backend import (
+    OptionalTensor,
+    ScanInputs,
+    ScanStates,
+    Walk,
+    needs_gradient,
+)
 
 # the version that the tests use, and the oldest GPUs with bfloat16
 MIN_TRITON, MIN_CAPABILITY = (3, 6), (8, 0)
@@ -114,7 +120,7 @@ def alignment(*sizes: int) -> dict[str, int]:
     return {"ALIGN": 1 if common == 16 else common}
 
 
-def scan(directions: list[ScanInputs], z: Tensor | None, walk: Walk) -> tuple[Tensors, ScanStates]:
+def scan(directions: list[ScanInputs], z: OptionalTensor, walk: Walk) -> tuple[Tensors, ScanStates]:
     """One output per direction, gated by z if it is not None, and the states of a single direction;
     two directions are forward and backward, one is as `walk` says."""
     u, delta, A, B, C, D = (
@@ -123,16 +129,11 @@ def scan(directions: list[ScanInputs], z: Tensor | None, walk: Walk) -> tuple[Te
     bias = [torch.zeros_like(x.D) if x.delta_bias is None else x.delta_bias for x in directions]
     decay = torch.stack(A).float().mT.contiguous() * _LOG2E  # (directions, N, E)
     small = [decay, torch.stack(D).float(), torch.stack(bias).float()]
-    initial, block = walk.initial, walk.block or 0
-    tensors = (*u, *delta, *B, *C, *small, z, initial)
-    grads = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    initial, block = walk.given(), walk.block or 0
     # blocks restart from states that need not be kept twice
-    keep = not walk.restart and (grads or block > 0)
-    if initial is not None and not walk.restart:
-        initial = initial[:, None]
-    elif initial is not None and walk.reverse:  # the operator counts in the order of the walk
-        initial = initial.flip(1)
-    initial = None if initial is None else initial.mT
+    keep = needs_gradient(*u, *delta, *B, *C, *small, z, initial) or block > 0
+    keep = keep and not walk.restart
+    initial = initial if initial is None or walk.restart else initial[:, None]
     options = walk.reverse, keep, initial, block, walk.restart, walk.states
     found = scans(u, delta, B, C, *small, z, *options)
     y, (kept, *last) = found[: len(u)], found[len(u) :]
@@ -212,7 +213,7 @@ class _Launch:
         # (two iterations) in half precision only.
         self.unroll = 1 if self.segment % 2 or u[0].element_size() > 2 else _UNROLL
 
-    def exact(self, initial: Tensor | None, last: bool) -> bool:
+    def exact(self, initial: OptionalTensor, last: bool) -> bool:
         """Whether a state that is read depends on steps that do not exist: before a reverse walk
         over a shorter block, or after any walk."""
         reverse, _, L, _, _ = self.common
@@ -246,8 +247,8 @@ class _Launch:
         )  # fmt: skip
 
     def carried(
-        self, kernel: Any, names: str, weights: Sequence[Tensor], start: Tensor | None,
-        dkept: Tensor | None = None, **flags: bool,
+        self, kernel: Any, names: str, weights: Sequence[Tensor], start: OptionalTensor,
+        dkept: OptionalTensor = None, **flags: bool,
     ) -> Tensor:  # fmt: skip
         """The state (or gradient) that enters each chunk, (rows, chunks, N, E): one pass for each
         chunk alone, and one over chunks from `start`.
@@ -275,8 +276,8 @@ class _Launch:
 @gpu_operator("scans")
 def scans(
     u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor,
-    z: Tensor | None, reverse: bool, keep: bool,
-    initial: Tensor | None, block: int, restart: bool, last: bool,
+    z: OptionalTensor, reverse: bool, keep: bool,
+    initial: OptionalTensor, block: int, restart: bool, last: bool,
 ) -> Tensors:  # fmt: skip
     """Outputs of each direction, the saved states if `keep`, and the last state if `last`.
 
@@ -310,9 +311,9 @@ def scans(
 @gpu_operator("scans_backward")
 def _scans_backward(
     dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor,
-    bias: Tensor, z: Tensor | None, kept: Tensor,
-    reverse: bool, initial: Tensor | None, block: int, restart: bool, last: bool,
-    dkept: Tensor | None, dlast: Tensor | None,
+    bias: Tensor, z: OptionalTensor, kept: Tensor,
+    reverse: bool, initial: OptionalTensor, block: int, restart: bool, last: bool,
+    dkept: OptionalTensor, dlast: OptionalTensor,
 ) -> Tensors:  # fmt: skip
     (Bt, L, E), N, ways = u[0].shape, A.shape[1], len(u)
     du, ddelta = ([x.new_empty(x.shape) for x in tensors] for tensors in (u, delta))
@@ -353,7 +354,9 @@ def _scans_backward(
     return [*du, *ddelta, *dBs, *dCs, dA * _LN2, dD, dbias, *dz, *dinitial]
 
 
-def _refined(run: _Launch, kept: Tensor | None, span: int, exact: bool, weights: Tensors) -> Tensor:
+def _refined(
+    run: _Launch, kept: OptionalTensor, span: int, exact: bool, weights: Tensors
+) -> Tensor:
     """The state before every `span` positions of each segment, from those before the segments."""
     (*_, E, N), long, u = run.common, -(-run.V // run.segment), run.inputs["u"][0][0]
     states = run.new(run.rows, run.spans(span), N, E)
@@ -376,7 +379,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _grad(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def _grad(ctx: Any, grads: Sequence[OptionalTensor]) -> tuple[Any, ...]:
     *tensors, A, D, bias, z, initial, kept = ctx.saved_tensors
     ways, (dkept, dlast) = ctx.ways, (*grads[ctx.ways :], None)[:2]
     u, delta, B, C = (tensors[i * ways : (i + 1) * ways] for i in range(4))
