@@ -18,13 +18,18 @@ from typing_extensions import override
 from dnadiff.networks.backbone.base import OptTensor
 from dnadiff.networks.backbone.context import SequencePiece
 from dnadiff.networks.backbone.layers import Projection, at_least_float32
-from dnadiff.networks.kernels.backend import NO_STEP, MixerWay, MixerWeights, ScanInputs
+from dnadiff.networks.kernels.backend import (
+    NO_STEP,
+    MixerWay,
+    MixerWeights,
+    ScanInputs,
+    taps_before_blocks,
+)
 from dnadiff.networks.kernels.facade import (
     continued_mixer,
     fuses_mixer,
     gated_scan,
     gated_sum,
-    inputs_before_blocks,
     last_inputs,
     linear,
     mixer,
@@ -331,7 +336,7 @@ class BiMamba(ForwardMixer):
         inputs = self.fwd.inputs(x_clean, valid, scan)
         y_clean, starts, _ = scan_with_states(inputs, block_size, scan=scan)
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
-        before = inputs_before_blocks(x_clean, self.fwd.conv_weight.shape[1], block_size)
+        before = taps_before_blocks(x_clean, self.fwd.conv_weight.shape[1], block_size)
         inputs = self.fwd.inputs(x, valid, scan, before, block_size)
         y = scan_blocks(inputs, block_size, starts, scan=scan)
         inputs = self.rev.inputs(x_rev, valid, scan, None, block_size)

@@ -30,7 +30,6 @@ from dnadiff.networks.kernels.backend import (
     ScanInputs,
     ScanStates,
     Walk,
-    taps_before_blocks,
 )
 from dnadiff.networks.kernels.cpu import CppBackend
 from dnadiff.networks.kernels.native import cache_folder, constant_in_graphs, processor
@@ -386,13 +385,6 @@ def last_inputs(x: Tensor, num_taps: int, initial: OptionalTensor = None) -> Ten
     if initial is None:
         return F.pad(x, (0, 0, missing, 0))
     return torch.cat([initial[:, num_taps - 1 - missing :], x], dim=1)
-
-
-def inputs_before_blocks(x: Tensor, num_taps: int, block_size: int) -> Tensor:
-    """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
-    first position."""
-    _num_blocks(block_size, _check_rows("x", x)[1])
-    return taps_before_blocks(x, num_taps, block_size)
 
 
 def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor, *, scan: str = AUTO) -> Tensor:

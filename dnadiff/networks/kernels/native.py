@@ -315,22 +315,21 @@ R = TypeVar("R")
 _IMPLEMENTATIONS = Library("dnadiff", "FRAGMENT")
 
 
-def cpu_operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
-    """Decorator: the operator `dnadiff::name` of a function on tensors of the CPU, which changes
-    none of its arguments.
+def operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
+    """Decorator: the operator `dnadiff::name` of a function on tensors, which changes none of its
+    arguments, and returns what it allocates for tensors without data.
 
     The compiler may trace into the function if it is called outside of a compiled graph; its calls
     of the C++ library end the trace there.
     """
 
     def define(kernel: Callable[..., object]) -> CustomOpDef:
-        operator = torch.library.custom_op(
-            f"dnadiff::{name}", kernel, mutates_args=(), device_types=()
-        )
-        operator.register_fake(kernel)
-        # `custom_op` would wrap it; a module may be imported again
-        _IMPLEMENTATIONS.impl(name, kernel, "CPU", allow_override=True)
-        return operator
+        made = torch.library.custom_op(f"dnadiff::{name}", kernel, mutates_args=(), device_types=())
+        made.register_fake(kernel)
+        for device in ("CPU", "CUDA"):
+            # `custom_op` would wrap it; a module may be imported again
+            _IMPLEMENTATIONS.impl(name, kernel, device, allow_override=True)
+        return made
 
     return define
 
@@ -347,9 +346,10 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
     `options`."""
     ctx.save_for_backward(*(x for x in inputs if x is None or isinstance(x, Tensor)))
     ctx.options = [x for x in inputs if x is not None and not isinstance(x, Tensor)]
+    ctx.set_materialize_grads(False)
 
 
-@cpu_operator("gated_sum")
+@operator("gated_sum")
 def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
     (y, y_rev, z), strides = rows(y, y_rev, z)
@@ -358,7 +358,7 @@ def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     return out
 
 
-@cpu_operator("gated_sum_backward")
+@operator("gated_sum_backward")
 def _gate_backward(
     dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -378,7 +378,7 @@ def _gate_grad(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
 gated_sum.register_autograd(_gate_grad, setup_context=save_inputs)
 
 
-@cpu_operator("rms_norm")
+@operator("rms_norm")
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, added: OptionalTensor = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -391,7 +391,7 @@ def rms_norm(
     return out, scale, x.new_empty(0) if total is None else total
 
 
-@cpu_operator("rms_norm_backward")
+@operator("rms_norm_backward")
 def _norm_backward(
     dout: Tensor, dtotal: OptionalTensor, total: Tensor, weight: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -476,13 +476,13 @@ def _outer_sum(a: Tensor, b: Tensor) -> Tensor:
     return sums.sum(0)
 
 
-@cpu_operator("narrow_linear")
+@operator("narrow_linear")
 def narrow_linear(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R); R at most `MAX_RANK`."""
     return _small_product(x, weight)
 
 
-@cpu_operator("narrow_linear_backward")
+@operator("narrow_linear_backward")
 def _narrow_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return _small_product(dout, weight.t()), _outer_sum(x, dout).T.contiguous()
 
@@ -494,7 +494,7 @@ def _multiply(x: Tensor, weight: Tensor) -> Tensor:
     return _product(x.flatten(0, -2), weight).view(*x.shape[:-1], weight.shape[0])
 
 
-@cpu_operator("linear_backward")
+@operator("linear_backward")
 def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     dx, most = _multiply(dout, weight.t()), 64 * torch.get_num_threads() ** 2  # rows
     if not isinstance(x, FakeTensor) and (
@@ -504,7 +504,7 @@ def _linear_backward(dout: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, T
     return dx, _outer_sum(dout, x)
 
 
-linear = cpu_operator("linear")(_multiply)
+linear = operator("linear")(_multiply)
 narrow_linear.register_autograd(
     lambda ctx, dout: _narrow_backward(dout, *ctx.saved_tensors), setup_context=save_inputs
 )
@@ -567,8 +567,8 @@ def scan_backward(
     return found if dinitial is None else [*found, dinitial]
 
 
-scan_operator = cpu_operator("selective_scan")(scan_forward)
-_scan_backward = cpu_operator("selective_scan_backward")(scan_backward)
+scan_operator = operator("selective_scan")(scan_forward)
+_scan_backward = operator("selective_scan_backward")(scan_backward)
 
 
 def _scan_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -594,7 +594,7 @@ def _scan_grad(ctx: Any, *grads: OptionalTensor) -> tuple[OptionalTensor, ...]:
 scan_operator.register_autograd(_scan_grad, setup_context=_scan_save)
 
 
-@cpu_operator("short_conv")
+@operator("short_conv")
 def short_conv(
     x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: OptionalTensor, block: int
 ) -> Tensor:
@@ -607,7 +607,7 @@ def short_conv(
     return y
 
 
-@cpu_operator("short_conv_backward")
+@operator("short_conv_backward")
 def _conv_backward(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool, near: OptionalTensor,
     block: int

@@ -16,9 +16,14 @@ from typing_extensions import override
 
 from dnadiff.networks.kernels import triton_scan
 from dnadiff.networks.kernels.backend import OptionalTensor, ScanInputs, ScanStates, Walk
-from dnadiff.networks.kernels.native import save_inputs
+from dnadiff.networks.kernels.native import operator, save_inputs
 from dnadiff.networks.kernels.portable import TorchOperations
-from dnadiff.networks.kernels.triton_scan import alignment, device_of, gpu_operator, interpreted
+from dnadiff.networks.kernels.triton_scan import (
+    alignment,
+    device_of,
+    interpreted,
+    no_second_derivative,
+)
 
 MAX_TAPS, MAX_WIDTH = 8, 8192  # of a filter, and of a normalized row
 _TILE, _CONV_TILE = 1024, 256  # elements per program: 32 per thread, 8 where it keeps ten sums
@@ -66,7 +71,7 @@ def _strided(**tensors: Tensor) -> tuple[list[Tensor], dict[str, int]]:
     return found, strides
 
 
-@gpu_operator("short_convs")
+@operator("short_convs")
 def convs(
     x: Tensor, w0: OptionalTensor, bias0: OptionalTensor, w1: OptionalTensor, bias1: OptionalTensor,
     given: OptionalTensor, block: int,
@@ -99,7 +104,7 @@ def _conv_arguments(
     return [x, *filters], near, strides, options
 
 
-@gpu_operator("short_convs_backward")
+@operator("short_convs_backward")
 def _convs_backward(
     dy: list[Tensor], x: Tensor, w0: OptionalTensor, bias0: OptionalTensor, w1: OptionalTensor,
     bias1: OptionalTensor, given: OptionalTensor,
@@ -127,11 +132,6 @@ def _convs_backward(
     return [dx, partial.sum(0), dgiven]
 
 
-def _convs_save(ctx: Any, inputs: tuple[Any, ...], output: object) -> None:
-    save_inputs(ctx, inputs, output)
-    ctx.set_materialize_grads(False)
-
-
 def _convs_grad(ctx: Any, grads: list[OptionalTensor]) -> tuple[OptionalTensor, ...]:
     x, w0, _, w1, _, _ = ctx.saved_tensors
     dy = [torch.zeros_like(x) if g is None else g for g in grads]
@@ -144,10 +144,11 @@ def _convs_grad(ctx: Any, grads: list[OptionalTensor]) -> tuple[OptionalTensor, 
     return dx, *filters, *(dgiven or [None]), None
 
 
-convs.register_autograd(_convs_grad, setup_context=_convs_save)
+convs.register_autograd(_convs_grad, setup_context=save_inputs)
+_convs_backward.register_autograd(no_second_derivative)
 
 
-@gpu_operator("gate")
+@operator("gate")
 def gate(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
     tensors, strides = _strided(y=y, rev=y if y_rev is None else y_rev, z=z)
@@ -157,7 +158,7 @@ def gate(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     return out
 
 
-@gpu_operator("gate_backward")
+@operator("gate_backward")
 def _gate_backward(
     dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -176,9 +177,10 @@ def _gate_grad(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
 
 
 gate.register_autograd(_gate_grad, setup_context=save_inputs)
+_gate_backward.register_autograd(no_second_derivative)
 
 
-@gpu_operator("add_norm")
+@operator("add_norm")
 def norm(
     x: Tensor, added: OptionalTensor, weight: Tensor, eps: float, out_dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -199,7 +201,7 @@ def norm(
     return total, out, scale
 
 
-@gpu_operator("add_norm_backward")
+@operator("add_norm_backward")
 def _norm_backward(
     dout: Tensor, dtotal: OptionalTensor, total: Tensor, weight: Tensor, scale: Tensor,
     x_dtype: torch.dtype, added_dtype: torch.dtype | None,
@@ -249,13 +251,13 @@ def _norm_grad(
 
 
 norm.register_autograd(_norm_grad, setup_context=_norm_save)
+_norm_backward.register_autograd(no_second_derivative)
 
 
 def _loss_tile(columns: int) -> int:
     return min(_LOSS_TILE, max(16, 1 << (columns - 1).bit_length()))
 
 
-@torch.library.custom_op("dnadiff::add_log_sum", mutates_args=("log_sum", "picked"))
 def add_log_sum(
     logits: Tensor, bias: OptionalTensor, ids: Tensor, first: int, log_sum: Tensor, picked: Tensor
 ) -> None:
@@ -270,7 +272,6 @@ def add_log_sum(
         )  # fmt: skip
 
 
-@torch.library.custom_op("dnadiff::logits_gradient", mutates_args=("logits",))
 def logits_gradient(
     logits: Tensor, bias: OptionalTensor, ids: Tensor, first: int, log_sum: Tensor,
     d_log_sum: Tensor, d_picked: Tensor,
@@ -283,10 +284,6 @@ def logits_gradient(
             logits.stride(0), first,
             K=K, BN=tile, BIAS=bias is not None, num_warps=_LOSS_WARPS,
         )  # fmt: skip
-
-
-add_log_sum.register_fake(lambda *_: None)
-logits_gradient.register_fake(lambda *_: None)
 
 
 class TritonBackend(TorchOperations):

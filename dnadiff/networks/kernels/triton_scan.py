@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -25,7 +25,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.library import CustomOpDef
 
 from dnadiff.networks.kernels.backend import (
     OptionalTensor,
@@ -34,6 +33,7 @@ from dnadiff.networks.kernels.backend import (
     Walk,
     needs_gradient,
 )
+from dnadiff.networks.kernels.native import operator
 
 # the version that the tests use, and the oldest GPUs with bfloat16
 MIN_TRITON, MIN_CAPABILITY = (3, 6), (8, 0)
@@ -95,21 +95,8 @@ def check_gpu(device: torch.device) -> None:
         )
 
 
-def gpu_operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
-    """Decorator: the operator `dnadiff::name` of a function that, for tensors without data, returns
-    outputs before it launches a kernel. The derivative of a backward operator is refused."""
-
-    def define(function: Callable[..., object]) -> CustomOpDef:
-        operator = torch.library.custom_op(f"dnadiff::{name}", function, mutates_args=())
-        operator.register_fake(function)
-        if name.endswith("_backward"):
-            operator.register_autograd(_no_second_derivative)
-        return operator
-
-    return define
-
-
-def _no_second_derivative(*_: Tensor) -> None:
+def no_second_derivative(*_: Tensor) -> None:
+    """The derivative of a backward operator: always NotImplementedError."""
     raise NotImplementedError("the Triton kernels have no second derivative; set scan=portable")
 
 
@@ -273,7 +260,7 @@ class _Launch:
         return ends
 
 
-@gpu_operator("scans")
+@operator("scans")
 def scans(
     u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor, bias: Tensor,
     z: OptionalTensor, reverse: bool, keep: bool,
@@ -308,7 +295,7 @@ def scans(
     return [*y, states, *ends]
 
 
-@gpu_operator("scans_backward")
+@operator("scans_backward")
 def _scans_backward(
     dy: Tensors, u: Tensors, delta: Tensors, B: Tensors, C: Tensors, A: Tensor, D: Tensor,
     bias: Tensor, z: OptionalTensor, kept: Tensor,
@@ -394,3 +381,4 @@ def _grad(ctx: Any, grads: Sequence[OptionalTensor]) -> tuple[Any, ...]:
 
 
 scans.register_autograd(_grad, setup_context=_save)
+_scans_backward.register_autograd(no_second_derivative)

@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from dnadiff.networks.kernels import facade
-from dnadiff.networks.kernels.backend import ScanInputs, Walk
+from dnadiff.networks.kernels.backend import ScanInputs, Walk, taps_before_blocks
 from dnadiff.networks.kernels.facade import (
     SCANS,
-    inputs_before_blocks,
     last_inputs,
     scan_blocks,
     scan_with_states,
@@ -354,9 +353,9 @@ def test_pieces_that_hand_over_their_last_inputs_are_one_convolution(
 @pytest.mark.parametrize(("L", "block"), [(9, 1), (9, 2), (12, 4), (13, 4), (5, 5)])
 def test_inputs_before_blocks_are_those_of_the_sequence(L, block):
     x = torch.arange(1.0, L + 1).view(1, L, 1).requires_grad_()
-    found = inputs_before_blocks(x, 4, block)[0, :, :, 0].tolist()
+    found = taps_before_blocks(x, 4, block)[0, :, :, 0].tolist()
     assert found == [[float(max(0, i + k)) for k in (-2, -1, 0)] for i in range(0, L, block)]
-    assert inputs_before_blocks(x, 1, block).shape == (1, -(-L // block), 0, 1)
+    assert taps_before_blocks(x, 1, block).shape == (1, -(-L // block), 0, 1)
 
 
 def test_last_inputs_reach_back_through_short_pieces():
@@ -425,8 +424,6 @@ def test_wrong_arguments_are_refused_with_what_was_expected(scan_inputs):
         short_conv(x, weight, bias, initial=torch.zeros(2, 3, 19).double())
     with pytest.raises(ValueError, match="block_size 21 does not fit"):
         short_conv(x, weight, bias, block_size=21)
-    with pytest.raises(ValueError, match="block_size 0 does not fit"):
-        inputs_before_blocks(x, 4, 0)
 
 
 class Stateless(PortableBackend):
