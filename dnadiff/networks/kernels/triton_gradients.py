@@ -19,6 +19,7 @@ from dnadiff.networks.kernels.triton_kernels import (
     state,
     tiles,
     weights,
+    write,
 )
 
 
@@ -67,9 +68,7 @@ def chunk_starts(
             g = tl.exp2(step[None, :] * decay) * (g + inputs[i][1][:, None] * inputs[i][2][None, :])
             if LINKED:  # noqa: SIM102, a constant of the compilation
                 if (t % SEGMENT == 0) & (t < L):
-                    g += tl.load(
-                        dkept + (row * spans + t // SEGMENT) * N * E + tile, mask=tile_ok, other=0.0
-                    )
+                    g += read(dkept + (row * spans + t // SEGMENT) * N * E, tile, tile_ok)
     at = row * chunks + c
     tl.store(starts + at * N * E + tile, g, mask=tile_ok)
     tl.store(sums + at * E + e, total, mask=e_ok)
@@ -185,7 +184,7 @@ def gradients(
                 sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * gate))
                 y_t = tl.sum(h * C_t[:, None], axis=0) + skip * u_t
                 dgate = dy_t * y_t * sigmoid * (1.0 + gate * (1.0 - sigmoid))
-                tl.store(dz + q * E + e, dgate.to(dz.dtype.element_ty), mask=e_ok & now)
+                write(dz + q * E, e, dgate, e_ok & now)
                 dy_t = dy_t * (gate * sigmoid)
             tl.store(dC + q * N + n, tl.sum(h * dy_t[None, :], axis=1), mask=n_ok & now)
             g += C_t[:, None] * dy_t[None, :]
@@ -201,15 +200,11 @@ def gradients(
             dus = (ddx * steps[i] + dy_t * skip,) + dus  # noqa: RUF005
             ddeltas = (dstep * slopes[i],) + ddeltas  # noqa: RUF005
             h = before[i]
-        tl.store(du + every, _tile(dus, BE, SPAN).to(du.dtype.element_ty), mask=ok)
-        tl.store(ddelta + every, _tile(ddeltas, BE, SPAN).to(ddelta.dtype.element_ty), mask=ok)
+        write(du, every, _tile(dus, BE, SPAN), ok)
+        write(ddelta, every, _tile(ddeltas, BE, SPAN), ok)
         if LINKED:  # noqa: SIM102, a constant of the compilation
             if span % per == 0:
-                g += tl.load(
-                    dkept + (row * tl.cdiv(V, SEGMENT) + segment) * N * E + tile,
-                    mask=tile_ok,
-                    other=0.0,
-                )
+                g += read(dkept + (row * tl.cdiv(V, SEGMENT) + segment) * N * E, tile, tile_ok)
         if RESTART:  # noqa: SIM102
             if span % per == 0:
                 if FIRST:

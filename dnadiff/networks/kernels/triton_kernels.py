@@ -96,6 +96,12 @@ def read(pointer, columns, mask):
 
 
 @triton.jit
+def write(pointer, columns, values, mask):
+    """Store values in the type of the memory."""
+    tl.store(pointer + columns, values.to(pointer.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def silu(x):
     """x sigmoid(x)."""
     return x / (1.0 + tl.exp2(-1.4426950408889634 * x))
@@ -112,7 +118,7 @@ def tiles(block, E, N, BE: constexpr, NP: constexpr):
 @triton.jit
 def weights(A, bias, direction, e, e_ok, tile, tile_ok, N, E):
     """The decay rates and the bias of a direction."""
-    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
+    decay = read(A + direction * N * E, tile, tile_ok)
     return decay, read(bias + direction * E, e, e_ok)
 
 
@@ -180,7 +186,7 @@ def carry(
     E = E // ALIGN * ALIGN
     block, _, row, direction, _, _ = place(tl.cdiv(E, BE), 1, sequences, 0)
     e, _, e_ok, _, tile, tile_ok = tiles(block, E, N, BE, NP)
-    decay = tl.load(A + direction * N * E + tile, mask=tile_ok, other=0.0)
+    decay = read(A + direction * N * E, tile, tile_ok)
     s = state(initial + row * N * E + tile, tile_ok, CARRIED, NP, BE)
     for k in range(0, chunks, UNROLL):
         inputs = ()
@@ -188,8 +194,8 @@ def carry(
             live, c = k + i < chunks, row * chunks + k + i + from_last * (chunks - 1 - 2 * (k + i))
             inputs += (
                 (
-                    tl.load(ends + c * N * E + tile, mask=tile_ok & live, other=0.0),
-                    tl.load(sums + c * E + e, mask=e_ok & live, other=0.0),
+                    read(ends + c * N * E, tile, tile_ok & live),
+                    read(sums + c * E, e, e_ok & live),
                 ),
             )
         for i in tl.static_range(UNROLL):
@@ -283,6 +289,6 @@ def outputs(
                 out = tl.sum(h * inputs[i][3].to(tl.float32)[:, None], axis=0) + skip * u_t
                 if GATED:
                     out *= silu(read(z + b * z_b + p * z_l, e, e_ok & live))
-                tl.store(y + p * E + e, out.to(y.dtype.element_ty), mask=e_ok & live)
+                write(y + p * E, e, out, e_ok & live)
     if LAST:
         tl.store(last + row * N * E + tile, h, mask=tile_ok & (c == chunks - 1))

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from triton.language import constexpr
 
-from dnadiff.networks.kernels.triton_kernels import multiples
+from dnadiff.networks.kernels.triton_kernels import multiples, read, write
 
 # mypy: ignore-errors
 # Triton compiles these functions: tuples grow in loops, which Python's type rules do not allow.
@@ -45,7 +45,7 @@ def _at(x, t, e, e_ok, L, x_l):
 def _store(to, values, t, e, e_ok, b, L, E):
     """Store the values of positions t of sequence b in a contiguous array."""
     at, ok = (b * L + t)[:, None] * E + e[None, :], (t < L)[:, None] & e_ok[None, :]
-    tl.store(to + at, values.to(to.dtype.element_ty), mask=ok)
+    write(to, at, values, ok)
 
 
 # In the functions below `source` is (x, the inputs given to its blocks, columns and whether they
@@ -267,15 +267,15 @@ def add_norm(
     D = D // ALIGN * ALIGN
     t, e = tl.program_id(0).to(tl.int64) * TT + tl.arange(0, TT), tl.arange(0, BD)
     at, ok = t[:, None] * D + e[None, :], (t < rows)[:, None] & (e < D)[None, :]
-    s = tl.load(x + at, mask=ok, other=0.0).to(tl.float32)
+    s = read(x, at, ok)
     if ADD:
-        s += tl.load(added + at, mask=ok, other=0.0).to(tl.float32)
+        s += read(added, at, ok)
         rounded = s.to(total.dtype.element_ty)
         tl.store(total + at, rounded, mask=ok)
         s = rounded.to(tl.float32)
     r = 1.0 / tl.sqrt(tl.sum(s * s, axis=1) / D + eps)
-    w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)
-    tl.store(out + at, (s * r[:, None] * w[None, :]).to(out.dtype.element_ty), mask=ok)
+    w = read(weight, e, e < D)
+    write(out, at, s * r[:, None] * w[None, :], ok)
     tl.store(scale + t, r, mask=t < rows)
 
 
@@ -289,23 +289,23 @@ def add_norm_backward(
     gradient of its own."""
     D = D // ALIGN * ALIGN
     e = tl.arange(0, BD)
-    w = tl.load(weight + e, mask=e < D, other=0.0).to(tl.float32)
+    w = read(weight, e, e < D)
     dw = tl.zeros((BD,), tl.float32)
     pid = tl.program_id(0).to(tl.int64)
     for tile in range(TILES):
         t = (pid * TILES + tile) * TT + tl.arange(0, TT)
         at, ok = t[:, None] * D + e[None, :], (t < rows)[:, None] & (e < D)[None, :]
-        r = tl.load(scale + t, mask=t < rows, other=0.0)
-        unit = tl.load(total + at, mask=ok, other=0.0).to(tl.float32) * r[:, None]
-        g = tl.load(dout + at, mask=ok, other=0.0).to(tl.float32)
+        r = read(scale, t, t < rows)
+        unit = read(total, at, ok) * r[:, None]
+        g = read(dout, at, ok)
         dw += tl.sum(g * unit, axis=0)
         g *= w[None, :]
         g = r[:, None] * (g - unit * (tl.sum(g * unit, axis=1) / D)[:, None])
         if LATER:
-            g += tl.load(dtotal + at, mask=ok, other=0.0).to(tl.float32)
-        tl.store(dx + at, g.to(dx.dtype.element_ty), mask=ok)
+            g += read(dtotal, at, ok)
+        write(dx, at, g, ok)
         if ADD:
-            tl.store(dadded + at, g.to(dadded.dtype.element_ty), mask=ok)
+            write(dadded, at, g, ok)
     tl.store(partial + pid * D + e, dw, mask=e < D)
 
 
@@ -315,7 +315,7 @@ def _logits(row, bias, column, N, BIAS: constexpr):
     inside = column < N
     x = tl.load(row + column, mask=inside, other=float("-inf")).to(tl.float32)
     if BIAS:
-        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        x += read(bias, column, inside)
     return x
 
 
@@ -344,9 +344,9 @@ def add_log_sum(
     k = tl.arange(0, BK)
     column = tl.load(ids + m * K + k, mask=k < K, other=-1) - first
     inside = (column >= 0) & (column < N)
-    x = tl.load(row + column, mask=inside, other=0.0).to(tl.float32)
+    x = read(row, column, inside)
     if BIAS:
-        x += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        x += read(bias, column, inside)
     tl.store(picked + m * K + k, x, mask=inside)
 
 
