@@ -3,7 +3,6 @@ training part, on either strand."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from pydantic import Field
@@ -38,10 +37,21 @@ class CopiesOptions(Options):
 def copies(options: CopiesOptions) -> Result:
     """Search the training part."""
     from dnadiff.genomics.metrics import memorization
+    from dnadiff.store.disk import atomic_write, check_output
+    from dnadiff.store.files import resolve
+    from dnadiff.weights import checkpoint
 
-    output = Path(options.output or options.run_dir / "copies.tsv")
-    given = {"path": options.input, "output": output, "model": options.checkpoint}
-    content = options.into(memorization.write_matches, **given, given=options.data)
+    output = check_output(options.output or options.run_dir / "copies.tsv", options.overwrite)
+    resolve(options.input)  # refuses a missing file before the training part is read
+    model = checkpoint.load(options.checkpoint, options.trust)
+    data = memorization.training_data(model, options.trust, options.data)
+    found = memorization.of_file(options.input, memorization.indexed(data))
+    with atomic_write(output, options.overwrite) as file:
+        file.write(("\t".join(memorization.COLUMNS) + "\n").encode())
+        file.writelines(
+            f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
+        )
+    content = memorization.summary(found)
     seen, longest = content["seen"], content["longest"]
     rows: list[tuple[str, ...]] = [
         ("records", f"{content['records']:,}"),

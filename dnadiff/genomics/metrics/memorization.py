@@ -28,9 +28,6 @@ from dnadiff.genomics.kmers import (
     reverse_complement,
 )
 from dnadiff.genomics.metrics.composition import as_bases
-from dnadiff.store.disk import atomic_write, check_output
-from dnadiff.store.files import resolve
-from dnadiff.weights import checkpoint
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -358,25 +355,3 @@ def summary(found: Sequence[Match]) -> dict[str, Json]:
         },
         "seen": float(np.mean(seen)) if seen else None,
     }
-
-
-def write_matches(
-    path: str,
-    output: Path,
-    model: str,
-    given: Config | None = None,
-    *,
-    trust: Sequence[str] = (),
-    overwrite: bool = False,
-) -> dict[str, Json]:
-    """Write the matches of each record of a FASTA file with the training part of a model, or of the
-    data `given`, as a table; returns their summary."""
-    check_output(output, overwrite)
-    resolve(path)  # refuses a missing file before the training part is read
-    found = of_file(path, indexed(training_data(checkpoint.load(model, trust), trust, given)))
-    with atomic_write(output, overwrite) as file:
-        file.write(("\t".join(COLUMNS) + "\n").encode())
-        file.writelines(
-            f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
-        )
-    return summary(found)
