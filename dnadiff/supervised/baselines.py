@@ -131,7 +131,7 @@ class SklearnModel(TaskModel):
     """
 
     random = False
-    not_settings = frozenset(("bases", "fit_info", "valid_predictions"))
+    not_settings = frozenset(("bases", "fit_info", "valid_predictions", "trained"))
 
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases

@@ -3,8 +3,8 @@ stages.
 
 First the head alone is trained, on stored features of the pretrained network (LP-FT, arXiv
 2202.10054): the network runs once for each stored sequence instead of once for each step, and it
-does not adapt to a head that is still random. Then all is trained for a number of steps that suits the
-size of the task, or for what fits a wall-clock budget.
+does not adapt to a head that is still random. Then all is trained for a number of steps that suits
+the size of the task, or for what fits a wall-clock budget.
 
 Layer-wise decay of the learning rate: ELECTRA (arXiv 2003.10555, appendix B) and BEiT (arXiv
 2106.08254, appendix) train the first layers of a pretrained network at lower rates: they hold what

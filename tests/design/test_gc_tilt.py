@@ -60,8 +60,8 @@ def test_a_gc_that_the_template_excludes_is_an_error(gc):
     )  # 0.2 and 0.8 only if every letter were one of two
     with pytest.raises(
         ValueError,
-        match=r"gc .* (must be a .*number above 0 and below 1|cannot be reached: .* between 0.200 and "
-        r"0.800)",
+        match=r"gc .* (must be a .*number above 0 and below 1|cannot be reached: .* between 0.200 "
+        r"and 0.800)",
     ):
         check_gc(gc, request, DNA)
     assert check_gc(0.5, request, DNA) == 0.5 == check_gc(np.float32(0.5), request, DNA)

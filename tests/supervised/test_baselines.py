@@ -85,6 +85,14 @@ def test_log_probs_are_normalized_and_have_a_column_for_each_class():
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(9, dtype=log_probs.dtype))
 
 
+def test_a_fit_does_not_change_what_predictions_depend_on():
+    items = Items.from_sequences([DNA.encode("ACG"), DNA.encode("CCG")] * 3, [0, 1] * 3, 4)
+    model = KmerLogistic(DNA, k=2)
+    before = model.describe()
+    model.fit_predict(TaskData("t", ["a", "b"], items, items, items))
+    assert model.take_classifier() is None and model.describe() == before
+
+
 def drawn(number: int, seed: int) -> TaskData:
     """Class 1 is longer and has a higher GC content."""
     random = np.random.default_rng(seed)
