@@ -334,8 +334,8 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
 
 
 def wrapped(record: Record) -> Iterator[bytes]:
-    """A record as it is written to a file, wrapped at 60 letters, in pieces, so that a chromosome is
-    not held as millions of lines."""
+    """A record as it is written to a file, wrapped at 60 letters, in pieces, so that a chromosome
+    is not held as millions of lines."""
     yield f">{record.name} {record.description}".rstrip().encode() + b"\n"
     for start in range(0, len(record.sequence), LINES_PER_PIECE * LINE_WIDTH):
         end = min(start + LINES_PER_PIECE * LINE_WIDTH, len(record.sequence))
@@ -561,8 +561,8 @@ class GenBank(SequenceFormat):
 
 
 def _genbank_records(handle: ByteReader) -> Iterator[tuple[SeqRecord, int]]:
-    """Biopython's records, with the lengths that their LOCUS lines name; its warnings of a wrong length in LOCUS and of a missing `//` at the end
-    become errors."""
+    """Biopython's records, with the lengths that their LOCUS lines name; its warnings of a wrong
+    length in LOCUS and of a missing `//` at the end become errors."""
     from Bio import BiopythonParserWarning, SeqIO
 
     lines = _CheckedLines(handle)
