@@ -171,8 +171,7 @@ def finetune(options: FinetuneOptions) -> Result:
     each of several tasks."""
     from dnadiff.report.suite import write_suite
     from dnadiff.store import disk
-    from dnadiff.supervised import finetuning, labeled, protocol, saved
-    from dnadiff.supervised.tasks import find_tasks
+    from dnadiff.supervised import finetuning, labeled, protocol, saved, tasks
     from dnadiff.weights import checkpoint
 
     run_dir = options.run_dir
@@ -182,7 +181,7 @@ def finetune(options: FinetuneOptions) -> Result:
     tokenizer = finetuning.dna_tokenizer(loaded)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     several = options.task.get("tasks")
-    tasks = {"": options.task} if several is None else find_tasks(several)
+    chosen = {"": options.task} if several is None else tasks.find_tasks(several)
     data = options.pretraining_overlap
     kmers = (
         labeled.pretraining_kmers(loaded.config, tokenizer, options.trust, data) if data else None
@@ -190,8 +189,8 @@ def finetune(options: FinetuneOptions) -> Result:
     found: dict[str, dict[str, Json]] = {}
     folder = Path(options.results or run_dir / "results")
     saved.check_results(folder)  # damage would end every task after its training
-    is_training, left_out = False, {name: "no data" for name in several or () if name not in tasks}
-    for name, task in tasks.items():
+    is_training, left_out = False, {name: "no data" for name in several or () if name not in chosen}
+    for name, task in chosen.items():
         try:
             reader = build(task, trust=None)
             study = options.into(
@@ -216,7 +215,7 @@ def finetune(options: FinetuneOptions) -> Result:
             found[name] = study.run(folder, networks, kmers)
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
             log.debug(f"{name} failed", exc_info=True)  # before or during its training
-            is_last = not found and name == list(tasks)[-1]
+            is_last = not found and name == list(chosen)[-1]
             is_full = isinstance(error, OSError) and error.errno in disk.FULL
             if several is None or is_last or is_full:
                 raise

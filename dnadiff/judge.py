@@ -66,8 +66,7 @@ class JudgeOptions(ShardedOptions):
 @command(JudgeOptions)
 def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
-    from dnadiff.genomics.metrics import memorization
-    from dnadiff.genomics.metrics.sample_quality import JudgeJob, SampleQualityEvaluator
+    from dnadiff.genomics.metrics import memorization, sample_quality
 
     if options.checkpoint is None and options.real is None and not options.data:
         raise ValueError(
@@ -105,7 +104,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     of_data = any(one.stranded for one in (data or searched,) if one is not None)
     stranded = of_data if options.stranded is None else options.stranded
     settings = {"both_strands": not stranded, **options.only("order", "num_splits", "seed")}
-    evaluator = SampleQualityEvaluator(samples, real, training, **settings)
+    evaluator = sample_quality.SampleQualityEvaluator(samples, real, training, **settings)
     about = {
         "samples": {"path": shown(options.samples), "number": len(samples)},
         "real": {"source": source, "number": len(evaluator.real), **of_real},
@@ -114,7 +113,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     }
     digest = None if searched is None else searched.digest
     output = expand_user(options.output or options.run_dir / "judge.json")
-    return [JudgeJob(evaluator, output, about, settings, digest, picture)]
+    return [sample_quality.JudgeJob(evaluator, output, about, settings, digest, picture)]
 
 
 def picture(quality: SampleQuality) -> bytes:

@@ -81,9 +81,8 @@ class PredictOptions(ShardedOptions):
 def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
-    from dnadiff.supervised import saved
+    from dnadiff.supervised import saved, tasks
     from dnadiff.supervised.ensemble import Columns, PredictionTable, PredictJob, SequenceFile
-    from dnadiff.supervised.tasks import as_names
 
     output = expand_user(options.output or options.run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
@@ -102,7 +101,7 @@ def predict(options: PredictOptions) -> list[Job]:
             raise ValueError(
                 f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
             )
-    labels = None if options.label_column is None else as_names(options.label_column)
+    labels = None if options.label_column is None else tasks.as_names(options.label_column)
     several, target = len(model.target.label_columns), model.target
     if labels is not None and len(labels) != several:
         expected = f"{several}, for {', '.join(model.classes)}" if target.takes_several else "1"

@@ -331,7 +331,7 @@ def test_designs_in_python(trained):
         ({"batch_size": 0}, "batch_size 0"),
         ({"num_draws": 3}, "num_draws 3 must be even"),
         ({"target": "x"}, "target 'x'"),
-        ({"method": "smc"}, "is not a design method"),
+        ({"method": "smc"}, "must be a DesignMethod"),
         ({"method": SMC()}, "method SMC steers a population"),
     ):
         with pytest.raises(ValueError, match=message):
