@@ -242,7 +242,6 @@ def tradeoff(
     log_prob: np.ndarray,
     reward: np.ndarray,
     real: tuple[np.ndarray, np.ndarray] | None,
-    unit: str = "nats per base",
 ) -> None:
     """Reward against log-probability of each design, and of `real` sequences (log_prob, reward),
     with the Pareto front of the designs."""
@@ -258,7 +257,7 @@ def tradeoff(
     axes.plot(log_prob[front], reward[front], "o-", color=OTHER, label="Pareto front", **steps)
     axes.set(
         title="Reward and likelihood",
-        xlabel=f"log-probability under the model, {unit}",
+        xlabel="log-probability under the model, nats per base",
         ylabel="reward",
     )
     legend_below(axes)

@@ -14,7 +14,8 @@ import numpy as np
 
 from dnadiff.formats.regions import Region
 from dnadiff.genomics.variants.work import picture_of
-from dnadiff.report.page import LINE, REAL, figure, logo, mark_tens, save, write_page
+from dnadiff.report.page import LINE, REAL, figure, logo, mark_tens, rendered, write_page
+from dnadiff.store.disk import atomic_write
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ MAX_PICTURES = 50
 
 @dataclass
 class Saturated:
-    """The effects of all variants of a region.
+    """The effects of all variants of a region, first none.
 
     Attributes:
         llr: (n, 5) of A, C, G, T and the deletion of the base; NaN where there is none, 0 for the
@@ -38,15 +39,11 @@ class Saturated:
     """
 
     region: Region
-    llr: np.ndarray
-    information: np.ndarray
-    bases: list[str]
 
-    @classmethod
-    def empty(cls, region: Region) -> Saturated:
-        """A region without variants."""
-        size = region.end - region.start
-        return cls(region, np.full((size, len(ROWS)), np.nan), np.full(size, np.nan), ["N"] * size)
+    def __post_init__(self) -> None:
+        size = self.region.end - self.region.start
+        self.llr, self.information = np.full((size, len(ROWS)), np.nan), np.full(size, np.nan)
+        self.bases = ["N"] * size
 
     @property
     def name(self) -> str:
@@ -73,7 +70,7 @@ def drawn(regions: Sequence[Region]) -> list[Region]:
 def collect(results: Iterable[Result], regions: Sequence[Region]) -> list[Saturated]:
     """The effects of each region from the alleles of an output file, in time proportional to
     both."""
-    found = [Saturated.empty(region) for region in regions]
+    found = [Saturated(region) for region in regions]
     at: dict[tuple[str, int], list[Saturated]] = defaultdict(list)
     for each in found:
         for position in range(each.region.start, each.region.end):
@@ -133,7 +130,9 @@ def write_heat_maps(
         known = each.information[np.isfinite(each.information)]
         mean = f"Mean information {known.mean():.3f} bits." if len(known) else ""
         regions.append((each.name, heat_map(each), mean))
-        written.append(save(regions[-1][1], picture_of(page, number), pixels=1600))
+        written.append(picture_of(page, number))
+        with atomic_write(written[-1], overwrite=True) as file:
+            file.write(rendered(regions[-1][1], "png", 1600))
     write_page(page, "saturation", title="Saturation mutagenesis", about=about, regions=regions)
     return [*written, page]
 

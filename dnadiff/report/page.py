@@ -87,32 +87,12 @@ def panel(draw: Callable[..., None], height: float = HEIGHT, **values: object) -
 
 
 def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
-    """A figure with up to three panels in a row."""
-    columns = min(len(panels), 3)
-    rows = -(-len(panels) // columns)
-    with figure(4 * columns, 3.1 * rows, rows, columns) as (made, spaces):
+    """A figure with a few panels in a row."""
+    with figure(4 * len(panels), 3.1, 1, len(panels)) as (made, every):
         made.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-        for axes, draw in zip(spaces, panels):
+        for axes, draw in zip(every, panels):
             draw(axes)
-        for axes in spaces[len(panels) :]:
-            axes.set_visible(False)
     return made
-
-
-def save(figure: Figure, path: str | os.PathLike[str], pixels: int = 1200) -> Path:
-    """Write a picture as `.png` (`pixels` wide) or `.svg`, atomically; raises ValueError if the
-    name has another suffix."""
-    path = Path(path)
-    kind = path.suffix.lower().removeprefix(".")
-    if kind not in _METADATA:
-        raise ValueError(
-            f"{path.name}: a picture is saved as .png or .svg, not "
-            f"{path.suffix or 'without a suffix'}"
-        )
-    content = rendered(figure, kind, pixels)
-    with atomic_write(path, overwrite=True) as file:
-        file.write(content)
-    return path
 
 
 def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:

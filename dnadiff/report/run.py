@@ -326,6 +326,9 @@ def group_panels(
     with figure(WIDTH, len(groups) * (0.75 + 0.19 * rows), len(groups)) as (made, every):
         for axes, group in zip(every, groups):
             draw(axes, evaluation, group, unit)
+            tokens = evaluation["groups"][group].get("tokens")
+            count = f", {tokens:,}" if is_number(tokens) else ""
+            axes.set_title(f"{GROUPS.get(group, group)} {unit}s{count}")
             axes.set_xlabel(axes.get_xlabel() if group == groups[-1] else "")
     return made
 
@@ -343,14 +346,7 @@ def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str
     axes.plot(bits[1:], range(1, len(bits)), "s", color=REAL, mfc="white", ms=5)
     names = ["this model", *(f"order {m['order']}" for m in markov)]
     label_rows(axes, names, [f"{value:.4f}" for value in bits])
-    axes.set(
-        title=_group_title(evaluation, group, unit), xlabel=f"bits per {unit} (lower is better)"
-    )
-
-
-def _group_title(evaluation: Results, group: str, unit: str) -> str:
-    tokens = evaluation["groups"][group].get("tokens")
-    return f"{GROUPS.get(group, group)} {unit}s" + (f", {tokens:,}" if is_number(tokens) else "")
+    axes.set_xlabel(f"bits per {unit} (lower is better)")
 
 
 def paired_differences(
@@ -366,10 +362,7 @@ def paired_differences(
         for m in markov_models(evaluation, group)
     ]
     forest(axes, rows, "{:+.4f}", better=-1)
-    axes.set(
-        title=_group_title(evaluation, group, unit),
-        xlabel=f"difference in bits per {unit} (below 0: model better)",
-    )
+    axes.set_xlabel(f"difference in bits per {unit} (below 0: model better)")
 
 
 def visibility_curve(

@@ -116,16 +116,12 @@ def write_suite(
     names = [result["task"]["name"] for result in studies]
     are_classes = all(metric_of(result) is ACCURACY for result in studies)
     kind = "Classification" if are_classes else "Downstream tasks"
-    header, *rows = suite_rows(studies)
     return write_page(
         path,
         "studies",
         title=title or f"{kind}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}",
         studies=studies,
-        head=[text.capitalize() if text.islower() else text for text in header],
-        rows=rows,
-        numbers=(1, 2, 3, 5, *range(7, len(header) - 2), len(header) - 1),
-        has_published=any(row[-1] != "-" for row in rows),
+        table_rows=suite_rows(studies),
         commands=commands,
     )
 

@@ -38,7 +38,7 @@ from dnadiff.supervised.classifier import (
     is_strand_invariant,
     keep_first_layers,
 )
-from dnadiff.supervised.items import TaskData, TaskModel, log_task
+from dnadiff.supervised.items import EVALUATION, TaskData, TaskModel, log_task
 from dnadiff.supervised.metrics import title
 from dnadiff.supervised.networks import (
     FineTunedModel,
@@ -396,25 +396,41 @@ class TaskStudy:
         }
         stored.write_summary(data.name, result)
         about = {
+            "classes": list(data.target.names),
+            "stranded": data.stranded,
             "layer": self.layer,
             "network": resolved(loaded.config, (PACKAGE, *self.trust))["backbone"],
             "tokenizer": self.tokenizer.config(),
             "pretrained": {**origin, "weights": saved.weights_digest(network)},
         }
-        for name, subfolder in SAVED.items():
-            weights = {seed: file for (of, seed), file in stored.networks.items() if of == name}
-            if weights:
-                saved.save_networks(
-                    networks / subfolder,
-                    name,
-                    result,
-                    about,
-                    self.models[name].describe(),
-                    shown_addresses(self.task),
-                    data,
-                    protocol,
-                    weights,
-                )
+        for (name, seed), weights in stored.networks.items():
+            if name in SAVED:
+                model, settings = result["models"][name], self.models[name].describe()
+                number = seeds.index(seed)
+                trained = protocol.rounds(data, seed)[-1].data  # the network is of the last round
+                found = model["found"][number][0]
+                content = {
+                    **about,
+                    "name": name,
+                    "target": trained.target.fit(trained.train.labels).settings(),
+                    "task": {
+                        "name": data.name,
+                        "longest": data.max_length,
+                        "items": trained.counts(),
+                        "settings": shown_addresses(self.task),
+                    },
+                    "seeds": sorted(other for of, other in stored.networks if of == name),
+                    "settings": settings,
+                    "found": found,
+                    "head": found["head"],
+                    "inputs": result["inputs"],
+                    # That predicted the test items.
+                    "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
+                    "metrics": {
+                        key: each["per_seed"][number] for key, each in model["metrics"].items()
+                    },
+                }
+                saved.save(networks / SAVED[name], seed, weights, content)
         return result
 
 

@@ -60,9 +60,8 @@ from dnadiff.supervised.classifier import (
     keep_first_layers,
 )
 from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
-from dnadiff.supervised.items import EVALUATION, Job, Prediction, TaskData
+from dnadiff.supervised.items import Job, Prediction, TaskData
 from dnadiff.supervised.metrics import METRICS, metric_values
-from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
@@ -459,58 +458,6 @@ def write_weights(path: Path, network: nn.Module) -> WeightsFile:
     with atomic_write(path, overwrite=True, size=len(content)) as file:
         file.write(content)
     return WeightsFile(path, hashlib.sha256(content).hexdigest())
-
-
-def save_networks(
-    folder: Path,
-    name: str,
-    result: Mapping[str, Json],
-    about: Mapping[str, Json],
-    settings: Mapping[str, Json],
-    task: Mapping[str, Json],
-    data: TaskData,
-    protocol: FixedSplit,
-    networks: Mapping[int, WeightsFile],
-) -> None:
-    """Save the network of every seed of a model of a study with its description.
-
-    Args:
-        result: what `finetune` writes of the task.
-        about: layer, network, tokenizer and pretrained weights.
-        settings, task: what the model, and the reader of the task, describe themselves by.
-        protocol: which items each seed was trained on: the target and the counts that are saved are
-            of these.
-        networks: the weights by the seed.
-    """
-    model = result["models"][name]
-    for seed, weights in networks.items():
-        number = result["seeds"].index(seed)
-        trained = protocol.rounds(data, seed)[-1].data  # the network is that of the last round
-        found = model["found"][number][0]
-        content = {
-            "classes": list(data.target.names),
-            "stranded": data.stranded,
-            **about,
-            "name": name,
-            "target": trained.target.fit(trained.train.labels).settings(),
-            "task": {
-                "name": data.name,
-                "longest": data.max_length,
-                "items": trained.counts(),
-                "settings": task,
-            },
-            "seeds": sorted(networks),
-            "settings": settings,
-            "found": found,
-            "head": found["head"],
-            "inputs": result["inputs"],
-            # That predicted the test items.
-            "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
-            "metrics": {
-                metric: each["per_seed"][number] for metric, each in model["metrics"].items()
-            },
-        }
-        save(folder, seed, weights, content)
 
 
 def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json]) -> None:

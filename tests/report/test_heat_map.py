@@ -49,7 +49,7 @@ def test_the_number_of_pictures_is_limited():
 
 
 def test_two_pages_in_one_folder_have_their_own_pictures(tmp_path):
-    regions = [Saturated.empty(Region("one", 0, 4)), Saturated.empty(Region("one", 4, 9))]
+    regions = [Saturated(Region("one", 0, 4)), Saturated(Region("one", 4, 9))]
     for name, saturated in zip(("a.html", "b.html"), regions):
         saturated.llr[:, :4], saturated.information[:] = 0.5, 1.0
         written = heat_map.write_heat_maps(tmp_path / name, [saturated], {})
