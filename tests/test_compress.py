@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from dnadiff import compress
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.diffusion.likelihood import curve
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.genomics.compression import coding, container
 from dnadiff.genomics.compression.coding import REMEDY, describe, measure
 from dnadiff.networks.backbone.mamba import Mamba

@@ -25,9 +25,9 @@ from dnadiff.design.request import (
     dna_tokenizer,
     gc_bounds,
 )
-from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Json, check_value

@@ -26,7 +26,7 @@ import torch
 from dnadiff.data.splits import FractionSplit
 from dnadiff.data.tokenizer import CharTokenizer
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.likelihood import Likelihood, WindowBatch, estimate
+from dnadiff.diffusion.likelihood.estimators import Likelihood, WindowBatch, estimate
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.ar import AR
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM

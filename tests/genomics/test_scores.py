@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dnadiff.data.records import padded_batches, pieces
-from dnadiff.diffusion import likelihood
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics import scores

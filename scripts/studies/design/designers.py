@@ -29,7 +29,7 @@ from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Request, from_text, starting_from
 from dnadiff.design.reward import CountedReward, Reward, Values
-from dnadiff.diffusion import likelihood
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.model import Model

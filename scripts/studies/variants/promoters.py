@@ -35,7 +35,7 @@ import scoring
 import study
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion import likelihood
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.genomics.kmers import KmerSet
 from dnadiff.model import Model

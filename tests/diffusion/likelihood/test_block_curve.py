@@ -7,9 +7,9 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser
-from dnadiff.diffusion.likelihood import WindowBatch, all_masked, estimate, estimate_to
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
 from dnadiff.diffusion.likelihood.estimates import BlockMeasurements
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, all_masked, estimate, estimate_to
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.caduceus import Caduceus

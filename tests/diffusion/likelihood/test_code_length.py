@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.likelihood import curve
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.grouped import Grouped

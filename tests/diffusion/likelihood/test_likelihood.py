@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.diffusion import likelihood
-from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.denoiser import Conjoined, MaskedDenoiser, OtherStrand, site_log_probs
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.noise import Linear, LogLinear, ShiftedLogOdds
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
@@ -294,7 +294,7 @@ def test_the_other_strand_of_a_denoiser_is_the_denoiser_of_the_other_strand(stra
     vocab, sequences, joint, make_oracle = strands
     process = AbsorbingProcess(vocab, LogLinear())
     oracle = make_oracle(sequences, joint, vocab)
-    mirrored = likelihood.OtherStrand(oracle, vocab)
+    mirrored = OtherStrand(oracle, vocab)
     exact = likelihood.exact_nelbo(mirrored, process, sequences)
     torch.testing.assert_close(
         exact, likelihood.exact_nelbo(oracle, process, vocab.reverse_complement(sequences))
@@ -321,9 +321,7 @@ def test_both_strands_have_a_mean_and_a_gap_and_no_gap_for_a_symmetric_law(stran
     for law, same in ((joint, False), ((joint + joint[other]) / 2, True)):
         oracle = make_oracle(sequences, law, vocab)
         forward = likelihood.estimate(oracle, process, whole(x), num_draws=4)
-        reverse = likelihood.estimate(
-            likelihood.OtherStrand(oracle, vocab), process, whole(x), num_draws=4
-        )
+        reverse = likelihood.estimate(OtherStrand(oracle, vocab), process, whole(x), num_draws=4)
         found = likelihood.both_strands(forward, reverse)
         assert found["mean"] == pytest.approx((found["forward"] + found["reverse"]) / 2)
         assert found["gap"] == pytest.approx(found["forward"] - found["reverse"])
@@ -339,13 +337,13 @@ def test_conjoined_strands_have_one_law_and_a_bound_below_the_mean_of_both(stran
     vocab, sequences, joint, make_oracle = strands
     process = AbsorbingProcess(vocab, LogLinear())
     oracle = make_oracle(sequences, joint, vocab)
-    conjoined = likelihood.Conjoined(oracle, vocab)
+    conjoined = Conjoined(oracle, vocab)
     xt = torch.where(
         torch.rand(64, 3, generator=torch.Generator().manual_seed(1)) < 0.5,
         vocab.mask_id,
         sequences,
     )
-    here, there = oracle.log_probs(xt), likelihood.OtherStrand(oracle, vocab).log_probs(xt)
+    here, there = oracle.log_probs(xt), OtherStrand(oracle, vocab).log_probs(xt)
     torch.testing.assert_close(conjoined.log_probs(xt).exp(), (here.exp() + there.exp()) / 2)
     chosen = xt == vocab.mask_id
     torch.testing.assert_close(
@@ -353,7 +351,7 @@ def test_conjoined_strands_have_one_law_and_a_bound_below_the_mean_of_both(stran
     )
     forward, reverse, both = (
         likelihood.exact_nelbo(network, process, sequences)
-        for network in (oracle, likelihood.OtherStrand(oracle, vocab), conjoined)
+        for network in (oracle, OtherStrand(oracle, vocab), conjoined)
     )
     torch.testing.assert_close(
         both, likelihood.exact_nelbo(conjoined, process, vocab.reverse_complement(sequences))
@@ -378,7 +376,7 @@ def test_batches_of_the_other_strand_can_be_read_again(strands):
 
 def test_the_other_strand_needs_a_complement(oracle, toy):
     with pytest.raises(ValueError, match="has no complement"):
-        likelihood.OtherStrand(oracle, toy.vocab)
+        OtherStrand(oracle, toy.vocab)
 
 
 @pytest.fixture(scope="module")
@@ -463,7 +461,7 @@ def test_a_masked_site_has_the_conditional_distribution_of_both_strands(strands)
     oracle = make_oracle(sequences, joint, vocab)
     place = {tuple(s): p for s, p in zip(sequences.tolist(), joint.tolist())}
     sites = torch.zeros(64, 3, dtype=torch.bool).scatter_(1, torch.arange(64)[:, None] % 3, True)
-    found = likelihood.site_log_probs(oracle, process, sequences, sites)
+    found = site_log_probs(oracle, process, sequences, sites)
     assert found.shape == (2, 64, vocab.size)
     complement = vocab.complement
     for row, window in enumerate(sequences.tolist()):
@@ -474,11 +472,11 @@ def test_a_masked_site_has_the_conditional_distribution_of_both_strands(strands)
             weights = torch.tensor([place[tuple(one)] for one in windows], dtype=torch.float64)
             torch.testing.assert_close(found[strand, row, 7:11].exp(), weights / weights.sum())
     torch.testing.assert_close(
-        likelihood.site_log_probs(oracle, process, sequences, sites, stranded=True), found[:1]
+        site_log_probs(oracle, process, sequences, sites, stranded=True), found[:1]
     )
     pairs = ~sites  # two masked sites: the same tokens elsewhere, whatever they are themselves
     changed = torch.where(pairs, torch.tensor(10), sequences)
     torch.testing.assert_close(
-        likelihood.site_log_probs(oracle, process, changed, pairs),
-        likelihood.site_log_probs(oracle, process, sequences, pairs),
+        site_log_probs(oracle, process, changed, pairs),
+        site_log_probs(oracle, process, sequences, pairs),
     )

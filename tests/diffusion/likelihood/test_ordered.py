@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dnadiff.diffusion.denoiser import BlockDenoiser, Denoiser
-from dnadiff.diffusion.likelihood import ORDERS, WindowBatch, exact_nelbo, ordered
+from dnadiff.diffusion.likelihood.estimators import ORDERS, WindowBatch, exact_nelbo, ordered
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab

@@ -10,9 +10,9 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.request import Templates, dna_pattern
-from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.grouped import Grouped

@@ -9,7 +9,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.likelihood import WindowBatch, estimate
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, estimate
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.ar import AR
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.likelihood import WindowBatch, estimate
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, estimate
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.ar import AR
 from dnadiff.diffusion.objective.block_mdlm import BlockMDLM

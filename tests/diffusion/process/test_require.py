@@ -5,8 +5,8 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Constrained
-from dnadiff.diffusion import likelihood
-from dnadiff.diffusion.denoiser import DenoiserWrapper
+from dnadiff.diffusion.denoiser import Conjoined, DenoiserWrapper, site_log_probs
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.bound import Bound
 from dnadiff.diffusion.objective.mdlm import MDLM
@@ -33,12 +33,12 @@ def denoiser():
     "use",
     [
         lambda d: likelihood.estimate(d, PROCESS, BATCHES),
-        lambda d: likelihood.estimate(likelihood.Conjoined(d, VOCAB), PROCESS, BATCHES),
+        lambda d: likelihood.estimate(Conjoined(d, VOCAB), PROCESS, BATCHES),
         lambda d: likelihood.one_draw(d, PROCESS, BATCHES),
         lambda d: likelihood.exact_nelbo(d, PROCESS, IDS),
         lambda d: likelihood.ordered(d, PROCESS, BATCHES, likelihood.ORDERS["strided"]),
         lambda d: likelihood.all_masked(d, PROCESS, BATCHES),
-        lambda d: likelihood.site_log_probs(d, PROCESS, IDS, IDS == 8, stranded=True),
+        lambda d: site_log_probs(d, PROCESS, IDS, IDS == 8, stranded=True),
         lambda d: Information(d, PROCESS, 6, 2),
         lambda d: Masked().for_model(d),
         lambda d: Network(d, PROCESS, None, 6),

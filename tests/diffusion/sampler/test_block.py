@@ -11,16 +11,17 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.request import FREE, Pattern, Target
-from dnadiff.diffusion.denoiser import BlockDenoiser, Denoiser, InBlock, Query
-from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.likelihood import (
+from dnadiff.diffusion.denoiser import (
+    BlockDenoiser,
     Conjoined,
+    Denoiser,
+    InBlock,
     OtherStrand,
-    WindowBatch,
-    estimate,
-    exact_nelbo,
+    Query,
     site_log_probs,
 )
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, estimate, exact_nelbo
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.ar import Autoregressive

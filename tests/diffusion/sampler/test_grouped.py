@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.diffusion import likelihood
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.likelihood import curve
+from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.first_hitting import FirstHitting

@@ -8,7 +8,7 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
-from dnadiff.diffusion.likelihood import exact_nelbo
+from dnadiff.diffusion.likelihood.estimators import exact_nelbo
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
 from dnadiff.formats.variants import Rows
