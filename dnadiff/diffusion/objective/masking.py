@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, ClassVar, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
@@ -365,22 +366,13 @@ def _integrals(length: int, rate: float) -> Tensor:
     p) >= k)/k / n and P(Binomial(n - 1, p) >= k - 1) / (k (k - 1)) / n. The second one for k = 1 is
     the integral of (1 - p)^(n - 1)/p, a geometric series.
     """
-    k, p = torch.arange(1, length + 1, dtype=torch.float64), torch.tensor(rate, dtype=torch.float64)
-    one_mask = p.log() + ((1 - p) ** k[:-1] / k[:-1]).sum()
-    second = torch.cat([one_mask[None], _tails(length - 1, p)[1:] / (k * (k - 1))[1:]])
-    return torch.stack([_tails(length, p)[1:] / k, second]) / length
+    from scipy.special import betainc  # P(Binomial(n, p) >= k) = betainc(k, n - k + 1, p)
 
-
-def _tails(n: int, p: Tensor) -> Tensor:
-    """P(Binomial(n, p) >= k) for k = 0..n: (n + 1,)."""
-    k = torch.arange(n + 1, dtype=torch.float64)
-    log_choose = (
-        torch.lgamma(torch.tensor(n + 1.0, dtype=torch.float64))
-        - torch.lgamma(k + 1)
-        - torch.lgamma(n - k + 1)
-    )
-    probs = (log_choose + torch.special.xlogy(k, p) + torch.special.xlog1py(n - k, -p)).exp()
-    return probs.flip(0).cumsum(0).flip(0)
+    k = np.arange(1, length + 1)
+    first = betainc(k, length - k + 1, rate) / k
+    one_mask = (math.log(rate) if rate else -math.inf) + ((1 - rate) ** k[:-1] / k[:-1]).sum()
+    second = betainc(k[:-1], length - k[:-1], rate) / (k[1:] * k[:-1])
+    return torch.from_numpy(np.stack([first, [one_mask, *second]])) / length
 
 
 @checked

@@ -68,7 +68,8 @@ class CaduceusPS(BiMambaBackbone):
 
     @override
     def embed(self, ids: Tensor) -> Tensor:
-        first, second = super().embed(both_strands(ids, self.complement)).chunk(2)
+        both = torch.cat([ids, self.complement[ids].flip(1)])  # and the reverse complement
+        first, second = super().embed(both).chunk(2)
         return torch.cat([first, second.flip(1)], -1)
 
     @override
@@ -80,9 +81,7 @@ class CaduceusPS(BiMambaBackbone):
         valid: OptTensor = None,
     ) -> Tensor:
         first, second = h.chunk(2, -1)
-        sigma, cond = (
-            None if given is None else torch.cat([given, given]) for given in (sigma, cond)
-        )
+        sigma, cond = (None if x is None else torch.cat([x, x]) for x in (sigma, cond))
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
         return join(super().mix(torch.cat([first, second.flip(1)]), sigma, cond, valid))
 
@@ -90,13 +89,16 @@ class CaduceusPS(BiMambaBackbone):
     def before_layer(self, stream: Tensor, branch: OptTensor) -> tuple[Tensor, OptTensor]:
         if not self.swap_strands:
             return stream, branch
-        return swap(stream if branch is None else stream + branch), None
+        both = stream if branch is None else stream + branch
+        # positions and channels are reversed
+        return both.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1), None
 
     @override
     def head(self, features: Tensor) -> Tensor:
-        return at_least_float32(
-            nn.functional.linear(features, shared_head(self.embedding.weight, self.complement))
-        )
+        # the row of each id and the reversed row of its complement
+        weight = self.embedding.weight
+        joined = torch.cat([weight, weight[self.complement].flip(1)], dim=1)  # (rows, 2D)
+        return at_least_float32(nn.functional.linear(features, joined))
 
     @override
     def head_matrix(self) -> None:
@@ -115,17 +117,6 @@ def complement_table(vocab: Vocab, rows: int) -> Tensor:
             "use backbone=caduceus"
         )
     return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
-
-
-def both_strands(ids: Tensor, complement: Tensor) -> Tensor:
-    """A sequence and its reverse complement: (B, L) -> (2B, L)."""
-    return torch.cat([ids, complement[ids].flip(1)])
-
-
-def swap(streams: Tensor) -> Tensor:
-    """Exchanges the streams of the strands, with positions and channels reversed: (2B, L, D) ->
-    (2B, L, D)."""
-    return streams.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1)
 
 
 def join(streams: Tensor) -> Tensor:
@@ -149,9 +140,3 @@ def invariant(features: Tensor) -> Tensor:
     """
     first, second = strands(features)
     return (first + second) / 2
-
-
-def shared_head(weight: Tensor, complement: Tensor) -> Tensor:
-    """Head weights for joined features: the row of each id and the reversed row of its complement,
-    (rows, D) -> (rows, 2D)."""
-    return torch.cat([weight, weight[complement].flip(1)], dim=1)

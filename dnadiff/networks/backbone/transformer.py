@@ -122,7 +122,10 @@ class Transformer(AttentionBackbone, CausalBackbone):
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         self.check_inputs(ids[:, None], None, cond)
-        state = self._empty_state(len(ids)) if state is None else state
+        if state is None:  # zero keys and values of all blocks
+            size = len(ids), self.n_heads, _CAPACITY, self.rotary_emb.head_width
+            empty = self.embedding.weight.new_zeros(size)
+            state = State([empty.clone() for _ in range(2 * len(self.blocks))])
         position, capacity = state.length, state.tensors[0].shape[2]
         if self.max_length is not None and position >= self.max_length:
             raise ValueError(
@@ -139,13 +142,6 @@ class Transformer(AttentionBackbone, CausalBackbone):
             keys, values = state.tensors[2 * number : 2 * number + 2]
             x = block.step(x, self.rotary_emb, keys, values, position)
         return self.norm_f(x), State(state.tensors, position + 1)
-
-    def _empty_state(self, batch_size: int) -> State:
-        """Zero keys and values of all blocks."""
-        empty = self.embedding.weight.new_zeros(
-            batch_size, self.n_heads, _CAPACITY, self.rotary_emb.head_width
-        )
-        return State([empty.clone() for _ in range(2 * len(self.blocks))])
 
     @override
     def head(self, features: Tensor) -> Tensor:
