@@ -7,8 +7,6 @@ in float32 cannot exceed 16.64 and draws a symbol of probability 1e-8 tens of ti
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -47,19 +45,18 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last).to(device)
 
 
+def adjust(log_probs: Tensor, temperature: float, k: int | None, mass: float) -> Tensor:
+    """Apply `temper`, then `top_k`, then `nucleus`. `Sampler` checks the values."""
+    return nucleus(top_k(temper(log_probs, temperature), k), mass)
+
+
 def temper(log_probs: Tensor, temperature: float) -> Tensor:
     """Log-probabilities of p^(1/temperature), normalized; 1 returns them unchanged."""
     if temperature == 1:
         return log_probs
-    if not 0 < temperature < math.inf:
-        raise ValueError(
-            f"temperature {temperature} must be positive and finite; use 1 for the model's own "
-            "distribution"
-        )
     log_probs = log_probs.double()
-    log_probs = log_probs - log_probs.amax(
-        -1, keepdim=True
-    )  # otherwise even the most probable symbol would overflow at a tiny temperature
+    # otherwise even the most probable symbol would overflow at a tiny temperature
+    log_probs = log_probs - log_probs.amax(-1, keepdim=True)
     return torch.log_softmax(log_probs / temperature, dim=-1)
 
 
@@ -67,8 +64,6 @@ def top_k(log_probs: Tensor, k: int | None) -> Tensor:
     """The k most probable symbols of each row, the rest at -inf; None keeps all."""
     if k is None or k >= log_probs.shape[-1]:
         return log_probs
-    if k < 1:
-        raise ValueError(f"top_k {k} must be at least 1; leave it out to keep every symbol")
     kept = log_probs.topk(k, dim=-1).indices
     return torch.full_like(log_probs, -torch.inf).scatter(-1, kept, log_probs.gather(-1, kept))
 
@@ -78,14 +73,7 @@ def nucleus(log_probs: Tensor, mass: float) -> Tensor:
     (arXiv 1904.09751)."""
     if mass == 1:
         return log_probs
-    if not 0 < mass < 1:
-        raise ValueError(f"nucleus {mass} must be in (0, 1]; use 1 to keep every symbol")
     ordered, order = log_probs.double().sort(dim=-1, descending=True)
     probs = torch.softmax(ordered, dim=-1)
     before = probs.cumsum(-1) - probs  # mass of the symbols ranked above: the first is always kept
     return log_probs.masked_fill((before >= mass).scatter(-1, order, before >= mass), -torch.inf)
-
-
-def adjust(log_probs: Tensor, temperature: float, k: int | None, mass: float) -> Tensor:
-    """Apply `temper`, then `top_k`, then `nucleus`."""
-    return nucleus(top_k(temper(log_probs, temperature), k), mass)

@@ -48,15 +48,6 @@ def test_top_k_and_nucleus_keep_the_most_probable():
     assert categorical.nucleus(log_probs, 0.5).isfinite().tolist() == [[False, True, False]]
 
 
-@pytest.mark.parametrize(
-    ("function", "value"),
-    [(categorical.temper, 0), (categorical.top_k, 0), (categorical.nucleus, 1.5)],
-)
-def test_impossible_settings_are_refused(function, value):
-    with pytest.raises(ValueError, match=str(value)):
-        function(torch.zeros(1, 3), value)
-
-
 def test_a_row_of_nan_or_without_mass_is_refused():
     wrong = {
         "contains NaN or infinity": ([torch.nan, 0.0], [torch.inf, 0.0]),
@@ -77,9 +68,3 @@ def test_a_tiny_temperature_takes_the_most_probable():
     assert categorical.temper(torch.tensor([[-1.2, -0.4, -torch.inf]]), 1e-310).exp().tolist() == [
         [0, 1, 0]
     ]
-
-
-@pytest.mark.parametrize("value", [float("inf"), float("nan"), -1.0])
-def test_impossible_temperatures_are_refused(value):
-    with pytest.raises(ValueError, match="must be positive and finite"):
-        categorical.temper(torch.zeros(1, 3), value)

@@ -219,6 +219,10 @@ def test_temperature_sharpens(toy, oracle):
         (lambda: Ancestral(0), "num_steps 0 must be an integer of at least 1"),
         (lambda: Grouped(0), "num_groups 0 must be an integer of at least 1"),
         (lambda: Grouped(temperature=-1.0), "temperature -1.0 must be a number above 0"),
+        (lambda: Grouped(temperature=float("inf")), "temperature inf must be a number above 0"),
+        (lambda: Grouped(temperature=float("nan")), "temperature nan must be a number above 0"),
+        (lambda: Grouped(top_k=0), "top_k 0 must be an integer of at least 1"),
+        (lambda: Grouped(nucleus=1.5), "nucleus 1.5 must be"),
         (lambda: Grouped(4).check_length(3), "num_groups 4 is larger than the length 3"),
     ],
 )
