@@ -53,7 +53,7 @@ def window_nats(
     batched alone.
 
     Windows with one of the `keys (S,)` get the same noise, whatever the other windows are; see
-    `dnadiff.diffusion.likelihood.estimate`.
+    `dnadiff.diffusion.likelihood.estimators.estimate`.
     """
     draws = 1 if is_exact(denoiser) else check_num_draws(num_draws)
     result = np.full((len(windows), draws), np.nan)

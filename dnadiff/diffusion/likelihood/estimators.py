@@ -477,7 +477,7 @@ def ordered(
 
     Args:
         denoiser: a model that unmasks in any order.
-        batches, block_size, progress: as in `dnadiff.diffusion.likelihood.estimate`.
+        batches, block_size, progress: as in `estimate`.
 
     Raises:
         ValueError: for a model that goes from left to right.
