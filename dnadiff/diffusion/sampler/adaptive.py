@@ -92,27 +92,19 @@ class AdaptiveSampler(Sampler):
                 break
             log_probs = calls.log_probs(x, time_of(x, process, calls.valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
-            tokens = (
-                self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)])
-                if self.tokens_first
-                else None
-            )
+            tokens = None
+            if self.tokens_first:
+                tokens = self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)])
             score = in_chunks(self.score, log_probs, tokens)
-            values = torch.full(
-                x.shape, -torch.inf, dtype=score.dtype, device=x.device
-            ).masked_scatter(masked, score)
-            now = (
-                self.choose(
-                    _ranks(values, tie), values, total - masked.sum(-1, keepdim=True), total
-                )
-                & masked
-            )
+            values = score.new_full(x.shape, -torch.inf).masked_scatter(masked, score)
+            unmasked = total - masked.sum(-1, keepdim=True)
+            now = masked & self.choose(_ranks(values, tie), values, unmasked, total)
+            chosen = now[masked]
             if tokens is None:  # only the chosen positions need a draw
-                tokens = self.unmask(
-                    i, num_steps, log_probs[now[masked]], uniform[now.to(uniform.device)]
-                )
+                drawn = uniform[now.to(uniform.device)]
+                tokens = self.unmask(i, num_steps, log_probs[chosen], drawn)
             else:
-                tokens = tokens[now[masked]]
+                tokens = tokens[chosen]
             x[now] = tokens.to(x)
             masked = masked & ~now
         return x

@@ -161,10 +161,8 @@ class RemaskingSampler(GridSampler):
                 break
             last, hidden = i == self.num_steps - 1, masked & (x == mask_id)
             largest = ((1 - alpha[i + 1]) / alpha[i].clamp(min=1e-300)).clamp(max=1.0)
-            r = self.remasking.per_position(
-                self.remasking.probability(alpha[i], alpha[i + 1], largest).to(confidence),
-                confidence,
-            )
+            r = self.remasking.probability(alpha[i], alpha[i + 1], largest).to(confidence)
+            r = self.remasking.per_position(r, confidence)
             u = draws.at(i).uniform("move", length)
             remasked = (u < r.to(u)).to(x.device) & masked & ~hidden & (not last)
             moves = (u < unmask_probability(alpha[i].to(u), alpha[i + 1].to(u), r.to(u))).to(
