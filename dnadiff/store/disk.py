@@ -747,21 +747,25 @@ def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
     """Whether the folder is complete and unchanged.
 
     A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the
-    last and six other MiB of it. Without `sample` only sizes and time stamps are compared.
+    last and six other MiB of it. Folders of earlier versions have one checksum per file: larger
+    files in them are not read unless a time stamp differs. Without `sample` only sizes and time
+    stamps are compared.
     """
     try:
         index = read_index(folder, version)
         for name, written in index["files"].items():
-            path, chunks = folder / name, written["chunks"]
-            stat, last = path.stat(), len(chunks) - 1
+            path, chunks = folder / name, written.get("chunks")
+            stat = path.stat()
             if stat.st_size != written["size"]:
                 return False
-            if stat.st_mtime_ns != written["mtime"]:
+            is_small = sample and chunks is None and stat.st_size <= SAMPLED * CHUNK
+            if stat.st_mtime_ns != written["mtime"] or is_small:
                 with megabytes(stat.st_size, f"checking {folder.name}") as progress:
                     if checksums(path, progress)["crc"] != written["crc"]:
                         return False
                 os.utime(path, ns=(written["mtime"], written["mtime"]))  # copied, but the same
             elif sample and chunks:
+                last = len(chunks) - 1
                 with path.open("rb", buffering=0) as file:
                     for number in {round(i * last / (SAMPLED - 1)) for i in range(SAMPLED)}:
                         file.seek(number * CHUNK)
@@ -783,12 +787,15 @@ def verify(folder: Path, version: int) -> int:
         for name, written in read_index(folder, version)["files"].items():
             with megabytes(written["size"], f"checking {folder.name}/{name}") as progress:
                 found = checksums(folder / name, progress)
-            for number, (one, other) in enumerate(zip_longest(found["chunks"], written["chunks"])):
+            chunks = zip_longest(found["chunks"], written.get("chunks", found["chunks"]))
+            for number, (one, other) in enumerate(chunks):
                 if one != other:
                     raise ValueError(
                         f"{name} was changed between bytes {number * CHUNK:,} and "
                         f"{(number + 1) * CHUNK:,}"
                     )
+            if found["crc"] != written["crc"]:
+                raise ValueError(f"{name} was changed")
             total += written["size"]
         return total
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -98,9 +98,15 @@ class TrainingRun:
                 "optimizer.weight_decay would have no effect, because only matrices are decayed; "
                 "set weight_decay"
             )
+        # Absolute paths, so that a run can be evaluated from any folder.
+        places: Config = {
+            key: absolute_paths(self.data[key]) for key in ("path", "blacklist") if key in self.data
+        }
+        if isinstance(split := self.data.get("split"), dict) and "bed" in split:
+            places["split"] = {**split, "bed": absolute_paths(split["bed"])}
         changed = {
             "trainer": trainer_settings(self.trainer),
-            "data": with_absolute_paths(self.data),
+            "data": self.data | places,
         }
         config, initial = self.recorded | changed, None
         if self.init_from:
@@ -214,18 +220,6 @@ class TrainingRun:
         trainer = build_trainer(self.trainer, callbacks, run_dir)
         check_processes(trainer, self.context_parallel)
         return trainer, module
-
-
-def with_absolute_paths(data: Mapping[str, Json]) -> Config:
-    """The data configuration with absolute paths, so that a run can be evaluated from any
-    folder."""
-    found = {
-        key: absolute_paths(value) if key in ("path", "blacklist") else value
-        for key, value in data.items()
-    }
-    if isinstance(split := data.get("split"), dict) and "bed" in split:
-        found["split"] = {**split, "bed": absolute_paths(split["bed"])}
-    return found
 
 
 def absolute_paths(path: Json) -> Json:
