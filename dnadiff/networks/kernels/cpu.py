@@ -391,12 +391,11 @@ class CppBackend(TorchOperations):
 
     @override
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        ours = native.is_small(weight) or native.onednn_wins()
-        return native.linear(x, weight) if ours else F.linear(x, weight)
+        return (native.linear if native.multiplies(weight) else F.linear)(x, weight)
 
     @override
     def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        if not (native.is_small(weight) or native.onednn_wins()):
+        if not native.multiplies(weight):
             return super().linear_halves(x, weight)
         # two products, so that their gradients need not be copied into one array
         first, second = weight.chunk(2)
@@ -405,7 +404,7 @@ class CppBackend(TorchOperations):
     @override
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         narrow = weight.shape[1] <= native.MAX_RANK
-        return native.narrow_linear(x, weight) if narrow else F.linear(x, weight)
+        return (native.narrow_linear if narrow else F.linear)(x, weight)
 
     @override
     def fuses_mixer(self, weights: MixerWeights) -> bool:

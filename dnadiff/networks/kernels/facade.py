@@ -480,7 +480,8 @@ def mixer(
 
 
 def continued_mixer(
-    hidden: Tensor, weights: MixerWeights, past: OptionalTensor = None, state: OptionalTensor = None,
+    hidden: Tensor, weights: MixerWeights, past: OptionalTensor = None,
+    state: OptionalTensor = None,
     *, scan: str = AUTO,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """A whole mixer of one piece of a sequence after others, in one call: for sampling, where

@@ -459,6 +459,11 @@ def is_small(weight: Tensor) -> bool:
     return weight.numel() <= SMALL
 
 
+def multiplies(weight: Tensor) -> bool:
+    """Whether `linear` is faster than PyTorch's own product with this weight."""
+    return is_small(weight) or onednn_wins()
+
+
 def _small_product(x: Tensor, weight: Tensor) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R) of any strides."""
     (E, R), ((flat,), (row,)) = weight.shape, rows(x.reshape(1, -1, x.shape[-1]))
@@ -518,8 +523,8 @@ PLAIN = (None, 0, False, False)  # no initial state, one block that does not res
 
 
 def scan_forward(
-    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, delta_bias: OptionalTensor,
-    reverse: bool, keep: bool,
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
+    delta_bias: OptionalTensor, reverse: bool, keep: bool,
     initial: OptionalTensor, block: int, restart: bool, last: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The scan's output; the states (Bt, chunks, N, E) that its backward pass reads (empty unless
@@ -544,7 +549,8 @@ def scan_forward(
 def scan_backward(
     dy: Tensor, u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor,
     bias: OptionalTensor, kept: Tensor, reverse: bool,
-    initial: OptionalTensor, block: int, restart: bool, dkept: OptionalTensor, dlast: OptionalTensor,
+    initial: OptionalTensor, block: int, restart: bool, dkept: OptionalTensor,
+    dlast: OptionalTensor,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of u, delta, A, B, C, D, the bias and, if there is one, the initial state."""
     (dy, u, delta, B, C), strides = rows(dy, u, delta, B, C)

@@ -98,8 +98,8 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor, initial: OptionalTensor,
-        reverse: bool, block: int | None, states: bool,
+        ctx: Any, step: Tensor, dx: Tensor, A: Tensor, B: Tensor, C: Tensor,
+        initial: OptionalTensor, reverse: bool, block: int | None, states: bool,
     ) -> tuple[OptionalTensor, ...]:  # fmt: skip
         walk = _Chunks(step, dx, A, B, C, reverse, block)
         h = walk.entering(initial)

@@ -317,8 +317,18 @@ def _scans_backward(
     span, exact, weights = min(_SPAN, _power(run.segment)), run.exact(initial, last), [A, D, bias]
     module, passed, states = load_kernels(_BACKWARD), dlast, initial if restart else kept
     with device_of(A):
-        if span != run.segment:
-            states = _refined(run, states, span, exact, weights)
+        if span != run.segment:  # the states before spans, from those before segments
+            long, before, first = -(-run.V // run.segment), states, run.inputs["u"][0][0]
+            states = run.new(run.rows, run.spans(span), N, E)
+            run(
+                load_kernels(_FORWARD).outputs, "u delta B C",
+                [first, *weights, states if before is None else before, first, first, states,
+                 states],
+                [run.V, long, run.segment, run.spans(span)], long, _block(_FORWARD_TILE, N, E),
+                z_b=0, z_l=0, SEGMENT=run.segment, SPAN=span, UNROLL=run.unroll,
+                CARRIED=before is not None, KEEP=True, WRITE=False, GATED=False, RESTART=restart,
+                EXACT=exact, LAST=False,
+            )  # fmt: skip
         if run.chunks > 1 and not restart:
             passed = run.carried(
                 module.chunk_starts, "delta C dy z", [A, bias], dlast, dkept, GATED=z is not None,
@@ -339,22 +349,6 @@ def _scans_backward(
     )
     dA, dD, dbias = (x.view(ways, -1, *x.shape[2:]).sum(1) for x in (dA, dD, dbias))
     return [*du, *ddelta, *dBs, *dCs, dA * _LN2, dD, dbias, *dz, *dinitial]
-
-
-def _refined(
-    run: _Launch, kept: OptionalTensor, span: int, exact: bool, weights: Tensors
-) -> Tensor:
-    """The state before every `span` positions of each segment, from those before the segments."""
-    (*_, E, N), long, u = run.common, -(-run.V // run.segment), run.inputs["u"][0][0]
-    states = run.new(run.rows, run.spans(span), N, E)
-    run(
-        load_kernels(_FORWARD).outputs, "u delta B C",
-        [u, *weights, states if kept is None else kept, u, u, states, states],
-        [run.V, long, run.segment, run.spans(span)], long, _block(_FORWARD_TILE, N, E),
-        z_b=0, z_l=0, SEGMENT=run.segment, SPAN=span, UNROLL=run.unroll, CARRIED=kept is not None,
-        KEEP=True, WRITE=False, GATED=False, RESTART=run.restart, EXACT=exact, LAST=False,
-    )  # fmt: skip
-    return states
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
