@@ -320,8 +320,9 @@ class Checkpoints(Callback):
             # Lightning logs a step after this hook. A run killed in between would resume after the
             # step and never log it.
             every = trainer.log_every_n_steps  # type: ignore[attr-defined]
-            metrics, found = trainer.logger, trainer.callback_metrics
+            metrics = trainer.logger
             if isinstance(metrics, MetricsFile) and trainer.is_global_zero and step % every == 0:
+                found = trainer.callback_metrics
                 metrics.log_metrics(
                     {k: float(found[k]) for k in _OF_A_STEP if k in found}, step - 1
                 )

@@ -150,12 +150,9 @@ class ClipSearch(Callback):
             return
         assert isinstance(pl_module, DiffusionModule)
         masking = self.masking_of(pl_module.objective)
-        several = trainer.world_size > 1
-        sums = (
-            trainer.strategy.reduce(self._sums.to(pl_module.device), reduce_op="sum").cpu()
-            if several
-            else self._sums
-        )
+        sums = self._sums
+        if trainer.world_size > 1:
+            sums = trainer.strategy.reduce(sums.to(pl_module.device), reduce_op="sum").cpu()
         best = least_variance(sums, self.candidates)
         if best is None:
             log.warning(
