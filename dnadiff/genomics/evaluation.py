@@ -16,7 +16,7 @@ from annotated_types import Interval
 
 from dnadiff.data.base import chosen_data
 from dnadiff.data.records import num_tokens
-from dnadiff.diffusion.bootstrap import effective_block_size, verdict
+from dnadiff.diffusion.bootstrap import blocks, effective_block_size, ratio, verdict
 from dnadiff.diffusion.denoiser import BaseDenoiser, Conjoined, OtherStrand
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
 from dnadiff.diffusion.likelihood.estimates import Likelihood
@@ -41,11 +41,12 @@ from dnadiff.genomics.held_out import (
     Scores,
     Windows,
     fit_markov,
-    markov_rows,
+    markov_nats,
     token_groups,
     window_positions,
 )
 from dnadiff.genomics.kmers import MAX_KMERS
+from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.progress import Progress
 from dnadiff.store.disk import write_json
 from dnadiff.weights.tensors import fingerprint
@@ -335,6 +336,38 @@ class HeldOut:
             "novelty": self.novelty,
         }
 
+    def markov_rows(
+        self, result: Likelihood, tuned: Mapping[int, BackoffMarkov], part: str
+    ) -> list[Json]:
+        """`markov_nats` as rows for JSON, each with the paired difference between the network
+        (`result`) and the Markov model."""
+        rows = []
+        for order, model, nats in markov_nats(self.data, self.tiles, tuned, part):
+            groups, strengths = {}, model.strengths[: order + 1]
+            for name, mask in self.groups.items():
+                if not mask.any():
+                    continue
+                of_markov = (nats * mask).sum(1)
+                total = ratio(of_markov, mask.sum(1), blocks(len(mask), result.block_size))
+                difference = result.difference(of_markov, name)
+                groups[name] = {
+                    "bits": total.value / BIT,
+                    "perplexity": math.exp(total.value),
+                    "difference_bits": difference.value / BIT,
+                    "low": difference.low / BIT,
+                    "high": difference.high / BIT,
+                }
+            rows.append(
+                {
+                    "order": order,
+                    "trained_on": str(self.data.name),
+                    "strength": strengths[-1],
+                    "strengths": strengths,
+                    "groups": groups,
+                }
+            )
+        return rows
+
 
 def evaluate(
     model: Loaded, settings: Evaluation, output: Path, windows: Path | None = None
@@ -380,7 +413,7 @@ def evaluate(
         **about,
         "groups": {name: result.summary(name) for name in named},
         "both_strands": strands,
-        "markov": markov_rows(source, tiles, held_out.groups, result, markov, settings.part),
+        "markov": held_out.markov_rows(result, markov, settings.part),
         "curve": curve,
         "code_length": costs,
     }

@@ -4,7 +4,6 @@ scores for paired comparisons."""
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from numpy import ndarray
 from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
-from dnadiff.diffusion.likelihood.estimates import Likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
 from dnadiff.genomics.kmers import NOVELTY, KmerSet
@@ -226,40 +224,3 @@ def markov_nats(
     for order, model in tuned.items():
         log_probs = per_window(data, tiles, part, partial(model.log_probs, order=order))
         yield order, model, -np.nan_to_num(log_probs)
-
-
-def markov_rows(
-    data: SequenceDataModule,
-    tiles: TiledWindows,
-    groups: Mapping[str, ndarray],
-    result: Likelihood,
-    tuned: Mapping[int, BackoffMarkov],
-    part: str,
-) -> list[Json]:
-    """`markov_nats` as rows for JSON, each with the paired difference between the network
-    (`result`) and the Markov model."""
-    rows, bit = [], math.log(2)
-    for order, model, nats in markov_nats(data, tiles, tuned, part):
-        strengths = model.strengths[: order + 1]
-        row: Json = {
-            "order": order,
-            "trained_on": str(data.name),
-            "strength": strengths[-1],
-            "strengths": strengths,
-            "groups": {},
-        }
-        for name, mask in groups.items():
-            if not mask.any():
-                continue
-            of_markov = (nats * mask).sum(1)
-            total = ratio(of_markov, mask.sum(1), blocks(len(mask), result.block_size))
-            difference = result.difference(of_markov, name)
-            row["groups"][name] = {
-                "bits": total.value / bit,
-                "perplexity": math.exp(total.value),
-                "difference_bits": difference.value / bit,
-                "low": difference.low / bit,
-                "high": difference.high / bit,
-            }
-        rows.append(row)
-    return rows

@@ -1,6 +1,6 @@
 """Rows of variants with their effects as an output that can be resumed, as VCF, table or Parquet by
-the name of the file, and what is written next to it: the dependency matrix of a single variant, and the page with heat maps of saturated regions.
-"""
+the name of the file, and what is written next to it: the dependency matrix of a single variant, and
+the page with heat maps of saturated regions."""
 
 from __future__ import annotations
 
