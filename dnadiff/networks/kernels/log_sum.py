@@ -58,16 +58,6 @@ def linear_log_sum(
     Returns:
         (M,) and (M, K), float32 or wider.
     """
-    if (
-        features.dim() != 2
-        or weight.dim() != 2
-        or features.shape[1] != weight.shape[1]
-        or ids.shape[:-1] != features.shape[:1]
-    ):
-        raise ValueError(
-            f"features {tuple(features.shape)}, weight {tuple(weight.shape)} and ids "
-            f"{tuple(ids.shape)} must be (M, D), (V, D) and (M, K)"
-        )
     device = features.device.type
     if block is None:
         columns = _ENTRIES.get(device, 2**24) // max(1, len(features))

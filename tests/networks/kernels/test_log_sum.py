@@ -75,12 +75,6 @@ def test_nothing_as_large_as_the_logits_is_saved_for_the_backward_pass():
     assert max(kept) == 50 * 6 < 13 * 50
 
 
-def test_shapes_that_do_not_fit_are_refused():
-    given, ids = inputs()
-    with pytest.raises(ValueError, match=r"features \(13, 6\), weight \(50, 6\) and ids \(12, 2\)"):
-        linear_log_sum(*given, ids[:12])
-
-
 class Failing:
     @staticmethod
     def add_log_sum(*_):
