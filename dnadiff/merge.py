@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+import yaml
+
 from dnadiff.fields import Json
 from dnadiff.options.base import Options, Result, ShardedOptions
-from dnadiff.options.command import command, command_names, named
+from dnadiff.options.command import command, command_names, named, result_of
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, config_dir, locate
 
@@ -59,7 +61,7 @@ def merge(options: MergeOptions) -> Result:
     mark = MergeMark(output)
     is_repeated = mark.path.exists()
     if mark.has_output and not folder.path.exists():  # stopped while it removed them
-        return Result({}, (finish(mark, folder),))
+        return result_of(finish(mark, folder))
     if options.shards is None and not folder.path.exists() and output.exists():
         raise FileExistsError(
             f"{output} is complete already, and {folder.path} with its shards does not exist"
@@ -91,7 +93,7 @@ def merge(options: MergeOptions) -> Result:
         if not resume:
             mark.remove()
         raise
-    return Result({}, (finish(mark, None if options.keep else folder),))
+    return result_of(finish(mark, None if options.keep else folder))
 
 
 def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
@@ -128,11 +130,11 @@ def jobs_of(
         )
     chosen = found.compose(manifest.overrides, options.run_dir, options.config_folder)
     settings = dict(chosen)
-    known = {
-        target
-        for root in filter(None, (config_dir(), options.config_folder))
-        for target in targets_in(root)
-    }
+    files = [
+        p for root in (config_dir(), options.config_folder) if root for p in root.rglob("*.yaml")
+    ]
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    known = {target for text in texts for target in targets_of(yaml.safe_load(text))}
     for target in targets_of(settings):
         if target not in known:
             locate(target, (PACKAGE, *options.trust))
@@ -160,25 +162,12 @@ def on_cpu(settings: Json) -> Json:
 
 def targets_of(config: Json) -> Iterator[str]:
     """Every `_target_` in a configuration."""
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        if key == "_target_":
-            yield value
-    for value in (
-        config.values()
-        if isinstance(config, Mapping)
-        else config
-        if isinstance(config, list)
-        else ()
-    ):
+    if isinstance(config, Mapping):
+        if "_target_" in config:
+            yield config["_target_"]
+        config = list(config.values())
+    for value in config if isinstance(config, list) else ():
         yield from targets_of(value)
-
-
-def targets_in(folder: Path) -> Iterator[str]:
-    """Every `_target_` in the YAML files of a folder."""
-    import yaml
-
-    for path in folder.rglob("*.yaml"):
-        yield from targets_of(yaml.safe_load(path.read_text(encoding="utf-8")))
 
 
 main = merge.main

@@ -12,6 +12,7 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics import scores
 from dnadiff.jobs.journal import ResumableOutput
+from dnadiff.score import score
 from dnadiff.weights import checkpoint
 
 
@@ -62,6 +63,15 @@ def test_every_record_has_its_likelihood_and_its_error(cli, trained, records, tm
         found["long"]["bits_per_base"]
     )  # the training genome repeats ACGTTGA
     assert "bits per base" in out and "files are in s.tsv" in out
+
+
+def test_the_command_is_a_function_that_returns_numbers_and_rows(
+    trained, records, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    found = score(checkpoint=str(trained), input="x.fa", output="s.tsv", num_draws=2)
+    assert found.content == json.loads((tmp_path / "s.tsv.json").read_text())
+    assert found.settings["num_draws"] == 2 and list(found.frame.name)[:2] == ["long", "short"]
 
 
 def test_a_file_without_a_countable_base_gets_its_nan_rows(cli, trained, tmp_path):
