@@ -93,12 +93,8 @@ class MaskFraction(NoiseSchedule):
         self.eps = eps
 
     @abstractmethod
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        """m(t)."""
-
-    @abstractmethod
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        """dm / dt."""
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """m(t) and dm / dt."""
 
     @abstractmethod
     def time(self, fraction: Tensor) -> Tensor:
@@ -106,11 +102,11 @@ class MaskFraction(NoiseSchedule):
 
     @override
     def alpha(self, t: Tensor) -> Tensor:
-        return 1 - (1 - self.eps) * self.mask_fraction(t)
+        return 1 - (1 - self.eps) * self.fraction(t)[0]
 
     @override
     def dalpha(self, t: Tensor) -> Tensor:
-        return -(1 - self.eps) * self.dmask_fraction(t)
+        return -(1 - self.eps) * self.fraction(t)[1]
 
     @override
     def inverse(self, alpha: Tensor) -> Tensor:
@@ -127,12 +123,8 @@ class LogLinear(MaskFraction):
     """
 
     @override
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        return t
-
-    @override
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        return torch.ones_like(t)
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return t, torch.ones_like(t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
@@ -153,12 +145,9 @@ class Cosine(MaskFraction):
     """
 
     @override
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        return 2 * torch.sin(math.pi / 4 * t) ** 2  # 1 - cos(pi t / 2) with its digits near t = 0
-
-    @override
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        return math.pi / 2 * torch.sin(math.pi / 2 * t)
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        # 1 - cos(pi t / 2) with its digits near t = 0
+        return 2 * torch.sin(math.pi / 4 * t) ** 2, math.pi / 2 * torch.sin(math.pi / 2 * t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
@@ -175,12 +164,8 @@ class CosineSquared(MaskFraction):
     Flat at both ends."""
 
     @override
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        return torch.sin(math.pi / 2 * t) ** 2
-
-    @override
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        return math.pi / 2 * torch.sin(math.pi * t)
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(math.pi / 2 * t) ** 2, math.pi / 2 * torch.sin(math.pi * t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
@@ -201,12 +186,8 @@ class MaskGITCosine(MaskFraction):
     """
 
     @override
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        return torch.sin(math.pi / 2 * t)
-
-    @override
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        return math.pi / 2 * torch.cos(math.pi / 2 * t)
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sin(math.pi / 2 * t), math.pi / 2 * torch.cos(math.pi / 2 * t)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
@@ -234,12 +215,8 @@ class Polynomial(MaskFraction):
         self.exponent = exponent
 
     @override
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        return t**self.exponent
-
-    @override
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        return self.exponent * t ** (self.exponent - 1)
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return t**self.exponent, self.exponent * t ** (self.exponent - 1)
 
     @override
     def time(self, fraction: Tensor) -> Tensor:
@@ -268,12 +245,10 @@ class ShiftedLogOdds(MaskFraction):
         self.shift, self.slope = shift, math.expm1(shift)
 
     @override
-    def mask_fraction(self, t: Tensor) -> Tensor:
-        return (self.slope + 1) * t / (1 + self.slope * t)
-
-    @override
-    def dmask_fraction(self, t: Tensor) -> Tensor:
-        return (self.slope + 1) / (1 + self.slope * t) ** 2
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        return (self.slope + 1) * t / (1 + self.slope * t), (self.slope + 1) / (
+            1 + self.slope * t
+        ) ** 2
 
     @override
     def time(self, fraction: Tensor) -> Tensor:

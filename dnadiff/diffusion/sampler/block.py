@@ -57,9 +57,7 @@ class Blockwise(OuterSampler):
     def size_for(self, length: int) -> int:
         return length if self.block_size is None else min(self.block_size, length)
 
-    @override
-    def window_for(self, length: int) -> int:
-        return self.size_for(length)
+    window_for = size_for
 
     @override
     def num_steps_for(self, length: int) -> int:

@@ -76,9 +76,7 @@ class SemiAR(OuterSampler):
     def num_steps_for(self, length: int) -> int:
         return len(self.parts(length)) * self.sampler.num_steps_for(self.window_for(length))
 
-    @override
-    def size_for(self, length: int) -> int:
-        return self.window_for(length)
+    size_for = window_for
 
     @override
     def parts(self, length: int) -> list[slice]:

@@ -90,10 +90,9 @@ class KernelLinear(nn.Linear):
         if gate is not None:
             gate = gate.to(weight.dtype)
             weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
-        if torch.is_autocast_enabled(x.device.type):
-            return nn.functional.linear(x, weight, bias)
-        x = x.to(weight.dtype)  # norms return float32 for weights of any type
-        if x.device.type != "cpu" or x.dtype != torch.float32:
+        autocast = torch.is_autocast_enabled(x.device.type)
+        x = x if autocast else x.to(weight.dtype)  # norms return float32 for weights of any type
+        if autocast or x.device.type != "cpu" or x.dtype != torch.float32:
             return nn.functional.linear(x, weight, bias)
         y = linear(x, weight)
         return y if bias is None else y + bias
