@@ -1,1 +1,1 @@
-"""Pages and pictures: `page` fills the templates and draws figures; `run`, `suite`, `designs` and `heat_map` are the pages."""
+"""Pages and pictures: `page` fills the templates and draws figures; the others are the pages."""

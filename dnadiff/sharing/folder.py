@@ -23,7 +23,6 @@ from dnadiff.weights.tensors import fingerprint, round_weights
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
 _SHOWN = 8  # held-out records named in the table
-_POINTS = 8  # of h(n)
 _GUIDE = "RESPONSIBLE_USE.md"
 
 
@@ -95,7 +94,7 @@ def model_card(name: str, about: Config) -> str:
         about: as `dnadiff.sharing.record.summary` returns it; optionally with `duplicate_tied` and
             `dtype` of the weights in the file.
     """
-    is_dna, curve = about["alphabet"] == "DNA", about["curve"] or {"visible": [], "bits": []}
+    is_dna = about["alphabet"] == "DNA"
     kind = ["dna", "genomics"] if is_dna else ["text"]
     metadata = {
         "library_name": "dnadiff",
@@ -103,8 +102,6 @@ def model_card(name: str, about: Config) -> str:
         "tags": [*kind, "masked-diffusion", "language-model", about["network"].lower()],
         "pipeline_tag": "fill-mask",
     }
-    last = len(curve["visible"]) - 1  # points of h(n) at equal distances
-    shown = sorted({round(i * last / (_POINTS - 1)) for i in range(_POINTS)}) if last >= 0 else ()
     # The guide of the package for models of DNA, its headings one level deeper.
     lines = (config_dir().parent / _GUIDE).read_text(encoding="utf-8").splitlines()[1:]
     environment = Environment(
@@ -120,7 +117,6 @@ def model_card(name: str, about: Config) -> str:
         about=about,
         is_dna=is_dna,
         metadata=yaml.safe_dump(metadata, sort_keys=False),
-        points=[(curve["visible"][i], curve["bits"][i]) for i in shown],
         guide="\n".join("#" * line.startswith("#") + line for line in lines).strip(),
         round=round,
     )

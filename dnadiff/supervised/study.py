@@ -258,10 +258,12 @@ def run_study(
     """
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
-    tested, folds, trained = protocol.tested(data), {}, {}
-    for seed in seeds:
-        folds[seed] = folds_of(data, protocol, seed)
-        trained[seed] = round(np.mean([len(r.data.train) for r in protocol.rounds(data, seed)]))
+    tested = protocol.tested(data)
+    trained = {
+        seed: round(np.mean([len(one.data.train) for one in protocol.rounds(data, seed)]))
+        for seed in seeds
+    }
+    folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
     # In the order of the seeds, whichever is finished first.
     done: dict[str, dict[int, Prediction | None]] = {
         name: dict.fromkeys(distinct_seeds(model, seeds, protocol))
