@@ -50,19 +50,16 @@ class Address(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the file: the last part of the path, without a query."""
-        path = (
-            urlsplit(self.text).path
-            if self.is_http
-            else self.text.partition("://")[2].partition("/")[2]
-        )
-        return PurePosixPath(unquote(path) if self.is_http else path).name
+        if self.is_http:
+            return PurePosixPath(unquote(urlsplit(self.text).path)).name
+        return PurePosixPath(self.text.partition("://")[2].partition("/")[2]).name
 
     @property
     def folder(self) -> str:
         """The address of the folder that it is in, with the query, which may say more than the name
         does."""
-        base, mark, query = self.text.partition("?") if self.is_http else (self.text, "", "")
-        return base.rstrip("/").rpartition("/")[0] + mark + query
+        base, query = self._parts
+        return base.rpartition("/")[0] + query
 
     @property
     def is_http(self) -> bool:
@@ -71,8 +68,13 @@ class Address(NamedTuple):
 
     def inside(self, name: str) -> Address:
         """A file in this folder."""
+        base, query = self._parts
+        return self._replace(text=f"{base}/{name}{query}")
+
+    @property
+    def _parts(self) -> tuple[str, str]:
         base, mark, query = self.text.partition("?") if self.is_http else (self.text, "", "")
-        return self._replace(text=f"{base.rstrip('/')}/{name}{mark}{query}")
+        return base.rstrip("/"), mark + query
 
 
 def parse(path: object) -> Address:
