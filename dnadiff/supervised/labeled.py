@@ -204,14 +204,6 @@ class Division:
             )
         return [self.strata_names[number] for number in sorted(train - other)]
 
-    def copies_in_training(self) -> int:
-        """Test sequences that are also in the training or validation part, on either strand."""
-        known, tested = (
-            [canonical_key(self.bases[row]) for row in self.rows(*parts)]
-            for parts in (("train", "valid"), ("test",))
-        )
-        return sum(map(set(known).__contains__, tested))
-
     def items(self, part: str, pad_id: int) -> Items:
         """The items of a part."""
         rows = self.rows(part)
@@ -317,6 +309,11 @@ class LabeledTask(ABC):
             )
         # Under cross-validation, copies are in the same fold.
         in_folds = self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
+        known, tested = (
+            [canonical_key(division.bases[row]) for row in division.rows(*parts)]
+            for parts in (("train", "valid"), ("test",))
+        )
+        copies = sum(map(set(known).__contains__, tested))  # on either strand
         of_class = " of each class" if len(division.strata_names) > 1 else ""
         together = (
             "copies, either strand"
@@ -331,7 +328,7 @@ class LabeledTask(ABC):
             if division.divided
             else f"random, {100 * self.test_fraction:g} %{of_class} for test",
             "kept_together": together,
-            "test_sequences_also_in_training": 0 if in_folds else division.copies_in_training(),
+            "test_sequences_also_in_training": 0 if in_folds else copies,
             **({"cut_to_max_length": truncated} if self.max_length else {}),
             **found.notes,
         }
