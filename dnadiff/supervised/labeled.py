@@ -309,11 +309,11 @@ class LabeledTask(ABC):
             )
         # Under cross-validation, copies are in the same fold.
         in_folds = self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
-        known, tested = (
+        seen, tested = (
             [canonical_key(division.bases[row]) for row in division.rows(*parts)]
             for parts in (("train", "valid"), ("test",))
         )
-        copies = sum(map(set(known).__contains__, tested))  # on either strand
+        copies = sum(map(set(seen).__contains__, tested))  # on either strand
         of_class = " of each class" if len(division.strata_names) > 1 else ""
         together = (
             "copies, either strand"
