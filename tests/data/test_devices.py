@@ -135,6 +135,7 @@ def test_all_processes_stop_when_one_hears_ctrl_c(tmp_path):
         val_check_batch=4,
         logger=None,
         log_every_n_steps=50,
+        callback_metrics={},
         save_checkpoint=lambda path, **_: saved.append(path),
     )
     trainer.strategy = SimpleNamespace(
