@@ -413,22 +413,23 @@ class MixtureProcess(Process):
 
     @override
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
-        at = self._at(t, log_probs.dtype)
-        q, guess = at.of(self._one_hot(x0, log_probs.dtype)), at.of(log_probs.exp())
+        t = t.to(log_probs.dtype)
+        at, dalpha = self._at(t, t.dtype), self.noise.dalpha(t)[..., None]
+        q, guess = at.of(self._one_hot(x0, t.dtype)), at.of(log_probs.exp())
         smallest = torch.finfo(log_probs.dtype).tiny  # the gradient of log 0 would be NaN
         log_ratio = q.clamp(min=smallest).log() - guess.clamp(min=smallest).log()
         now = xt[:, None]
         rho = q.gather(-1, now) / guess.gather(-1, now).clamp(min=smallest)
         log_rho = log_ratio.gather(-1, now)
         divergence = (q * log_ratio).sum(-1, keepdim=True)
-        rate = self._rate(t, log_probs.dtype).gather(-1, now) / q.gather(-1, now)
+        rate = (1 - at.alpha) * self.dpi(t) - dalpha / at.alpha * self.pi(t)  # of each token
+        rate = rate.gather(-1, now) / q.gather(-1, now)
         return (rate * (divergence + rho - log_rho - 1))[:, 0]
 
     @override
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return self._posterior(
-            log_probs, xt, self._at(t, log_probs.dtype), self._at(s, log_probs.dtype)
-        )
+        at, to = (self._at(time, log_probs.dtype) for time in (t, s))
+        return self._posterior(log_probs, xt, at, to)
 
     @override
     def ends(self, x0: Tensor) -> Tensor:
@@ -455,12 +456,6 @@ class MixtureProcess(Process):
         t = t.to(dtype)
         alpha = self.noise.alpha(t)[..., None]
         return _Marginal(alpha, (1 - alpha) * self.pi(t))
-
-    def _rate(self, t: Tensor, dtype: torch.dtype) -> Tensor:
-        """r_t of each token, (M, V)."""
-        t = t.to(dtype)
-        alpha, dalpha = self.noise.alpha(t)[..., None], self.noise.dalpha(t)[..., None]
-        return (1 - alpha) * self.dpi(t) - dalpha / alpha * self.pi(t)
 
     def _one_hot(self, ids: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
         return F.one_hot(ids, self.vocab.size).to(dtype)
