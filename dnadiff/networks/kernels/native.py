@@ -65,6 +65,7 @@ _EXTRAS = tuple(
     for cpu in (("-march=native",), ("-mcpu=native",), ())
 )
 _FUNCTION = re.compile(r"^(void|int64_t) (dnadiff_\w+)\(([^)]*)\)", re.MULTILINE)
+_PLAIN = {int, float, bool, type(None)}
 _TYPES = {"int64_t": c_int64, "double": c_double, "int": c_int}  # of parameters, by value
 
 _log = logging.getLogger("dnadiff")
@@ -272,12 +273,12 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def call(name: str, *arguments: Tensor | float | None) -> None:
+def call(name: str, *arguments: Any) -> None:
     """Call `dnadiff_name` of the library: tensors by their addresses, None as null, then sizes and
     flags, to which the number of threads is added. Nothing for tensors without data."""
     if isinstance(arguments[0], FakeTensor):
         return
-    values = [x.data_ptr() if isinstance(x, Tensor) else x for x in arguments]
+    values = [x if type(x) in _PLAIN else x.data_ptr() for x in arguments]
     getattr(library(), f"dnadiff_{name}")(*values, torch.get_num_threads())
 
 
@@ -301,9 +302,9 @@ def rows(*tensors: OptionalTensor) -> tuple[list[Any], list[int]]:
     for x in tensors:
         row = 0
         if x is not None and not isinstance(x, FakeTensor):
-            Bt, L, X = x.shape
-            row = x.stride(1) if L > 1 else X
-            if (X > 1 and x.stride(2) != 1) or row < X or (Bt > 1 and x.stride(0) != L * row):
+            (Bt, L, X), (batch, row, column) = x.shape, x.stride()
+            row = row if L > 1 else X
+            if (X > 1 and column != 1) or row < X or (Bt > 1 and batch != L * row):
                 x, row = x.contiguous(), X
         found.append(x)
         strides.append(row)
@@ -432,10 +433,14 @@ _SUMS = 2**18  # up to this size the gradient of a weight fits into one core's c
 def onednn_wins() -> bool:
     """Whether oneDNN is known to be faster on this processor, and works. Not decided by timing:
     every run on a machine makes the same choice."""
-    return _onednn_works("\n".join(processor()), torch.backends.cpu.get_cpu_capability())
+    return _onednn_wins()
 
 
 @cache
+def _onednn_wins() -> bool:
+    return _onednn_works("\n".join(processor()), torch.backends.cpu.get_cpu_capability())
+
+
 def _onednn_works(processor: str, capability: str) -> bool:
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):
         return False
