@@ -290,8 +290,14 @@ class SequenceDataModule:
 
     def path_names(self) -> list[str]:
         """The paths that the user wrote, as strings, for reports."""
-        paths = [self.path] if isinstance(self.path, (str, Path)) else self.path or ()
-        return [str(path).removeprefix(CACHED) for path in paths]
+        path = self.path
+        if isinstance(path, Mapping):  # files by part
+            pairs = [
+                (part, [each] if isinstance(each, str) else each) for part, each in path.items()
+            ]
+            return [f"{part}={each}" for part, several in pairs for each in several]
+        paths = [path] if isinstance(path, (str, Path)) else path or ()
+        return [str(each).removeprefix(CACHED) for each in paths]
 
     def read(self) -> Contents:
         """Read the data: names and token ids of the records, and their tokenizer."""
