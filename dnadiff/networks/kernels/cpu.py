@@ -54,7 +54,8 @@ class _Steps(NamedTuple):
 
     def inputs(self, way: MixerWay, A: Tensor) -> ScanInputs:
         """All inputs of the scan."""
-        _, B, C = self.p.split([way.dt_weight.shape[1], *[A.shape[1]] * 2], dim=-1)
+        rank, states = way.dt_weight.shape[1], A.shape[1]  # slices, because `split` is slow
+        B, C = self.p[..., rank : rank + states], self.p[..., rank + states :]
         return ScanInputs(self.u, self.delta, A, B, C, way.D, way.dt_bias)
 
 
