@@ -152,8 +152,8 @@ def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
 
 
 def held_out_likelihood(content: Mapping[str, Json], key: str = "likelihood") -> Config:
-    """A `HeldOutLikelihood` without further keys; KeyError if one is missing, ValueError, naming the
-    key, if a value has another type."""
+    """A `HeldOutLikelihood` without further keys; KeyError if one is missing, ValueError, naming
+    the key, if a value has another type."""
     try:
         return dict(TypeAdapter(HeldOutLikelihood).validate_python(content, strict=True))
     except ValidationError as error:
