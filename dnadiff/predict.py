@@ -81,8 +81,7 @@ class PredictOptions(ShardedOptions):
 def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
-    from dnadiff.supervised import saved, tasks
-    from dnadiff.supervised.ensemble import Columns, PredictionTable, PredictJob, SequenceFile
+    from dnadiff.supervised import ensemble, saved, tasks
 
     output = expand_user(options.output or options.run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
@@ -109,23 +108,23 @@ def predict(options: PredictOptions) -> list[Job]:
             f"label_column names {len(labels)} columns, and this model expects {expected}; name "
             "that many, in this order"
         )
-    queries = SequenceFile(
+    queries = ensemble.SequenceFile(
         options.input,
         model.encode,
         target,
-        Columns(options.sequence_column, options.name_column, labels),
+        ensemble.Columns(options.sequence_column, options.name_column, labels),
         options.window,
         options.stride,
         model.limits,
     )
     has_labels = labels is not None
-    predictions = PredictionTable(
+    predictions = ensemble.PredictionTable(
         target, model.seeds, options.window is not None, has_labels, has_labels or options.per_seed
     )
     keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
     shown = options.only("input", "label_column", "window", "stride", "track")
     return [
-        PredictJob(
+        ensemble.PredictJob(
             model,
             queries,
             predictions,

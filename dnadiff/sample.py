@@ -139,9 +139,8 @@ class SampleOptions(ModelOptions, ShardedOptions):
 @command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import generate, samples
+    from dnadiff.design import generate, reward, samples
     from dnadiff.design import request as requests
-    from dnadiff.design import reward as rewards
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.jobs.journal import sha256, temporary_path
@@ -202,14 +201,14 @@ def sample(options: SampleOptions) -> list[Job]:
         given = {key: shown_addresses(value) for key, value in given.items()}
         num_draws = given.pop("num_draws")
         about = given | ({} if method.uses_beta else {"beta": None})
-        reward = build(options.reward, trust=(PACKAGE, *options.trust))
-        if not isinstance(reward, rewards.Reward):
+        built = build(options.reward, trust=(PACKAGE, *options.trust))
+        if not isinstance(built, reward.Reward):
             raise ValueError(
                 f"reward {options.reward.get('_target_')} is not a reward "
                 "(dnadiff.design.reward.Reward)"
             )
         search = None if index is None else index.longest_match
-        goal = rewards.as_reward(reward, options.target)
+        goal = reward.as_reward(built, options.target)
         generator = made = Designer(
             generator, method, goal, options.beta, options.num_draws, search
         )
@@ -226,7 +225,7 @@ def sample(options: SampleOptions) -> list[Job]:
         settings_of_output |= {
             **{key: without_trust(given[key]) for key in ("reward", "target", "method", "beta")},
             "num_draws": num_draws,
-            "reward_inputs": reward.inputs(),
+            "reward_inputs": built.inputs(),
             "copies": index is not None,
         }
         if options.report is not None and options.shard is None:  # shards have none
