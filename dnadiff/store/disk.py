@@ -1,7 +1,8 @@
 """Files and folders of this disk: written whole or not at all, read back with checks, locked, and
 the cache folder for packed genomes and downloads.
 
-Next to a file or folder NAME, `.NAME.HEX.part` is garbage of a killed process.
+Next to a file or folder NAME, `.NAME.HEX.part` is garbage of a killed process, and `.NAME.HEX.old`
+a complete folder that was being replaced.
 
 An error of the file system names the file, the size that it needs and the space that is free;
 whatever is wrong with a file that is read back, the error is a ValueError that names it.
@@ -233,18 +234,21 @@ def _open_locked(part: Path) -> WatchedFile | None:
 
 
 def _remove_unfinished(target: Path) -> None:
-    """Remove the temporary files and folders of `target` that killed processes left: those that no
-    process has locked."""
-    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.part")
+    """Remove the temporary files and folders of `target` that killed processes left, after giving a
+    folder that one of them had renamed away its name again, unless the new one has it already."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{32}}\.(old|part)")
     found: list[Path] = []
     with suppress(OSError):  # a folder that may be written and not listed
         found = [path for path in target.parent.iterdir() if name.fullmatch(path.name)]
-    for left in found:
+    for left in sorted(found, key=lambda path: path.suffix):
         with suppress(OSError):  # removed meanwhile, or of a living process
             lock = os.open(left, os.O_RDONLY if left.is_dir() else os.O_RDWR)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (shutil.rmtree if left.is_dir() else os.unlink)(left)
+                if left.suffix == ".old" and not target.exists():
+                    left.rename(target)
+                else:
+                    (shutil.rmtree if left.is_dir() else os.unlink)(left)
             finally:
                 os.close(lock)
 
@@ -294,6 +298,8 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
     """Refuse an output folder before the work that fills it begins; a folder is replaced only if it
     holds nothing but files of these names.
 
+    A folder that a killed process was replacing is restored first.
+
     Raises:
         FileExistsError: if it exists and `overwrite` is false.
         ValueError: if it is a file, is in a file, or holds other files.
@@ -305,6 +311,7 @@ def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Pat
             f"output {str(path)!r} is not the name of a new folder; give one, such as "
             "output=my_model"
         )
+    _remove_unfinished(target)
     if target.is_dir() and not target.is_symlink():
         if not overwrite:
             raise FileExistsError(
@@ -328,9 +335,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     """A temporary folder next to `target`, which gets its name, and replaces a folder of that name,
     when the block ends without an error.
 
-    If the process is killed, `target` is the old folder or the new one; where the file system
-    cannot exchange two folders, the old one may have been renamed to `.NAME.HEX.old`. What killed
-    processes left next to it is removed.
+    If the process is killed, `target` is the old folder or the new one, or, where the file system
+    cannot exchange two folders, the next call restores the old one. What killed processes left next
+    to it is removed.
     """
     with names_file(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -353,13 +360,19 @@ def new_folder(target: Path) -> Iterator[Path]:
                 part.rename(target)
             elif not _exchange(part, target):
                 aside = part.with_suffix(".old")
-                target.rename(aside)
+                held = os.open(target, os.O_RDONLY)  # no other process restores it meanwhile
                 try:
-                    part.rename(target)
-                except OSError:
-                    aside.rename(target)
-                    raise
-                aside.rename(part)
+                    with suppress(OSError):
+                        fcntl.flock(held, fcntl.LOCK_EX)
+                    target.rename(aside)
+                    try:
+                        part.rename(target)
+                    except OSError:
+                        aside.rename(target)
+                        raise
+                    aside.rename(part)  # no longer complete when its removal begins
+                finally:
+                    os.close(held)
             sync_folder(target.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)  # after an exchange, the old folder

@@ -71,9 +71,9 @@ def test_what_an_export_would_destroy_is_refused(tmp_path):
 CHANGES = ("os.mkdir", "os.rename", "os.remove", "os.rmdir", "ctypes.dlsym")
 
 
-def replaced_and_killed(target, step):
+def replaced_and_killed(target, step, exchanges):
     """Replace `target` in a process that dies without any cleaning just before its change number
-    `step`; whether it died."""
+    `step`; whether it died. Without `exchanges`, its system cannot exchange two folders."""
     child = os.fork()
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -86,6 +86,8 @@ def replaced_and_killed(target, step):
         count += event in CHANGES
         if count == step:
             os._exit(9)
+        if event == "ctypes.dlsym" and not exchanges:
+            raise AttributeError
 
     try:
         sys.addaudithook(die)
@@ -97,16 +99,22 @@ def replaced_and_killed(target, step):
         os._exit(1)
 
 
-def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_folder_or_the_new_one(tmp_path):
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_kill_at_any_step_of_a_replacement_leaves_the_old_folder_or_the_new_one(
+    exchanges, tmp_path
+):
     contents, step = {"old": ["old", "old"], "new": ["new", "new"]}, 1
     target, found = tmp_path / "model", []
     while True:
         with new_folder(target) as part:
             (part / "a.txt").write_text("old")
             (part / "b.txt").write_text("old")
-        if not replaced_and_killed(target, step):
+        if not replaced_and_killed(target, step, exchanges):
             break
-        # There is no moment without a complete folder.
+        if exchanges:  # there is no moment without a complete folder
+            assert [path.read_text() for path in sorted(target.iterdir())] in contents.values()
+        with pytest.raises(FileExistsError):  # the next start restores what was renamed away
+            check_folder(target, False, ("a.txt", "b.txt"))
         found.append([path.read_text() for path in sorted(target.iterdir())])
         assert found[-1] in contents.values()
         with pytest.raises(RuntimeError), new_folder(target):
