@@ -315,6 +315,7 @@ def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = AUTO) -> Tensor:
     """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a
     unidirectional mixer without its projections."""
     u = inputs.u
+    _check_shape("z", z, u.shape, " as u")
     backend = _backend(scan, u, inputs.A.shape[1])
     if u.numel() == 0 or not backend.fused_gated_scan:
         return gated_sum(selective_scan(*inputs, scan=scan), None, z, scan=scan)
@@ -394,12 +395,15 @@ def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor, *, scan: str = AUTO) 
     Here and in the operations below, half precision and autocast are left to PyTorch unless the
     back end reads half precision itself.
     """
+    _check_shape("y_rev", y_rev, y.shape, " as y")
+    _check_shape("z", z, y.shape, " as y")
     return _rowwise(scan, y, y_rev, z).gated_sum(y, y_rev, z)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = AUTO) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
     1910.07467, equation 4)."""
+    _check_shape("weight", weight, x.shape[-1:])
     return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
 
 
@@ -419,6 +423,8 @@ def add_norm(
         s in the wider type of the two, and its norm. The norm is computed in that type and returned
         in weight's type, or in autocast's type if the back end has one kernel for both steps.
     """
+    _check_shape("added", added, x.shape, " as x")
+    _check_shape("weight", weight, x.shape[-1:])
     backend = _rowwise(scan, x, added, weight)
     if backend.fused_add_norm:
         return backend.add_norm(x, added, weight, eps)
@@ -426,21 +432,26 @@ def add_norm(
     return total, rms_norm(total, weight.to(total.dtype), eps, scan=scan).to(weight.dtype)
 
 
+def _product(x: Tensor, weight: Tensor, scan: str) -> Backend:
+    _check_shape("weight", weight, (len(weight), x.shape[-1]))
+    return _rowwise(scan, x, weight)
+
+
 def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from
     their low-rank form."""
-    return _rowwise(scan, x, weight).narrow_linear(x, weight)
+    return _product(x, weight, scan).narrow_linear(x, weight)
 
 
 def linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R), by the fastest library for it."""
-    return _rowwise(scan, x, weight).linear(x, weight)
+    return _product(x, weight, scan).linear(x, weight)
 
 
 def linear_halves(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> tuple[Tensor, Tensor]:
     """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a
     mixer's input and its gate."""
-    return _rowwise(scan, x, weight).linear_halves(x, weight)
+    return _product(x, weight, scan).linear_halves(x, weight)
 
 
 def fuses_mixer(
@@ -530,6 +541,7 @@ def two_stream_mixer(
         (Bt, L, D) of the noised stream and, if it is needed, of the clean one.
     """
     backend = _mixer_backend(noised, weights, valid, scan, True)
+    _check_shape("clean", clean, noised.shape, " as noised")
     _num_blocks(block_size, noised.shape[1])
     return backend.two_stream_mixer(noised, clean, weights, block_size, valid, clean_output)
 

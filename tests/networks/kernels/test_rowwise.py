@@ -234,3 +234,21 @@ def test_empty_inputs_give_empty_outputs(scan):
         == (0, 5, 4)
     )
     assert narrow_linear(y, taps, scan=scan).shape == linear(y, taps, scan=scan).shape == (0, 5, 6)
+
+
+@pytest.mark.parametrize(
+    ("operation", "shapes", "message"),
+    [
+        (gated_sum, [(1, 4, 8), (1, 4, 8), (1, 4, 7)], r"z has shape \(1, 4, 7\)"),
+        (gated_sum, [(1, 4, 8), (1, 3, 8), (1, 4, 8)], r"y_rev has shape \(1, 3, 8\)"),
+        (lambda x, w: rms_norm(x, w, 1e-5), [(1, 4, 8), (7,)], r"weight .* expected \(8,\)"),
+        (linear, [(1, 4, 8), (5, 9)], r"weight .* expected \(5, 8\)"),
+        (linear_halves, [(1, 4, 8), (6, 9)], r"weight .* expected \(6, 8\)"),
+        (narrow_linear, [(1, 4, 3), (5, 4)], r"weight .* expected \(5, 3\)"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused_before_a_kernel_reads_them(
+    operation, shapes, message
+):
+    with pytest.raises(ValueError, match=message):
+        operation(*normal(*shapes))
