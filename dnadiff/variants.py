@@ -17,8 +17,7 @@ from dnadiff.store.objects import build
 from dnadiff.supervised import runs
 
 if TYPE_CHECKING:
-    from dnadiff.formats.regions import Region
-    from dnadiff.formats.variants import VariantSource
+    from dnadiff.formats.regions import Region, VariantSource
     from dnadiff.jobs.job import Job
 
 _OF_PRETRAINED = (  # key, verb of the message, default
@@ -123,8 +122,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     """The file of effects: log-likelihood ratios of a pretrained model, or differences of the
     predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.formats.regions import read_regions
-    from dnadiff.formats.variants import open_source
+    from dnadiff.formats.regions import open_source, read_regions
     from dnadiff.genomics.variants import effects, methods, variant, work
     from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions

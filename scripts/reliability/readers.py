@@ -378,7 +378,7 @@ def _variant_rows() -> bytes:
 
 def _variants(name: str) -> Callable[[Path], object]:
     def read(folder: Path) -> object:
-        from dnadiff.formats.variants import open_source
+        from dnadiff.formats.regions import open_source
 
         return tuple(
             (r.chrom, str(r.pos), r.id, r.ref, ",".join(r.alts)) for r in open_source(folder / name)

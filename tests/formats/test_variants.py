@@ -4,8 +4,7 @@ import numpy as np
 import pandas
 import pytest
 
-from dnadiff.formats.regions import Region
-from dnadiff.formats.variants import BcfSource, Rows, TableSource, VcfSource, open_source
+from dnadiff.formats.regions import BcfSource, Region, Rows, TableSource, VcfSource, open_source
 from dnadiff.genomics.variants.variant import Saturation, Sequences
 from dnadiff.jobs.journal import BGZIP_END, bgzip_blocks
 

@@ -410,9 +410,12 @@ def _packed(paths: Sequence[str], num_workers: int) -> Iterable[PackedFile]:
     workers = min(num_workers, len(paths))
     label = f"packing in {workers} processes, files" if workers > 1 else "packing, files"
     progress = Progress(len(paths), label) if workers > 1 or len(paths) > FEW else None
+    files: Iterator[PackedFile] = map(pack, paths)
+    if workers > 1:
+        files = map_in_order(pack, paths, workers, ahead=len(paths))
     done: list[PackedFile] = []
     try:
-        for file in map_in_order(pack, paths, workers, ahead=len(paths)):
+        for file in files:
             done.append(file)
             if progress is not None:
                 progress.update()

@@ -19,8 +19,7 @@ from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.fields import checked
-from dnadiff.formats.regions import listing
-from dnadiff.formats.variants import Row, Rows, VariantSource, open_source
+from dnadiff.formats.regions import Row, Rows, VariantSource, listing, open_source
 from dnadiff.genomics.variants.methods import (
     AUDITED,
     NUM_BASES,

@@ -1,5 +1,5 @@
 """Alleles as edits of a genome with their REF checked, and both alleles in windows of equal length,
-on either strand. Rows of files are read by `dnadiff.formats.variants`; all variants of regions are
+on either strand. Rows of files are read by `dnadiff.formats.regions`; all variants of regions are
 made here."""
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing_extensions import override
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.formats.regions import Region, check_names
-from dnadiff.formats.variants import Row, VariantSource
+from dnadiff.formats.regions import Region, Row, VariantSource, check_names
 
 _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"

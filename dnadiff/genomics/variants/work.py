@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from dnadiff.data.base import run_data
 from dnadiff.fields import Json
-from dnadiff.formats.variants import VariantSource, VcfSource
+from dnadiff.formats.regions import VariantSource, VcfSource
 from dnadiff.genomics.variants.effects import (
     NO_VALUE,
     PREDICTED_COLUMNS,

@@ -5,8 +5,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dnadiff.formats.regions import Region
-from dnadiff.formats.variants import Rows
+from dnadiff.formats.regions import Region, Rows
 from dnadiff.genomics.variants.effects import Audit, Scorer, default_method, divided
 from dnadiff.genomics.variants.methods import Block
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation

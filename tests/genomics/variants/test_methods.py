@@ -10,8 +10,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.likelihood.estimators import exact_nelbo
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.formats.regions import Region
-from dnadiff.formats.variants import Rows
+from dnadiff.formats.regions import Region, Rows
 from dnadiff.genomics.variants.effects import Scorer, default_method
 from dnadiff.genomics.variants.methods import NUM_BASES, Block, LogProb, Masked, PairedWindow
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation, Skipped

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.formats.variants import Row
+from dnadiff.formats.regions import Row
 from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, PredictedEffect
 from dnadiff.genomics.variants.work import writer_of
 from dnadiff.networks.backbone.dit import DiT

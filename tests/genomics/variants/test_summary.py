@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from dnadiff.formats.variants import Rows, open_source
+from dnadiff.formats.regions import Rows, open_source
 from dnadiff.genomics.variants.effects import InputSummary, TrainingPart, summarize
 from dnadiff.genomics.variants.variant import Alleles, Sequences
 from dnadiff.genomics.variants.work import files_of, picture_of

@@ -1,6 +1,6 @@
 import pytest
 
-from dnadiff.formats.variants import Row
+from dnadiff.formats.regions import Row
 from dnadiff.genomics.variants.variant import Alleles, Edit, Sequences, Skipped, pair, trimmed
 
 GENOME = Sequences({"chr1": "ACGTNACGTA", "MT": "CCCCC"})
