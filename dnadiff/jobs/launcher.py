@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from dnadiff.fields import Config, Natural, NonNegative, Positive, PositiveInt
+from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress
 from dnadiff.store.address import expand_user
@@ -104,28 +104,37 @@ class Launcher(ABC):
         status, negative if it was killed."""
 
     def launch(
-        self, command: str, config: Config, overrides: Sequence[str], config_folder: Path | None
+        self,
+        command: str,
+        output: str | None,
+        overrides: Sequence[str],
+        *,
+        shard: object = None,
+        overwrite: bool = False,
+        config_folder: Path | None = None,
     ) -> None:
         """Run a command.
 
         Args:
+            output: the file that it writes.
             overrides: arguments of its command line.
+            shard: None; a launcher runs all shards.
             config_folder: the user's own folder of YAML files.
 
         Raises:
             ValueError: if a shard fails, with its message.
             SystemExit: if merging fails, which prints why.
         """
-        if config["shard"] is not None:
+        if shard is not None:
             raise ValueError(
-                f"shard={config['shard']} and launcher= exclude each other: a launcher runs all "
+                f"shard={shard} and launcher= exclude each other: a launcher runs all "
                 "shards; leave one out"
             )
-        if config["output"] is None:
+        if output is None:
             raise ValueError("launcher= needs output=, the file to write")
-        output, overwrite = expand_user(config["output"]), config["overwrite"]
-        mark, folder = MergeMark(output), ShardFolder.of(output)
-        check_output(output, overwrite or mark.is_under_way)
+        path = expand_user(output)
+        mark, folder = MergeMark(path), ShardFolder.of(path)
+        check_output(path, overwrite or mark.is_under_way)
         own = [f"--config-dir={config_folder}"] * (config_folder is not None)
         given = without(overrides, ("launcher", "shard", "overwrite"))
         # shards do not write the output
@@ -133,13 +142,13 @@ class Launcher(ABC):
         run_dir = f"hydra.run.dir={quoted(str(folder.path / 'run'))}"
         jobs = [
             ShardJob(
-                str(shard),
+                str(each),
                 command,
-                [*own, *given, replaces, f"shard={shard}", run_dir],
+                [*own, *given, replaces, f"shard={each}", run_dir],
                 os.getcwd(),
-                str(folder.log(shard).absolute()),
+                str(folder.log(each).absolute()),
             )
-            for shard in self._unfinished(folder)
+            for each in self._unfinished(folder)
         ]
         # Otherwise all that is left is to remove files.
         if not mark.has_output or folder.path.exists():
@@ -151,7 +160,7 @@ class Launcher(ABC):
                     bar.update()
             finally:
                 bar.close()
-        merging = [f"output={quoted(str(output))}", f"overwrite={str(overwrite).lower()}"]
+        merging = [f"output={quoted(str(path))}", f"overwrite={str(overwrite).lower()}"]
         merging += [o for o in given if o.startswith("trust=")]
         merge = [sys.executable, "-m", "dnadiff.merge", *own, *merging]
         if status := subprocess.run(merge, check=False).returncode:

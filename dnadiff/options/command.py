@@ -140,7 +140,12 @@ class Command(Generic[P]):
             refuse_remote_shards(outputs)
         if launcher:  # starts this command once for each shard
             return build(launcher, trust=None).launch(
-                self.name, values, list(options.overrides), options.config_folder
+                self.name,
+                values["output"],
+                list(options.overrides),
+                shard=values["shard"],
+                overwrite=options.overwrite,
+                config_folder=options.config_folder,
             )
         if self.options.chooses_threads:
             from dnadiff.networks.kernels.facade import choose_threads

@@ -156,14 +156,13 @@ def test_shards_that_are_not_complete_are_run_and_a_complete_one_checks_the_conf
                     yield one, launcher.run(one)
 
     monkeypatch.chdir(tmp_path)
-    config = {"shard": None, "output": "s.fa", "overwrite": False}
     overrides = [f"checkpoint={trained}", *SAMPLE, "launcher=processes", "launcher.shards=3"]
     mark, folder = MergeMark(tmp_path / "s.fa"), tmp_path / "s.fa.shards"
     assert cli("sample", *overrides[:-2], "shard=2/3")[0] == 0
     with pytest.raises(ValueError, match=r"holds shards with seed=1, not 2; .*\(shard 1/3; "):
-        Here(3).launch("sample", config, [*overrides, "seed=2"], None)
+        Here(3).launch("sample", "s.fa", [*overrides, "seed=2"])
     ran.clear()
-    Here(3).launch("sample", config, overrides, None)
+    Here(3).launch("sample", "s.fa", overrides)
     assert ran == ["1/3", "3/3"] and (tmp_path / "s.fa").exists() and not folder.exists()
     written = (tmp_path / "s.fa").read_bytes()
     for number in (1, 2, 3):
@@ -173,7 +172,7 @@ def test_shards_that_are_not_complete_are_run_and_a_complete_one_checks_the_conf
     mark.set()
     (tmp_path / "s.fa").write_bytes(written)
     ran.clear()
-    Here(3).launch("sample", config, overrides, None)
+    Here(3).launch("sample", "s.fa", overrides)
     assert ran == ["1/3"] and not folder.exists() and not mark.path.exists()
 
 
