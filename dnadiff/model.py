@@ -573,12 +573,12 @@ def load(
         >>> model.nll(["ACGTTGAACGTTGA"])  # doctest: +SKIP
         array([1.29])
     """
-    from dnadiff.supervised import runs, saved
+    from dnadiff.supervised import ensemble, runs
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if runs.is_fine_tuned(run):
-        return saved.load(run, trust, device)
+        return ensemble.load(run, trust, device)
     return Model(checkpoint.load(run, trust), device)
 
 

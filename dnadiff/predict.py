@@ -81,7 +81,7 @@ class PredictOptions(ShardedOptions):
 def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
-    from dnadiff.supervised import ensemble, saved, tasks
+    from dnadiff.supervised import ensemble, predictions, tasks
 
     output = expand_user(options.output or options.run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
@@ -90,7 +90,7 @@ def predict(options: PredictOptions) -> list[Job]:
             f"{', '.join(TABLES)}"
         )
     resolve(options.input)  # refuses a missing file before the networks are read
-    model = saved.load(options.checkpoint, options.trust, options.device)
+    model = ensemble.load(options.checkpoint, options.trust, options.device)
     track_class = options.track_class
     if options.track is not None:
         only = model.classes[0] if len(model.classes) == 1 else None
@@ -108,26 +108,26 @@ def predict(options: PredictOptions) -> list[Job]:
             f"label_column names {len(labels)} columns, and this model expects {expected}; name "
             "that many, in this order"
         )
-    queries = ensemble.SequenceFile(
+    queries = predictions.SequenceFile(
         options.input,
         model.encode,
         target,
-        ensemble.Columns(options.sequence_column, options.name_column, labels),
+        predictions.Columns(options.sequence_column, options.name_column, labels),
         options.window,
         options.stride,
         model.limits,
     )
     has_labels = labels is not None
-    predictions = ensemble.PredictionTable(
+    columns = predictions.PredictionTable(
         target, model.seeds, options.window is not None, has_labels, has_labels or options.per_seed
     )
     keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
     shown = options.only("input", "label_column", "window", "stride", "track")
     return [
-        ensemble.PredictJob(
+        predictions.PredictJob(
             model,
             queries,
-            predictions,
+            columns,
             output,
             batch_size=options.batch_size,
             track=None if options.track is None else expand_user(options.track),

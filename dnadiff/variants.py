@@ -127,7 +127,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.store.files import resolve
-    from dnadiff.supervised import saved
+    from dnadiff.supervised import ensemble
     from dnadiff.weights import checkpoint, tensors
 
     output = expand_user(options.output or options.run_dir / "variants.tsv")
@@ -148,7 +148,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     writer = work.writer_of(output, columns, options.on_mismatch == "flag")
     model: Any
     if is_fine_tuned:
-        model = saved.load(options.checkpoint, options.trust, options.device)
+        model = ensemble.load(options.checkpoint, options.trust, options.device)
         window = model.window_of(options.window)
     else:
         method = build(options.variant_method, trust=None)

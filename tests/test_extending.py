@@ -14,7 +14,7 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.options.compose import import_plugins
 from dnadiff.store.disk import read_yaml
 from dnadiff.store.objects import build
-from dnadiff.supervised.ensemble import Columns, fasta_rows
+from dnadiff.supervised.predictions import Columns, fasta_rows
 
 MIXTURES = Path(__file__).parent / "diffusion" / "process" / "test_mixture.py"
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"

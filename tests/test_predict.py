@@ -20,9 +20,10 @@ from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.options.command import compose
-from dnadiff.supervised import ensemble
-from dnadiff.supervised.ensemble import Query, chunks, mean_coverage, window_bounds
+from dnadiff.supervised import predictions
+from dnadiff.supervised.ensemble import Query, chunks
 from dnadiff.supervised.finetuning import print_tables
+from dnadiff.supervised.predictions import mean_coverage, window_bounds
 from dnadiff.weights.loaded import build_denoiser
 
 DIT = (
@@ -688,7 +689,7 @@ def test_merged_shards_are_the_bytes_of_one_run(predict, cli, monkeypatch, tmp_p
     (tmp_path / "x.fa").write_text(
         "".join(f">r{i}\n{''.join(random.choice(list('ACGT'), n))}\n" for i, n in enumerate(sizes))
     )
-    monkeypatch.setattr(ensemble, "chunks", functools.partial(chunks, size=300))
+    monkeypatch.setattr(predictions, "chunks", functools.partial(chunks, size=300))
     args = ("input=x.fa", "window=24", "stride=8", "track_class=rich")
     outputs = {
         folder: (f"output={folder}/p.tsv.gz", f"track={folder}/p.bedgraph")

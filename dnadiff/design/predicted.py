@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from dnadiff.design.reward import Reward, Values
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.supervised import saved
+from dnadiff.supervised import ensemble
 from dnadiff.supervised.classifier import Classifier
 
 log = logging.getLogger("dnadiff")
@@ -52,7 +52,7 @@ class PredictedReward(Reward):
     ) -> None:
         self.checkpoint, self.output, self.batch_size = checkpoint, output, batch_size
         self.device, self.trust = device, trust
-        self._model, self._is_length_logged = saved.load(checkpoint, trust, device), False
+        self._model, self._is_length_logged = ensemble.load(checkpoint, trust, device), False
         try:
             self._number = self._model.number_of(output)
         except ValueError as error:

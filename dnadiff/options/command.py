@@ -53,16 +53,14 @@ class Command(Generic[P]):
 
     Attributes:
         options: the class of its options.
-        function: of options; it returns the result, or jobs, which shards can divide.
+        function: of options; it returns the result, or, of `ShardedOptions`, jobs.
         name: the word on the command line: `zero_shot` for ZeroShotOptions.
         known: all commands that were imported, by name.
     """
 
     known: ClassVar[dict[str, Command[...]]] = {}
 
-    def __init__(
-        self, options: type[Options], function: Callable[[Any], Result | list[Job]]
-    ) -> None:
+    def __init__(self, options: type[Options], function: Callable[[Any], Any]) -> None:
         self.options, self.function = options, function
         words = options.__name__.removesuffix("Options")
         self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", words).lower()
@@ -156,12 +154,13 @@ class Command(Generic[P]):
 
     def run(self, options: Any) -> Result:
         """Compute what the function returns, and run its jobs."""
+        if not isinstance(options, ShardedOptions):
+            return self.function(options)
         from dnadiff.jobs.runner import RunOptions, run_jobs
 
-        running = RunOptions(self.name)
-        if isinstance(options, ShardedOptions):  # refuse what exists before anything is loaded
-            given = {"command": self.name, "overrides": options.overrides}
-            running = options.into(RunOptions.checked, **given)
+        given = {"command": self.name, "overrides": options.overrides}
+        # Refuses what exists before anything is loaded.
+        running = options.into(RunOptions.checked, **given)
         found = self.function(options)
         return result_of(run_jobs(found, running)) if isinstance(found, list) else found
 

@@ -1,54 +1,46 @@
-"""Predictions of new sequences: records of a FASTA file or rows of a table, cut into windows, the
-classifiers of all seeds, and the table that `python -m dnadiff.predict` writes, with a parquet
-file, a track and metrics made from it."""
+"""The classifiers of all seeds of a fine-tuned run, as they are loaded, and their predictions.
+
+Loading builds only classes of this package (`dnadiff.store.objects.build`).
+"""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
-import itertools
-import logging
-import math
-from collections import Counter
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json, PositiveInt, check_value
 from dnadiff.formats.nucleotides import DNASequence, is_sequence
-from dnadiff.formats.sequences import iter_sequences
-from dnadiff.formats.table import is_table, read_rows
-from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import json_path, sha256
-from dnadiff.progress import table
+from dnadiff.networks.backbone.base import Backbone
+from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
-from dnadiff.store.disk import atomic_write, read_json
-from dnadiff.store.files import resolve
-from dnadiff.supervised.classifier import Classifier
+from dnadiff.store.objects import PACKAGE, build
+from dnadiff.supervised.classifier import (
+    LENGTH_WIDTH,
+    MEAN_HEAD,
+    Classifier,
+    HeadInputs,
+    build_classifier,
+    keep_first_layers,
+)
 from dnadiff.supervised.items import Items
-from dnadiff.supervised.metrics import NUM_SUMMARIES, summarize_metrics, title
+from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
+from dnadiff.supervised.saved import REMEDY, SHARED, WeightsFile, read_description
 from dnadiff.supervised.targets.base import Label, Predicted, TaskTarget
-from dnadiff.supervised.targets.classes import ClassProbabilities as ClassProbabilities
-from dnadiff.supervised.tasks import check_sequence, label_keys
+from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.weights import tensors
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
-PARQUET = ".parquet"
-NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
-_ROW_GROUP = 1 << 16
-_MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
+_OF_SEED = ("items", "mean", "std")  # of the task and of the target
 # where the sequence is, and its letters -> token ids
 Encode = Callable[[str, str | bytes], np.ndarray]
-log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
@@ -120,123 +112,6 @@ class Query(NamedTuple):
     def whole(cls, name: str, ids: np.ndarray, label: Label = UNLABELED) -> Query:
         """A complete record."""
         return cls(name, 0, len(ids), ids, label)
-
-
-class LabeledRow(NamedTuple):
-    """A sequence in a file: `where` is its place for messages, `label` the cells of its label, or
-    None."""
-
-    where: str
-    name: str
-    letters: str | bytes
-    label: list[str] | None = None
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table; `name` None numbers the rows by their lines, `label` None reads no
-    labels."""
-
-    sequence: str = "sequence"
-    name: str | None = None
-    label: Sequence[str] | None = None
-
-
-def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
-    """The records of a FASTA file; ValueError if a column is named."""
-    for name, value in vars(columns).items():
-        if value != vars(Columns())[name]:
-            given = value if isinstance(value, str) else ", ".join(value)
-            raise ValueError(
-                f"{name}_column={given} is the column of a table, and input {path} is FASTA; give "
-                "a table, or leave it out"
-            )
-    for record in iter_sequences(path):
-        yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
-
-
-def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
-    """The rows of a table, see `dnadiff.formats.table.read_rows`; with `empty_labels`, cells of
-    labels may be empty."""
-    labels = label_keys("label_column", columns.label or ())
-    named = {} if columns.name is None else {"name_column": columns.name}
-    wanted = {"sequence_column": columns.sequence, **named, **labels}
-    number = 0
-    for number, cells in read_rows(path, wanted):
-        found, where = dict(zip(wanted, cells)), f"{path}: line {number}"
-        for key, column in wanted.items():
-            if not found[key] and not (empty_labels and key in labels):
-                raise ValueError(
-                    f"{where} has nothing in column {column!r}; complete the row or remove it"
-                )
-        letters, name = found["sequence_column"], found.get("name_column", str(number))
-        check_sequence(letters, where, columns.sequence)
-        yield LabeledRow(where, name, letters, [found[key] for key in labels] or None)
-    if number == 0:
-        raise ValueError(f"{path} has a header and no rows; add some")
-
-
-@dataclass(frozen=True)
-class SequenceFile:
-    """The queries in a file; can be iterated repeatedly, with one record in memory at a time.
-
-    Args:
-        path: FASTA or a table (by its ending), plain or gzip.
-        encode: see `ClassifierEnsemble.encode`.
-        target: what labels are.
-        window: bases of a window; None predicts complete records.
-        stride: bases between the starts of windows; None: windows do not overlap.
-        limits: on the length of a query.
-
-    Raises:
-        ValueError: while it is iterated, naming the place, for a sequence, label or length that
-            cannot be used.
-    """
-
-    path: str
-    encode: Encode
-    target: TaskTarget
-    columns: Columns = Columns()
-    window: int | None = None
-    stride: int | None = None
-    limits: LengthLimits = LengthLimits()
-
-    def __iter__(self) -> Iterator[Query]:
-        rows = (
-            table_rows(self.path, self.columns, self.target.can_be_missing)
-            if is_table(self.path)
-            else fasta_rows(self.path, self.columns)
-        )
-        for row in rows:
-            ids = self.encode(row.where, row.letters)
-            label = (
-                UNLABELED
-                if row.label is None
-                else self.target.parse(row.label, row.where, self.columns.label or ())
-            )
-            for start, end in window_bounds(len(ids), self.window, self.stride):
-                self.limits.check(row.where, len(ids), end - start)
-                yield Query(row.name, start, end, ids[start:end], label)
-
-
-def window_bounds(
-    length: int, window: int | None, stride: int | None = None
-) -> Iterator[tuple[int, int]]:
-    """Start and end of the windows of a sequence.
-
-    They start at multiples of `stride` (None: `window`); a last one that ends with the sequence
-    covers the rest. A sequence that is not longer than `window` is one window; so is any sequence
-    if `window` is None.
-    """
-    if window is None or length <= window:
-        yield 0, length
-        return
-    stride = window if stride is None else stride
-    last = (length - window) // stride * stride
-    for start in range(0, last + 1, stride):
-        yield start, start + window
-    if last + window < length:
-        yield length - window, length
 
 
 def chunks(queries: Iterable[Query], first: int = 0, size: int = CHUNK) -> Iterator[list[Query]]:
@@ -435,346 +310,145 @@ class ClassifierEnsemble:
         )
 
 
-@dataclass(frozen=True)
-class PredictionTable:
-    """Columns and rows of a table of predictions, tab-separated.
-
-    `name`, with windows `start` and `end` (0-based, half-open), `length`, and the columns of the
-    target. Those of classes are `predicted`, `p_CLASS` averaged over the seeds, `spread`, with
-    labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for each seed.
-    """
-
-    target: TaskTarget
-    seeds: Sequence[int]
-    windows: bool
-    labels: bool
-    per_seed: bool
-
-    @property
-    def columns(self) -> list[str]:
-        """The names of the columns."""
-        place = ["name", *(["start", "end"] if self.windows else []), "length"]
-        label = self.target.label_columns if self.labels else []
-        return [*place, *self.target.columns, *label, *(self.of_seeds if self.per_seed else [])]
-
-    @property
-    def of_seeds(self) -> list[str]:
-        """The columns of the seeds, those of one seed after those of another."""
-        return [column for seed in self.seeds for column in self.target.seed_columns(seed)]
-
-    def header(self) -> bytes:
-        """The first line."""
-        return _lines([self.columns])
-
-    def rows(self, queries: Sequence[Query], found: Predicted) -> bytes:
-        """The lines of some queries."""
-        lines = []
-        for i, (query, cells) in enumerate(zip(queries, found.rows())):
-            place = [
-                query.name,
-                *([query.start, query.end] if self.windows else []),
-                query.end - query.start,
-            ]
-            label = self.target.label_cells(query.label) if self.labels else []
-            seeds = [str(x) for x in found.each_seed[:, i].ravel()] if self.per_seed else []
-            lines.append([*place, *cells, *label, *seeds])
-        return _lines(lines)
-
-    def read(self, path: Path) -> Iterator[dict[str, str]]:
-        """The rows of a file, by column."""
-        is_gzip = path.name.removesuffix(".part").lower().endswith(".gz")
-        with gzip.open(path, "rb") if is_gzip else path.open("rb") as content:
-            text = io.TextIOWrapper(content, encoding="utf-8", newline="")
-            yield from csv.DictReader(text, delimiter="\t")
-
-    def write_parquet(self, source: Path, target: Path) -> None:
-        """Write the rows of a file as parquet, some thousand at a time."""
-        import pyarrow
-        import pyarrow.parquet
-
-        text = {"name"} | self.target.text_columns
-        schema = pyarrow.schema(
-            [
-                (
-                    name,
-                    pyarrow.string()
-                    if name in text
-                    else pyarrow.int64()
-                    if name in NUMBERS
-                    else pyarrow.float64(),
-                )
-                for name in self.columns
-            ]
-        )
-        rows = self.read(source)
-        with (
-            atomic_write(target, overwrite=True) as file,
-            pyarrow.parquet.ParquetWriter(file, schema) as writer,
-        ):
-            while group := list(itertools.islice(rows, _ROW_GROUP)):
-                writer.write_table(pyarrow.Table.from_pylist(group).cast(schema))
-
-    def write_track(self, source: Path, target: Path, name: str) -> None:
-        """Write the probability of a class, or the values of a target, as bedGraph; where windows
-        overlap, the mean over those that cover a base."""
-        column = self.target.track_column(name)
-        with atomic_write(target, overwrite=True) as file:
-            for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
-                places = [
-                    (row.get("start", 0), row["end" if self.windows else "length"], row[column])
-                    for row in rows
-                ]
-                start, end, value = np.array(places, np.float64).T
-                for first, last, mean in mean_coverage(start.astype(int), end.astype(int), value):
-                    file.write(f"{chrom_of(record)}\t{first}\t{last}\t{mean:.6g}\n".encode())
-
-    def metrics(self, source: Path, count: int) -> dict[str, Json]:
-        """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them;
-        `averaged`: of the averaged predictions.
-
-        Windows of one record overlap or are related: the bootstrap draws records, with all their
-        windows.
-        """
-        target, parsed = self.target, []
-        records = np.zeros(count, np.int64)  # the number of each row's record
-        predictions = np.zeros((len(self.seeds), count, target.num_outputs), np.float32)
-        names = target.label_columns
-        for i, row in enumerate(self.read(source)):
-            records[i] = records[max(i - 1, 0)] + (not self.windows or row["start"] == "0")
-            cells = [row[name] for name in names]
-            parsed.append(target.parse(cells, f"{source}: row {i + 1}", names))
-            of_seeds = np.array([float(row[name]) for name in self.of_seeds])
-            predictions[:, i] = of_seeds.reshape(len(self.seeds), -1)
-        if has_few := MIN_BLOCKS > records[-1] < count:  # windows of few records
-            log.warning(
-                f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or "
-                "more; metrics have no intervals"
-            )
-        labels, combined = target.as_array(parsed), target.predicted(predictions).combined
-        runs = {
-            "each_seed": [target.scored(one.astype(np.float64), labels) for one in predictions],
-            "averaged": [target.scored(combined, labels)],
-        }
-        return {
-            name: summarize_metrics(
-                each,
-                target.metrics,
-                records if records[-1] < count else None,  # None: every record is one window
-                0 if has_few or count > _MAX_INTERVALS else NUM_SUMMARIES,
-            )
-            for name, each in runs.items()
-        }
-
-
-def mean_coverage(
-    start: np.ndarray, end: np.ndarray, value: np.ndarray
-) -> Iterator[tuple[int, int, float]]:
-    """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to
-    `end` (W,) that cover it."""
-    edges = np.unique(np.concatenate([start, end]))
-    first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
-    total, count = np.zeros((2, len(edges)))
-    # Sums of the values themselves: differences of running sums would leave rounding errors that
-    # exceed small probabilities.
-    for low, high, one in zip(first, last, value):
-        total[low:high] += one
-        count[low:high] += 1
-    for i in np.flatnonzero(count):
-        yield int(edges[i]), int(edges[i + 1]), float(total[i] / count[i])
-
-
-def chrom_of(name: str) -> str:
-    """The name of a record in a track, which has no white space."""
-    return "_".join(name.split())
-
-
-def _lines(rows: Sequence[Sequence[object]]) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, delimiter="\t", lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
-
-
-@dataclass(eq=False)
-class PredictJob(ResumableJob):
-    """The predictions of all queries of a file. Items are queries.
+def load(
+    checkpoint: str | os.PathLike[str],
+    trust: Sequence[str] = (),
+    device: torch.device | str = "cpu",
+) -> ClassifierEnsemble:
+    """The classifiers of a fine-tuned run.
 
     Args:
-        predictions: the columns of the table.
-        batch_size: None is that of the task's test items.
-        track, track_class: a bedGraph file of a class or target; None for none.
-        settings: of the input that the rows depend on.
-        inputs: what was asked for, for the JSON file.
+        checkpoint: see `find`.
+        trust: packages besides dnadiff whose classes a description may name.
+        device: of the networks.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
+            different runs, or there is no such device.
     """
-
-    stream, label, items = "rows", "predict", "predictions"
-    model: ClassifierEnsemble
-    source: SequenceFile
-    predictions: PredictionTable
-    output: Path
-    batch_size: int | None
-    track: Path | None
-    track_class: str | None
-    settings: Mapping[str, Json]
-    inputs: Mapping[str, Json]
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        self.settings = {
-            "input": sha256(resolve(self.source.path)),
-            "networks": [member.sha256 for member in self.model.members],
-            **self.settings,
-            "batch_size": self.batch_size or self.model.batch_size,
-            "device": self.model.device.type,
-        }
-        self.side_files = () if self.track is None else (self.track,)
-        self.converts = self.output.name.lower().endswith(PARQUET)
-        self.predicted: Counter[str] = Counter()  # sums may be of numbers that are not counts
-        self.count = 0
-        self.metrics: Json = None
-
-    @property
-    @override
-    def total(self) -> int:
-        return self.count
-
-    @override
-    def starts(self) -> list[int]:
-        return list(itertools.accumulate(map(len, chunks(self.source)), initial=0))
-
-    @override
-    def check(self, first: int = 0, last: int | None = None) -> None:
-        """Read everything that will be classified once.
-
-        Raises:
-            ValueError: for input that cannot be classified, or, with a track, for records of one
-                name, whose intervals would overlap.
-        """
-        self.count, longest, names = 0, 0, set()
-        for query in itertools.islice(self.source, first, last):
-            self.count, longest = self.count + 1, max(longest, len(query.ids))
-            if self.track is not None and query.start == 0:
-                if (chrom := chrom_of(query.name)) in names:
-                    raise ValueError(
-                        f"{self.source.path} has several records of the name {chrom}, which would "
-                        "overlap in the track; set name_column to a column of distinct names, "
-                        "leave name_column out to number the rows, or leave track out"
-                    )
-                names.add(chrom)
-        if last is None and longest > 4 * self.model.longest and not self.predictions.windows:
-            log.warning(
-                f"the longest sequence has {longest:,} bases, and the task {self.model.longest:,}; "
-                f"window={self.model.longest} cuts it into windows"
-            )
-
-    @override
-    def begin(self) -> None:
-        model = self.model
-        log.info(
-            f"model: {model.path}, {model.target.summary}, seeds "
-            f"{', '.join(map(str, model.seeds))}; {self.count:,} predictions"
-        )
-
-    @override
-    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        for chunk in chunks(self.source, start + skip):
-            seeds = len(self.model.seeds)
-            done = iter([0] * (seeds - 1) + [len(chunk)])  # the last seed completes the chunk
-            found = self.model.classify(
-                chunk,
-                self.batch_size,
-                partial(lambda done, tokens: self.report(next(done), tokens), done),
-            )
-            about = {"predicted": found.tally()}
-            yield Result(len(chunk), self.predictions.rows(chunk, found), about)
-
-    @override
-    def resume(self, done: int, notes: Mapping[str, Json]) -> None:
-        super().resume(done, notes)
-        self.predicted = Counter(notes.get("predicted"))
-
-    @override
-    def header(self) -> bytes:
-        return self.predictions.header()
-
-    @override
-    def fold(self, result: Result) -> tuple[bytes, int]:
-        self.predicted.update(result.about["predicted"])
-        self.totals = {"predicted": dict(self.predicted)}
-        return super().fold(result)
-
-    @override
-    def convert(self, collected: Path) -> None:
-        self.predictions.write_parquet(collected, self.output)
-
-    @property
-    def _tally(self) -> dict[str, float]:
-        return {name: self.predicted[name] for name in self.model.classes}
-
-    @override
-    def finish(self, collected: Path) -> dict[str, Json]:
-        model, predictions = self.model, self.predictions
-        if self.track is not None and self.track_class is not None:
-            predictions.write_track(collected, self.track, self.track_class)
-        if predictions.labels:
-            self.metrics = predictions.metrics(collected, self.count)
-        return {
-            "checkpoint": str(model.path),
-            "task": model.task,
-            "classes": model.classes,
-            "seeds": model.seeds,
-            "head_inputs": asdict(model.head_inputs),
-            "predictions": self.count,
-            "predicted": self._tally,
-            "metrics": self.metrics,
-            "columns": predictions.columns,
-            "inputs": self.inputs,
-        }
-
-    @override
-    def side_file(self, head: Mapping[str, Json], content: Mapping[str, Json]) -> Json:
-        about = {"file": head["file"], **content, "settings": self.settings}
-        return {**about, "sha256": head["sha256"]}
-
-    @override
-    def found_complete(self) -> None:
-        """ValueError if the run that completed the table did not write the track of this one, or
-        the track is missing."""
-        if self.track is None:
-            return
-        known = read_json(json_path(self.output), ("inputs",))["inputs"]
-        same = (
-            isinstance(known, Mapping)
-            and known.get("track") is not None
-            and known.get("track_class") == self.track_class
-            and self.track.is_file()
-            and expand_user(known["track"]).resolve() == self.track.resolve()
-        )
-        if not same:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ValueError(
+            f"device {device} cannot be used on this machine, or with this build of torch "
+            f"({reason}); use cpu"
+        ) from error
+    trust, folders = (PACKAGE, *trust), find(checkpoint)
+    described = [read_description(folder / DESCRIPTION) for folder in folders]
+    first, present = described[0], [about["seed"] for about in described]
+    try:
+        shared = [_of_run(about) for about in described]
+        for folder, about in zip(folders, shared):
+            if different := [key for key in about if about[key] != shared[0][key]]:
+                raise ValueError(
+                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
+                    "remove one of them"
+                )
+        several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
+        if several and present != first["seeds"]:
             raise ValueError(
-                f"{self.output} is complete, but the track {self.inputs['track']} is missing or of "
-                "another class or run: start over with overwrite=true, without resume"
+                f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
+                f"{first['seeds']}: the run was interrupted; start it again"
             )
+        tokenizer = build(first["tokenizer"], trust=trust)
+        if not isinstance(tokenizer, DNATokenizer):
+            raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
+        return ClassifierEnsemble(
+            _target(first, trust),
+            [_member(*of_seed, tokenizer, trust) for of_seed in zip(folders, described)],
+            tokenizer,
+            folders[0].parent,
+            str(first["task"]["name"]),
+            int(first["task"]["longest"]),
+            int(first["batch_size"]),
+            device,
+        )
+    # Values that `finetune` does not write.
+    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
+            f"({reason}); {REMEDY}"
+        ) from error
 
-    @override
-    def closing(self, seconds: float) -> str:
-        target = self.model.target
-        kind = target.predicted_kind
-        shown = [table(kind.summary_rows(self._tally, self.count), kind.tally_header)]
-        if self.metrics is not None:
-            rows: list[tuple[str, ...]] = []
-            for name in (target.primary, *target.shown):
-                found = (self.metrics["each_seed"][name], self.metrics["averaged"][name])
-                cells = (text for each in found for text in (_number(each["value"]), _range(each)))
-                rows.append((title(name), *cells))
-            columns = ("mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval")
-            shown += ["", table(rows, ("metric", *columns))]
-        track = "" if self.track is None else f" and {self.inputs['track']}"
-        return "\n".join([*shown, super().closing(seconds) + track])
+
+def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
+    """What the seeds of a run have in common: not the items of each, nor the mean and standard
+    deviation of their values."""
+    parts = {
+        name: {key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED}
+        for name in ("task", "target")
+    }
+    return {key: about[key] for key in SHARED} | parts
 
 
-def _range(found: Mapping[str, float]) -> str:
-    return f"{_number(found['low'])} .. {_number(found['high'])}" if "low" in found else "-"
+def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
+    if "target" not in about:
+        return ClassTarget(about["classes"])  # of a version that had only these
+    target = build(about["target"], trust=trust)
+    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
+        raise ValueError(
+            f"its target is {target!r}, which does not predict "
+            f"{', '.join(map(str, about['classes']))}; {REMEDY}"
+        )
+    return target
 
 
-def _number(value: float) -> str:
-    return "n/a" if math.isnan(value) else f"{value:.4f}"  # where a class has no items
+def _member(
+    folder: Path, about: Mapping[str, Json], tokenizer: DNATokenizer, trust: Sequence[str]
+) -> SeedClassifier:
+    path, sha256, head = folder / WEIGHTS, str(about["sha256"]), about.get("head", {})
+    state = WeightsFile(path, sha256).read()
+    if (
+        current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"
+        and "global_pooling" not in head
+        and not any(name.startswith("head.") and name.endswith("linear.weight") for name in state)
+    ):  # the head of earlier versions, which was pooled in parts alone
+        head = head | {"global_pooling": False}
+
+    def make() -> Classifier:
+        backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
+        if not isinstance(backbone, Backbone):
+            raise ValueError(
+                f"its network is {type(backbone).__name__}, which is not a network of this "
+                f"package; {REMEDY}"
+            )
+        return build_classifier(
+            keep_first_layers(backbone, about["layer"]),
+            # Runs of earlier versions have the published head, and describe it in words.
+            head if "_target_" in head else MEAN_HEAD,
+            HeadInputs(**about.get("inputs", {})),
+            len(about["classes"]),
+            int(about["task"]["longest"]),
+            bool(about["stranded"]),
+            trust,
+        )
+
+    # A network that the file cannot fill is refused before memory is allocated.
+    with tensors.without_memory(len(state), path):
+        planned = make()
+        own = planned.state_dict()
+        wrong = sorted({*own} ^ {*state}) or [
+            name for name in own if own[name].shape != state[name].shape
+        ]
+        narrower = own.keys() == state.keys() and {
+            own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1
+        }
+        if wrong and planned.inputs.length and narrower == {LENGTH_WIDTH - 1}:
+            raise ValueError(
+                f"the weights in {path} read the length as the one number of an earlier version "
+                "(inputs.length=true), which this version "
+                "replaced by several; train again with finetune"
+            )
+        if wrong:
+            raise ValueError(
+                f"the weights in {path} do not fit the network of {DESCRIPTION} "
+                f"({', '.join(wrong[:3])}); {REMEDY}"
+            )
+    tensors.check_memory(state.values(), path)
+    classifier = make()
+    classifier.load_state_dict(state)
+    classifier.target = _target(about, trust)
+    return SeedClassifier(int(about["seed"]), classifier.eval(), sha256, folder)

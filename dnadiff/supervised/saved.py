@@ -4,8 +4,7 @@
 
 Each seed has a folder of its own that says everything needed to use it. The description is written
 after the weights and names their SHA-256, because safetensors has no checksums of its own: a killed
-process leaves no folder that looks complete. Loading builds only classes of this package
-(`dnadiff.store.objects.build`).
+process leaves no folder that looks complete.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import inspect
 import io
 import json
 import logging
-import os
 import platform
 import re
 import sys
@@ -34,11 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import Json
 from dnadiff.formats.table import read_csv
-from dnadiff.networks.backbone.base import Backbone
-from dnadiff.renamed import VERSION, current_name
+from dnadiff.renamed import VERSION
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import (
     append,
@@ -50,21 +46,9 @@ from dnadiff.store.disk import (
     read_npz,
     write_json,
 )
-from dnadiff.store.objects import PACKAGE, build
-from dnadiff.supervised.classifier import (
-    LENGTH_WIDTH,
-    MEAN_HEAD,
-    Classifier,
-    HeadInputs,
-    build_classifier,
-    keep_first_layers,
-)
-from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
 from dnadiff.supervised.items import Job, Prediction, TaskData
 from dnadiff.supervised.metrics import METRICS, metric_values
-from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS
 from dnadiff.weights import tensors
 
 # Given items, division and weights, which have digests of their own, predictions depend on nothing
@@ -87,7 +71,7 @@ FIRST, LAST = (
 )
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 FORMAT = 1  # of the description of a classifier
-_SHARED = (
+SHARED = (
     "name",
     "classes",
     "stranded",
@@ -99,9 +83,8 @@ _SHARED = (
     "settings",
     "seeds",
 )  # by all of a run
-_OF_SEED = ("items", "mean", "std")  # of the task and of the target
-_KEYS = ("format", *_SHARED, "seed", "batch_size", "sha256", "check")
-_REMEDY = "use another copy of it, or fine-tune again"
+_KEYS = ("format", *SHARED, "seed", "batch_size", "sha256", "check")
+REMEDY = "use another copy of it, or fine-tune again"
 log = logging.getLogger("dnadiff")
 
 
@@ -472,17 +455,18 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
     if description.is_file():
         known = None
         with contextlib.suppress(ValueError):
-            known = _read(description)["sha256"]
+            known = read_description(description)["sha256"]
         if known != weights.sha256:  # until the new ones are complete, there is no model
             description.unlink()
     weights.copy_to(target / WEIGHTS)
     write_json(description, content)
 
 
-def _read(path: Path) -> dict[str, Json]:
-    about = read_json(path, _KEYS, _REMEDY)
+def read_description(path: Path) -> dict[str, Json]:
+    """The description of a saved classifier; ValueError if it is damaged or of another version."""
+    about = read_json(path, _KEYS, REMEDY)
     if about.pop("check") != _check_of(about):
-        raise ValueError(f"{path} is damaged (its checksum differs); {_REMEDY}")
+        raise ValueError(f"{path} is damaged (its checksum differs); {REMEDY}")
     if about["format"] != FORMAT:
         raise ValueError(
             f"{path} has format {about['format']!r}, and this version reads {FORMAT}; update "
@@ -493,147 +477,3 @@ def _read(path: Path) -> dict[str, Json]:
 
 def _check_of(content: Mapping[str, Json]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
-
-
-def load(
-    checkpoint: str | os.PathLike[str],
-    trust: Sequence[str] = (),
-    device: torch.device | str = "cpu",
-) -> ClassifierEnsemble:
-    """The classifiers of a fine-tuned run.
-
-    Args:
-        checkpoint: see `find`.
-        trust: packages besides dnadiff whose classes a description may name.
-        device: of the networks.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged, names classes that are not trusted, the seeds are of
-            different runs, or there is no such device.
-    """
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ValueError(
-            f"device {device} cannot be used on this machine, or with this build of torch "
-            f"({reason}); use cpu"
-        ) from error
-    trust, folders = (PACKAGE, *trust), find(checkpoint)
-    described = [_read(folder / DESCRIPTION) for folder in folders]
-    first, present = described[0], [about["seed"] for about in described]
-    try:
-        shared = [_of_run(about) for about in described]
-        for folder, about in zip(folders, shared):
-            if different := [key for key in about if about[key] != shared[0][key]]:
-                raise ValueError(
-                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
-                    "remove one of them"
-                )
-        several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
-        if several and present != first["seeds"]:
-            raise ValueError(
-                f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
-                f"{first['seeds']}: the run was interrupted; start it again"
-            )
-        tokenizer = build(first["tokenizer"], trust=trust)
-        if not isinstance(tokenizer, DNATokenizer):
-            raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
-        return ClassifierEnsemble(
-            _target(first, trust),
-            [_member(*of_seed, tokenizer, trust) for of_seed in zip(folders, described)],
-            tokenizer,
-            folders[0].parent,
-            str(first["task"]["name"]),
-            int(first["task"]["longest"]),
-            int(first["batch_size"]),
-            device,
-        )
-    # Values that `finetune` does not write.
-    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise ValueError(
-            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
-            f"({reason}); {_REMEDY}"
-        ) from error
-
-
-def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
-    """What the seeds of a run have in common: not the items of each, nor the mean and standard
-    deviation of their values."""
-    parts = {
-        name: {key: value for key, value in (about.get(name) or {}).items() if key not in _OF_SEED}
-        for name in ("task", "target")
-    }
-    return {key: about[key] for key in _SHARED} | parts
-
-
-def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
-    if "target" not in about:
-        return ClassTarget(about["classes"])  # of a version that had only these
-    target = build(about["target"], trust=trust)
-    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
-        raise ValueError(
-            f"its target is {target!r}, which does not predict "
-            f"{', '.join(map(str, about['classes']))}; {_REMEDY}"
-        )
-    return target
-
-
-def _member(
-    folder: Path, about: Mapping[str, Json], tokenizer: DNATokenizer, trust: Sequence[str]
-) -> SeedClassifier:
-    path, sha256, head = folder / WEIGHTS, str(about["sha256"]), about.get("head", {})
-    state = WeightsFile(path, sha256).read()
-    if (
-        current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"
-        and "global_pooling" not in head
-        and not any(name.startswith("head.") and name.endswith("linear.weight") for name in state)
-    ):  # the head of earlier versions, which was pooled in parts alone
-        head = head | {"global_pooling": False}
-
-    def make() -> Classifier:
-        backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
-        if not isinstance(backbone, Backbone):
-            raise ValueError(
-                f"its network is {type(backbone).__name__}, which is not a network of this "
-                f"package; {_REMEDY}"
-            )
-        return build_classifier(
-            keep_first_layers(backbone, about["layer"]),
-            # Runs of earlier versions have the published head, and describe it in words.
-            head if "_target_" in head else MEAN_HEAD,
-            HeadInputs(**about.get("inputs", {})),
-            len(about["classes"]),
-            int(about["task"]["longest"]),
-            bool(about["stranded"]),
-            trust,
-        )
-
-    # A network that the file cannot fill is refused before memory is allocated.
-    with tensors.without_memory(len(state), path):
-        planned = make()
-        own = planned.state_dict()
-        wrong = sorted({*own} ^ {*state}) or [
-            name for name in own if own[name].shape != state[name].shape
-        ]
-        narrower = own.keys() == state.keys() and {
-            own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1
-        }
-        if wrong and planned.inputs.length and narrower == {LENGTH_WIDTH - 1}:
-            raise ValueError(
-                f"the weights in {path} read the length as the one number of an earlier version "
-                "(inputs.length=true), which this version "
-                "replaced by several; train again with finetune"
-            )
-        if wrong:
-            raise ValueError(
-                f"the weights in {path} do not fit the network of {DESCRIPTION} "
-                f"({', '.join(wrong[:3])}); {_REMEDY}"
-            )
-    tensors.check_memory(state.values(), path)
-    classifier = make()
-    classifier.load_state_dict(state)
-    classifier.target = _target(about, trust)
-    return SeedClassifier(int(about["seed"]), classifier.eval(), sha256, folder)

@@ -1641,9 +1641,9 @@ def _classifier(folder: Path) -> None:
 
 
 def _read_classifier(folder: Path) -> object:
-    from dnadiff.supervised import saved
+    from dnadiff.supervised import ensemble
 
-    model = saved.load(folder)
+    model = ensemble.load(folder)
     return (
         model.classes,
         model.seeds,

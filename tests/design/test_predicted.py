@@ -13,7 +13,7 @@ from dnadiff.design.predicted import PredictedReward
 from dnadiff.design.reward import WeightedSum
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.designs import header_facts
-from dnadiff.supervised import saved
+from dnadiff.supervised import ensemble
 from dnadiff.train import train
 
 FEW = [
@@ -237,9 +237,9 @@ def test_another_length_than_that_of_fine_tuning_is_logged_once(runs, caplog):
 
 
 def test_a_run_of_finetune_may_name_trusted_packages(cli, trained, runs, monkeypatch):
-    trusted, load = [], saved.load
+    trusted, load = [], ensemble.load
     monkeypatch.setattr(
-        saved,
+        ensemble,
         "load",
         lambda checkpoint, trust, device: (
             trusted.append(list(trust)) or load(checkpoint, trust, device)

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
-from dnadiff.supervised.ensemble import PredictionTable, Query
+from dnadiff.supervised.ensemble import Query
 from dnadiff.supervised.metrics import summarize_metrics
+from dnadiff.supervised.predictions import PredictionTable
 from dnadiff.supervised.targets.classes import ClassTarget
 
 

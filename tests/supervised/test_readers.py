@@ -17,7 +17,7 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.table import read_rows
 from dnadiff.options.compose import Composition
 from dnadiff.store.objects import build, config_dir
-from dnadiff.supervised.ensemble import Columns, table_rows
+from dnadiff.supervised.predictions import Columns, table_rows
 from dnadiff.supervised.tasks import (
     CsvTask,
     FastaTask,

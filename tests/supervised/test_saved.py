@@ -10,7 +10,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
-from dnadiff.supervised import runs, saved
+from dnadiff.supervised import ensemble, runs, saved
 from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier, keep_first_layers
 from dnadiff.supervised.ensemble import LengthLimits
 from dnadiff.supervised.saved import WeightsFile, write_weights
@@ -86,7 +86,7 @@ def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
     made = [classifier(kind, seed, stranded, layer) for seed in (10, 2)]
     for seed, one in zip((10, 2), made):
         put(tmp_path, one, seed, kind=kind, stranded=stranded, layer=layer, seeds=[2, 10])
-    model = saved.load(tmp_path)
+    model = ensemble.load(tmp_path)
     assert (
         model.seeds == (2, 10) and model.classes == ("a", "b", "c") and model.stranded == stranded
     )
@@ -120,7 +120,7 @@ def test_the_weights_of_a_convolutional_head_show_whether_it_has_global_pooling(
     put(
         tmp_path, made, head=head, inputs={"one_hot": one_hot}
     )  # a description that does not say which
-    (member,) = saved.load(tmp_path).members
+    (member,) = ensemble.load(tmp_path).members
     found = member.classifier.head.features if one_hot else member.classifier.head
     assert (found.linear is not None) == global_pooling
     assert all(
@@ -142,7 +142,7 @@ def test_weights_without_the_global_pooling_that_their_description_names_are_ref
         head=head | {"global_pooling": True},
     )
     with pytest.raises(ValueError, match=r"do not fit the network of model\.json"):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
 
 
 def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
@@ -154,11 +154,11 @@ def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
         match=r"read the length as the one number of an earlier version "
         r"\(inputs\.length=true\).*train again",
     ):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
 
 
 def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_class():
-    from dnadiff.supervised.ensemble import ClassProbabilities
+    from dnadiff.supervised.targets.classes import ClassProbabilities
 
     found = ClassProbabilities(
         ("a", "b"),
@@ -171,7 +171,7 @@ def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_clas
 
 def test_a_sequence_that_cannot_be_read_is_named(tmp_path):
     put(tmp_path, classifier())
-    model = saved.load(tmp_path)
+    model = ensemble.load(tmp_path)
     for sequences, message in (
         (["ACGT", "AC-T"], r"sequence 1: letter '-' at position 3"),
         (["ACGT", ""], "sequence 1 has an empty sequence"),
@@ -188,7 +188,7 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
     for seed in (1, 2):
         head = FLATTEN_HEAD if seed == flat_seed else MEAN_HEAD
         put(tmp_path, classifier(seed=seed, head=head, longest=16), seed, head=head, seeds=[1, 2])
-    model = saved.load(tmp_path)
+    model = ensemble.load(tmp_path)
     assert model.limits == LengthLimits(16, 16, "FlattenHead")
     assert model.predict(["ACGTACGTACGTACGT"]).log_probs.shape == (2, 1, 3)
     for letters, remedy in (
@@ -218,16 +218,16 @@ def test_damage_is_found(tmp_path):
     weights, text = (folder / runs.WEIGHTS).read_bytes(), (folder / runs.DESCRIPTION).read_text()
     (folder / runs.WEIGHTS).write_bytes(weights[:-1] + bytes([weights[-1] ^ 1]))
     with pytest.raises(ValueError, match=r"model.safetensors is damaged \(its SHA-256 differs\)"):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
     (folder / runs.WEIGHTS).unlink()
     with pytest.raises(
         FileNotFoundError, match=r"model.safetensors is missing; copy the complete folder"
     ):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
     (folder / runs.WEIGHTS).write_bytes(weights)
     (folder / runs.DESCRIPTION).write_text(text.replace('"a"', '"A"'))
     with pytest.raises(ValueError, match=r"model.json is damaged \(its checksum differs\)"):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_damage_is_found(tmp_path):
 def test_a_description_of_something_else_is_refused(tmp_path, changes, message):
     put(tmp_path, classifier(), **changes)
     with pytest.raises(ValueError, match=message):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
 
 
 def test_seeds_of_different_runs_are_not_averaged(tmp_path):
@@ -263,20 +263,20 @@ def test_seeds_of_different_runs_are_not_averaged(tmp_path):
         match=r"seed_2 is of a different run from .*seed_1 \(different pretrained\); remove one "
         r"of them",
     ):
-        saved.load(tmp_path)
-    assert saved.load(tmp_path / "models" / "seed_2").seeds == (2,)
+        ensemble.load(tmp_path)
+    assert ensemble.load(tmp_path / "models" / "seed_2").seeds == (2,)
 
 
 def test_a_killed_process_leaves_no_folder_that_looks_complete(tmp_path):
     put(tmp_path, classifier(seed=1))
-    before = saved.load(tmp_path).predict(SEQUENCES).probs
+    before = ensemble.load(tmp_path).predict(SEQUENCES).probs
     put(tmp_path, classifier(seed=1))  # the same again
-    assert np.array_equal(saved.load(tmp_path).predict(SEQUENCES).probs, before)
+    assert np.array_equal(ensemble.load(tmp_path).predict(SEQUENCES).probs, before)
     with pytest.raises(FileNotFoundError):  # before the weights of another run are copied
         saved.save(tmp_path / "models", 1, WeightsFile(tmp_path / "none", "0"), about())
     assert not runs.is_fine_tuned(tmp_path)
     put(tmp_path, classifier(seed=2))
-    assert not np.array_equal(saved.load(tmp_path).predict(SEQUENCES).probs, before)
+    assert not np.array_equal(ensemble.load(tmp_path).predict(SEQUENCES).probs, before)
 
 
 def test_the_classifiers_of_an_earlier_run_are_removed(tmp_path):
@@ -297,11 +297,11 @@ def test_an_interrupted_run_is_not_averaged(tmp_path):
         match=r"holds the seeds \[1\] of a run with the seeds \[1, 2\]: the run was interrupted; "
         r"start it again",
     ):
-        saved.load(tmp_path)
-    assert saved.load(tmp_path / "models" / "seed_1").seeds == (1,)
+        ensemble.load(tmp_path)
+    assert ensemble.load(tmp_path / "models" / "seed_1").seeds == (1,)
     put(tmp_path, classifier(seed=2), 2, seeds=[1, 2], settings={"lr": 0.002})
     with pytest.raises(ValueError, match="different settings"):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
 
 
 def test_the_newest_run_is_the_one_that_ended_last(tmp_path):
@@ -327,7 +327,7 @@ def test_folders_are_found(tmp_path, monkeypatch):
         match=r"has classifiers of several tasks; name one of .*models/one, .*models/two",
     ):
         runs.find(tmp_path / "suite")
-    assert runs.is_fine_tuned(tmp_path / "suite") and saved.load(
+    assert runs.is_fine_tuned(tmp_path / "suite") and ensemble.load(
         tmp_path / "suite" / "models" / "one"
     ).seeds == (1,)
     (tmp_path / "none").mkdir()
@@ -341,7 +341,7 @@ def test_folders_are_found(tmp_path, monkeypatch):
         runs.find("latest")
     (tmp_path / "run" / "finetune.yaml").touch()
     shutil.copytree(tmp_path / "run", tmp_path / "runs" / "finetune" / "first")
-    assert saved.load("latest").path.parent.name == "first"
+    assert ensemble.load("latest").path.parent.name == "first"
     (
         tmp_path / "run" / "checkpoints"
     ).mkdir()  # a training run that also holds classifiers stays one
@@ -389,7 +389,7 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
             task=task,
             target=regression(mean=mean, std=std),
         )
-    model = saved.load(tmp_path)
+    model = ensemble.load(tmp_path)
     assert [list(member.classifier.target.mean) for member in model.members] == [
         mean for mean, _ in means.values()
     ]
@@ -397,7 +397,7 @@ def test_each_seed_of_a_regression_keeps_the_mean_and_deviation_of_its_own_items
     np.testing.assert_allclose(second, 2 * first + [10, 20, 30], rtol=1e-5)
     put(tmp_path, classifier(seed=7), 2, seeds=[1, 2], target=regression(loss="huber"))
     with pytest.raises(ValueError, match="different target"):
-        saved.load(tmp_path)
+        ensemble.load(tmp_path)
 
 
 def test_a_device_that_cannot_be_used_is_named_before_any_file(tmp_path):
@@ -407,4 +407,4 @@ def test_a_device_that_cannot_be_used_is_named_before_any_file(tmp_path):
             match=rf"^device {device} cannot be used on this machine, or with this build of torch "
             rf"\(.*\); use cpu",
         ):
-            saved.load(tmp_path / "absent", device=device)
+            ensemble.load(tmp_path / "absent", device=device)
