@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -67,6 +68,11 @@ class Vocab:
                 "complement must be its own inverse: the complement of a complement is the token "
                 "itself"
             )
+
+    @classmethod
+    def ending_in_mask(cls, size: int) -> Self:
+        """Tokens of which the last one is both mask and padding."""
+        return cls(size, size - 1, size - 1, (size - 1,))
 
     @cached_property
     def emitted(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from dnadiff.store.disk import atomic_write, check_folder, new_folder, write_jso
 from dnadiff.store.objects import config_dir
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import DESCRIPTION, description, portable
-from dnadiff.weights.published import export_published, published_layout
+from dnadiff.weights.published import export_published
 from dnadiff.weights.tensors import fingerprint, round_weights
 
 FILES = ("config.json", "model.safetensors", "dnadiff.json", "evaluate.json", "README.md")
@@ -49,7 +49,7 @@ def export_model(
     """
     target = check_folder(output, overwrite, FILES)
     loaded = checkpoint.load(source, trust)
-    published_layout(loaded.denoiser.backbone)  # refuses networks without one
+    loaded.denoiser.backbone.published_layout()  # refuses networks without one
     before, kind = fingerprint(loaded.denoiser), None if dtype is None else getattr(torch, dtype)
     if kind is not None:  # before the hash of the weights is compared with that of the evaluation
         round_weights(loaded.denoiser, kind)

@@ -14,6 +14,7 @@ itself and of the weights.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import os
 import shutil
@@ -24,8 +25,9 @@ from pathlib import Path
 
 from dnadiff.data.tokenizer import FILE_SETS
 from dnadiff.fields import Json
+from dnadiff.networks.backbone.base import Backbone
 from dnadiff.store.address import Address, expand_user, is_remote, parse
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.objects import PACKAGE
 from dnadiff.store.remote import (
     HUB_PREFIX,
@@ -41,13 +43,22 @@ from dnadiff.weights.loaded import (
     CARD,
     CONFIG,
     DESCRIPTION,
+    DESCRIPTION_KEY,
+    MODEL,
+    REMEDY,
     TENSORS,
     Loaded,
     Origin,
     build_denoiser,
     built_tokenizer,
+    described_config,
+    filled_network,
     label_names,
     names_file,
+    other_process,
+    read_description,
+    read_origin,
+    wrapped,
 )
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
@@ -247,6 +258,58 @@ def load_file(
         )
 
 
+def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
+    """The model of an exported folder.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file is damaged, names classes that are not trusted, or the files are not
+            of one model.
+    """
+    about, content = folder / DESCRIPTION, read_description(folder)
+    for name in (CONFIG, TENSORS[0]):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder / name} does not exist; an exported model has it next to {DESCRIPTION}"
+            )
+    with names_file(about):
+        origin = read_origin("exported folder", content["origin"])
+        tokenizer = built_tokenizer(content["tokenizer"], trust, about)
+
+    @names_file(about)
+    def make() -> Backbone:
+        return build_denoiser(content, tokenizer, trust)[0].backbone
+
+    network, path = filled_network(folder, make)
+    denoiser, process = wrapped(network, content, trust)
+    # A folder without the key is complete if it has the file.
+    expected, given = (
+        {**json.loads(json.dumps(each)), DESCRIPTION_KEY: DESCRIPTION}
+        for each in (
+            described_config(network, denoiser.time_conditioning),
+            read_json(folder / CONFIG, (), REMEDY),
+        )
+    )
+    if changed := sorted(
+        key for key in given.keys() | expected.keys() if given.get(key) != expected.get(key)
+    ):
+        raise ValueError(
+            f"{folder / CONFIG} and {DESCRIPTION} describe different networks: "
+            f"{', '.join(changed)[:200]}; {REMEDY}"
+        )
+    if tensors.fingerprint(denoiser) != content["fingerprint"]:
+        raise ValueError(
+            f"{path} holds different weights from those that {DESCRIPTION} describes; {REMEDY}"
+        )
+    config = {key: content[key] for key in MODEL} | other_process(content)
+    if content["data"] is not None:  # of published weights nothing is known
+        config["data"] = content["data"]
+    labels = label_names(content, network.num_labels)
+    return Loaded(
+        denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
+    )
+
+
 def _load_remote_run(checkpoint: Address, trust: Sequence[str]) -> Loaded:
     """The model of a checkpoint file; what describes its run is fetched into the local folder of
     its run, if it exists.
@@ -294,11 +357,13 @@ def _is_linked(path: Path, target: Path) -> bool:
 
 def _load_folder(folder: Path, trust: Sequence[str]) -> Loaded | None:
     """The model of an exported folder or of one in a published layout; None for any other."""
-    if not any((folder / name).is_file() for name in (DESCRIPTION, CONFIG)):
+    if (folder / DESCRIPTION).is_file():
+        return load_exported(folder, trust)
+    if not (folder / CONFIG).is_file():
         return None
-    from dnadiff.weights.published import load_folder  # a run needs none of its networks
+    from dnadiff.weights.published import load_folder
 
-    return load_folder(folder, trust)
+    return load_folder(folder)
 
 
 def _from(kind: str, loaded: Loaded | None) -> Loaded:

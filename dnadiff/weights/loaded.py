@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,19 +13,22 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from dnadiff.data.base import SequenceDataModule, run_data
-from dnadiff.data.tokenizer import Tokenizer
+from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, check_arguments, check_value, explained
+from dnadiff.fields import Config, Json, Natural, check_arguments, check_value, explained
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import VERSION
+from dnadiff.store.disk import read_json
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
+from dnadiff.weights import tensors
 from dnadiff.weights.tensors import fingerprint
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
@@ -33,6 +36,19 @@ CARD, DESCRIPTION = "README.md", "dnadiff.json"  # of an exported model; publish
 FORMAT = 1
 # Of the configuration: what the denoiser is built from.
 MODEL = ("backbone", "objective", "noise", "time_conditioning")
+# Not a published key: a vocabulary that is not the one that the format implies.
+VOCAB_KEY = "dnadiff_vocab"
+# Not a published key: names that file, without which the objective would be unknown.
+DESCRIPTION_KEY = "dnadiff_description"
+REMEDY = "use another copy of it"
+_KEYS: Mapping[str, object] = {
+    **dict.fromkeys(("backbone", "objective", "noise", "tokenizer", "origin"), dict),
+    "time_conditioning": bool | None,
+    "data": dict | None,
+    "labels": list[str],
+    "step": Natural,
+    "fingerprint": str,
+}
 _BUNDLED = "bundled:"
 # How a network is computed, not which one it is.
 _DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}
@@ -533,3 +549,58 @@ def check_of(content: Config) -> str:
     return hashlib.sha256(
         json.dumps({k: v for k, v in content.items() if k != "check"}, sort_keys=True).encode()
     ).hexdigest()
+
+
+def read_description(folder: Path) -> Config:
+    """The contents of the `dnadiff.json` in a folder, in which every key has its type.
+
+    Raises:
+        ValueError: if it is damaged or was changed, or another version of dnadiff wrote it.
+    """
+    path = folder / DESCRIPTION
+    content = read_json(path, ("format",), REMEDY)
+    if content["format"] != FORMAT:
+        raise ValueError(
+            f"{path} has format {str(content['format'])[:40]!r}, and this version of dnadiff reads "
+            f"{FORMAT}; update dnadiff"
+        )
+    if missing := [key for key in ("check", *_KEYS) if key not in content]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; {REMEDY}")
+    if content["check"] != check_of(content):
+        raise ValueError(
+            f"{path} was changed after it was exported; {REMEDY}, or export the model again"
+        )
+    with names_file(path):
+        for key, hint in _KEYS.items():
+            check_value(key, content[key], hint)
+    return content
+
+
+def filled_network(path: Path, make: Callable[[], Backbone]) -> tuple[Backbone, Path]:
+    """A network with the weights of a folder, and their file."""
+    file = next((path / name for name in TENSORS if (path / name).is_file()), None)
+    if file is None:
+        raise FileNotFoundError(f"{path} holds neither {' nor '.join(TENSORS)}")
+    given = tensors.read(file)
+    if not isinstance(given, dict) or not all(isinstance(each, Tensor) for each in given.values()):
+        raise ValueError(f"{file} is not a file of named tensors")
+    # Before memory is allocated for a network that does not match the file.
+    with tensors.without_memory(len(given), file):
+        layout = make().published_layout()
+    tensors.check_layout(layout, given, file)
+    tensors.check_memory(given.values(), file)
+    with torch.random.fork_rng(devices=()):  # the initial weights are overwritten
+        network = make()
+    tensors.fill(network.published_layout(), given, file)
+    return network, file
+
+
+def described_config(network: Backbone, time_conditioning: bool) -> Config:
+    """The contents of the `config.json` of a network."""
+    layout = network.published_layout()
+    config = dict(layout.config)
+    if "time_conditioning" in config:
+        config["time_conditioning"] = time_conditioning
+    if (layout.vocab or DNATokenizer().vocab) != network.vocab:
+        config[VOCAB_KEY] = asdict(network.vocab)
+    return config

@@ -28,6 +28,7 @@ from dnadiff.store.disk import atomic_write
 
 if TYPE_CHECKING:
     from dnadiff.diffusion.denoiser import BaseDenoiser
+    from dnadiff.networks.backbone.base import PublishedLayout
 
 # Keys: the files of a checkpoint, and the name of a tensor in them.
 SHARDS, SHARDED = "shards", "sharded"
@@ -319,6 +320,45 @@ def misfits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]
             if name in given and given[name].shape != tensor.shape
         ),
     ]
+
+
+@torch.no_grad()
+def fill(layout: PublishedLayout, given: Mapping[str, Tensor], source: Path) -> None:
+    """Copy the tensors of a file, which `check_layout` has seen, into the network of a layout.
+
+    Raises:
+        ValueError: listing tensors that are different from the tensor to which they are tied or
+            from a constant.
+    """
+    faults = []
+    for tensor, names in layout.weights:
+        first, *others = (name for name in names if name in given)
+        faults += [
+            f"{name} differs from {first}, to which it is tied"
+            for name in others
+            if not torch.equal(given[name].to(tensor), given[first].to(tensor))
+        ]
+        tensor.copy_(given[first])
+    faults += [
+        f"{name} differs from the value that follows from the configuration"
+        for name, constant in layout.constants.items()
+        if name in given and not torch.allclose(given[name].float(), constant.cpu().float())
+    ]
+    refuse(faults, source)
+
+
+def check_layout(layout: PublishedLayout, given: Mapping[str, Tensor], source: Path) -> None:
+    """Raise ValueError, listing tensors that are missing, surplus, or of the wrong shape or type;
+    also works for a network on the meta device."""
+    own = {name: tensor for name, tensor in layout.constants.items() if name in given}
+    for tensor, names in layout.weights:
+        own |= dict.fromkeys([name for name in names if name in given] or names[:1], tensor)
+    faults = misfits(own, given) + [
+        f"{name} holds {given[name].dtype}, expected floating point"
+        for name in own.keys() & given.keys() - layout.constants.keys()
+        if not given[name].is_floating_point()
+    ]
+    refuse(faults, source)
 
 
 def refuse(faults: Sequence[str], source: Path) -> None:

@@ -44,7 +44,7 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
-from dnadiff.weights.published import published_layout
+from dnadiff.weights import tensors
 
 ROOT = Path(__file__).parents[2]
 FULL = {
@@ -374,7 +374,7 @@ def caduceus(kind: type[Backbone], name: str, **options: Any) -> tuple[Backbone,
         if key.startswith("weights.")
     }
     network = kind(DNATokenizer().vocab, 32, 3, **options).eval()
-    published_layout(network).fill(weights, name)
+    tensors.fill(network.published_layout(), weights, name)
     return network, file
 
 

@@ -1056,8 +1056,6 @@ def _gpt2(folder: Path) -> None:
     import torch
     from safetensors.torch import save
 
-    from dnadiff.weights.published import published_layout
-
     torch.manual_seed(0)
     sizes = {
         "vocab_size": 20,
@@ -1078,7 +1076,8 @@ def _gpt2(folder: Path) -> None:
 
     network = build(gpt2_backbone(config), vocab=_gpt2_vocab())
     tensors = {
-        names[0]: tensor.contiguous().clone() for tensor, names in published_layout(network).weights
+        names[0]: tensor.contiguous().clone()
+        for tensor, names in network.published_layout().weights
     }
     _write(folder / "p" / "config.json", json.dumps(config).encode())
     _write(folder / "p" / "model.safetensors", save(tensors, metadata={"format": "pt"}))

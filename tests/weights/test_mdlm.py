@@ -9,7 +9,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.weights import checkpoint, published
-from dnadiff.weights.published import FAMILIES, load_published, published_layout
+from dnadiff.weights.published import FAMILIES, load_published
 
 DNA = DNATokenizer().vocab
 PADDED = Vocab(34, 32, 33, (32, 33))  # of a tokenizer: padding has its own id
@@ -166,7 +166,7 @@ def test_training_starts_from_published_weights_of_a_text_model(cli, tmp_path, f
 
 def test_the_config_of_a_layout_describes_the_network():
     network = DiT(PADDED, 16, 2, 2, 8, dropout=0.3, max_length=7)
-    described = FAMILIES["mdlm"].backbone(published_layout(network).config, PADDED)
+    described = FAMILIES["mdlm"].backbone(network.published_layout().config, PADDED)
     assert described == {
         "_target_": "dnadiff.networks.backbone.dit.DiT", "d_model": 16, "n_layers": 2, "n_heads": 2,
         "cond_dim": 8, "dropout": 0.3, "max_length": 7,
@@ -176,4 +176,4 @@ def test_the_config_of_a_layout_describes_the_network():
 
 def test_networks_without_a_published_form_are_refused():
     with pytest.raises(ValueError, match="mlp_ratio 4"):
-        published_layout(DiT(PADDED, 16, 2, 2, 8, mlp_ratio=2))
+        DiT(PADDED, 16, 2, 2, 8, mlp_ratio=2).published_layout()

@@ -13,6 +13,7 @@ from dnadiff.networks.backbone.dit import DiT
 from dnadiff.store.objects import build
 from dnadiff.store.remote import is_hub_commit
 from dnadiff.weights import published
+from dnadiff.weights.loaded import filled_network
 from dnadiff.weights.published import load_published
 from dnadiff.weights.tensors import round_weights
 
@@ -227,7 +228,7 @@ def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(tmp_p
         return network
 
     with pytest.raises(ValueError, match="60000"):
-        published.filled_network(folder, make)
+        filled_network(folder, make)
     assert devices == [{"meta"}]
 
 

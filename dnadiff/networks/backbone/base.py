@@ -8,14 +8,16 @@ declare which one they need (`reads`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import Config, Natural, PositiveInt, checked
 
 OptTensor: TypeAlias = Tensor | None
 
@@ -51,6 +53,23 @@ class State:
     def select(self, keep: Tensor | slice) -> State:
         """The state of some of the sequences; `keep` is an index or a mask over B."""
         return State([x[keep] for x in self.tensors], self.length)
+
+
+class PublishedLayout(NamedTuple):
+    """The published form of one network.
+
+    Attributes:
+        config: the contents of its `config.json`.
+        weights: the network's own tensors, as views of the published shape, each with its names in
+            files. A tied tensor has several names; a file needs one of them.
+        constants: further tensors that files may hold and that follow from the configuration.
+        vocab: the vocabulary of a file that does not describe one; None is that of DNA.
+    """
+
+    config: Config
+    weights: Sequence[tuple[Tensor, tuple[str, ...]]]
+    constants: Mapping[str, Tensor] = MappingProxyType({})
+    vocab: Vocab | None = None
 
 
 @checked
@@ -96,6 +115,12 @@ class Backbone(nn.Module, ABC):
         """The layers in the order in which they run, shared by reference; None for a network that
         is not a list of layers."""
         return None
+
+    def published_layout(self) -> PublishedLayout:
+        """The published form of this network; ValueError if there is none."""
+        raise ValueError(
+            f"{type(self).__name__} has no published format; caduceus, caduceus_ps and dit have one"
+        )
 
     def check_pieces(self, num_pieces: int, length: int | None) -> None:
         """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths)

@@ -10,6 +10,7 @@ that reverse-complementing the sequence reverses the positions and channels of t
 
 from __future__ import annotations
 
+import re
 from typing import Unpack
 
 import torch
@@ -18,7 +19,7 @@ from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
-from dnadiff.networks.backbone.base import OptTensor
+from dnadiff.networks.backbone.base import OptTensor, PublishedLayout
 from dnadiff.networks.backbone.layers import at_least_float32
 from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
 
@@ -103,6 +104,31 @@ class CaduceusPS(BiMambaBackbone):
     @override
     def head_matrix(self) -> None:
         return None  # the head's rows are computed from those of the embedding
+
+    @override
+    def published_layout(self) -> PublishedLayout:
+        """That of Caduceus-Ph with other names for the modules that run once per strand; errors as
+        there."""
+        layout = super().published_layout()
+        per_strand = r"\.(mixer)\." if self.swap_strands else r"\.(mixer|norm|norm_f)\."
+
+        def rename(name: str) -> str:
+            name = re.sub(r"(word_)(embeddings)\.|(lm_head)\.", r"\g<0>\2\3.", name)
+            name = name.replace("word_embeddings.embeddings.", "word_embeddings.embedding.")
+            return re.sub(per_strand, r".\1.submodule.", name)
+
+        with torch.device("cpu"):  # also for a network on the meta device
+            complement = complement_table(self.vocab, self.embedding.num_embeddings)
+        table = {str(i): j for i, j in enumerate(complement.tolist())}
+        return PublishedLayout(
+            layout.config
+            | {"rcps": True, "fused_add_norm": self.swap_strands, "complement_map": table},
+            [(tensor, tuple(map(rename, names))) for tensor, names in layout.weights],
+            {
+                f"{where}.complement_map": complement
+                for where in ("caduceus.backbone.embeddings.word_embeddings", "lm_head")
+            },
+        )
 
 
 def complement_table(vocab: Vocab, rows: int) -> Tensor:

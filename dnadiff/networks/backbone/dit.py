@@ -23,7 +23,7 @@ from dnadiff.networks.backbone.attention import (
     cached_mask,
     two_streams,
 )
-from dnadiff.networks.backbone.base import AttentionCacheBackbone, OptTensor, State
+from dnadiff.networks.backbone.base import AttentionCacheBackbone, OptTensor, PublishedLayout, State
 from dnadiff.networks.backbone.layers import (
     KernelLinear,
     LayerNorm,
@@ -276,3 +276,31 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     @override
     def head_matrix(self) -> tuple[Tensor, OptTensor]:
         return self.output_layer.linear.weight, self.output_layer.linear.bias
+
+    @override
+    def published_layout(self) -> PublishedLayout:
+        """The layout of MDLM's DiT; ValueError if the network has another `mlp_ratio` or no layers."""
+        if self.mlp_ratio != 4 or not len(self.blocks):
+            raise ValueError(
+                f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {self.mlp_ratio} and "
+                f"{len(self.blocks)} layers"
+            )
+        config = {
+            "model_type": "mdlm",
+            "architectures": ["MDLM"],
+            "vocab_size": self.vocab.size,
+            "model_length": self.max_length,
+            "hidden_dim": self.d_model,
+            "cond_dim": self.sigma_map.mlp[-1].out_features,
+            "n_blocks": len(self.blocks),
+            "n_heads": self.n_heads,
+            "dropout": self.dropout,
+            "tie_word_embeddings": False,
+            "time_conditioning": False,  # that of the denoiser, when it is exported
+        }
+        return PublishedLayout(
+            config,
+            [(p.data, (f"backbone.{name}",)) for name, p in self.named_parameters()],
+            {"backbone.rotary_emb.inv_freq": self.rotary_emb.frequencies()},
+            Vocab.ending_in_mask(self.vocab.size),
+        )

@@ -5,6 +5,7 @@ the embedding."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypedDict, Unpack
@@ -22,6 +23,7 @@ from dnadiff.networks.backbone.base import (
     CausalBackbone,
     OptTensor,
     Peers,
+    PublishedLayout,
     State,
 )
 from dnadiff.networks.backbone.context import SequencePiece
@@ -298,6 +300,82 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
             bidirectional_weight_tie=bidirectional_weight_tie,
         )
         super().__init__(vocab, d_model, n_layers, mixer, **options)
+
+    @override
+    def published_layout(self) -> PublishedLayout:
+        """The layout of Caduceus-Ph; ValueError if the network has time conditioning.
+
+        Deviation: a network with labels has `dnadiff_labels` in its config.json and tensors of
+            other names for them. Published code reports these tensors as unused, and its network
+            is this one without a label.
+        """
+        if self.takes_sigma:
+            raise ValueError(
+                "the published Caduceus has no time conditioning; a network built with it cannot "
+                "be exported"
+            )
+        block = self.layers[0]
+        assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
+        mixer, direction = block.mixer, block.mixer.fwd
+        tied = mixer.in_proj_rev is None
+        config = {
+            "model_type": "caduceus",
+            "architectures": ["CaduceusForMaskedLM"],
+            "d_model": mixer.in_proj.in_features,
+            "n_layer": len(self.layers),
+            "vocab_size": self.embedding.num_embeddings,
+            "pad_vocab_size_multiple": self.pad_vocab_to,
+            "ssm_cfg": {
+                "d_state": direction.d_state,
+                "d_conv": direction.conv_weight.shape[1],
+                "expand": mixer.out_proj.in_features // mixer.in_proj.in_features,
+                "dt_rank": direction.dt_rank,
+                "conv_bias": True,
+                "bias": False,
+            },
+            "rms_norm": isinstance(self.norm_f, RMSNorm),
+            "norm_epsilon": self.norm_f.eps,
+            "residual_in_fp32": self.residual_in_fp32,
+            "fused_add_norm": True,
+            "bidirectional": True,
+            "bidirectional_strategy": mixer.strategy,
+            "bidirectional_weight_tie": tied,
+            "rcps": False,
+            "complement_map": None,
+            "tie_word_embeddings": True,
+        }
+        if self.condition is not None:
+            label_map = self.condition.label_map
+            assert label_map is not None
+            config["dnadiff_labels"] = {
+                "num_labels": label_map.in_features,
+                "cond_dim": label_map.out_features,
+            }
+        # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
+        weights = [
+            (p.data.unsqueeze(1) if own.endswith("conv_weight") else p.data, names)
+            for own, p in self.named_parameters()
+            for names in (published_names(own, tied),)
+        ]
+        return PublishedLayout(config, weights)
+
+
+def published_names(own: str, tied: bool) -> tuple[str, ...]:
+    """The names of a parameter in published Caduceus-Ph files; tied ones have two."""
+    if own == "embedding.weight":
+        return "caduceus.backbone.embeddings.word_embeddings.weight", "lm_head.weight"
+    name = f"caduceus.backbone.{own}"
+    if projection := re.fullmatch(r"(.*\.mixer)\.(in_proj|out_proj)(_rev)?\.weight", name):
+        where, which, rev = projection.groups()
+        directions = ("rev",) if rev else ("fwd", "rev") if tied else ("fwd",)
+        return tuple(f"{where}.mamba_{direction}.{which}.weight" for direction in directions)
+    for ours, theirs in {
+        r"\.mixer\.(fwd|rev)\.": r".mixer.mamba_\1.",
+        r"\.conv_(weight|bias)$": r".conv1d.\1",
+        r"\.dt_(weight|bias)$": r".dt_proj.\1",
+    }.items():
+        name = re.sub(ours, theirs, name)
+    return (name,)
 
 
 @checked

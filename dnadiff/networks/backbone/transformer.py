@@ -23,7 +23,7 @@ from dnadiff.networks.backbone.attention import (
     AttentionBlock,
     AttentionOptions,
 )
-from dnadiff.networks.backbone.base import CausalBackbone, OptTensor, State
+from dnadiff.networks.backbone.base import CausalBackbone, OptTensor, PublishedLayout, State
 from dnadiff.networks.backbone.layers import KernelLinear, LayerNorm, Rotary, at_least_float32
 
 _CAPACITY = 64  # positions whose keys and values fit into a new state
@@ -254,3 +254,32 @@ class GPT2(CausalBackbone):
     @override
     def head_matrix(self) -> tuple[Tensor, None]:
         return self.wte.weight, None  # without the further ids, which are never emitted
+
+    @override
+    def published_layout(self) -> PublishedLayout:
+        """The layout of GPT-2; published files store the matrices transposed."""
+        ours_theirs = {
+            "blocks.": "h.",
+            ".attn_in.": ".attn.c_attn.",
+            ".attn_out.": ".attn.c_proj.",
+            ".mlp.0.": ".mlp.c_fc.",
+            ".mlp.2.": ".mlp.c_proj.",
+        }
+        weights = []
+        for name, p in self.named_parameters():
+            for ours, theirs in ours_theirs.items():
+                name = name.replace(ours, theirs)
+            transposed = p.ndim == 2 and not name.startswith(("wte", "wpe"))
+            tied = ["lm_head.weight"] if name == "wte.weight" else []
+            published = name, f"transformer.{name}", *tied
+            weights.append((p.data.t() if transposed else p.data, published))
+        # Old files also hold the causal mask and the value of masked scores.
+        seen = torch.ones(len(self.wpe.weight), len(self.wpe.weight)).tril()[None, None]
+        held = {"attn.bias": seen, "attn.masked_bias": torch.tensor(-1e4)}
+        constants = {
+            f"{start}h.{number}.{name}": value
+            for start in ("", "transformer.")
+            for number in range(len(self.blocks))
+            for name, value in held.items()
+        }
+        return PublishedLayout({"model_type": "gpt2"}, weights, constants)

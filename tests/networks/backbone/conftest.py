@@ -4,7 +4,7 @@ folders."""
 import pytest
 
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.weights.published import published_layout
+from dnadiff.weights import tensors
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def published(parity):
             for key, value in file.items()
             if key.startswith("weights.")
         }
-        published_layout(network.eval()).fill(weights, name)
+        tensors.fill(network.eval().published_layout(), weights, name)
         return file
 
     return fill
