@@ -40,7 +40,8 @@ class VariantsOptions(ModelOptions, ShardedOptions):
 
     Columns: LLR = log p(alt) - log p(ref) in nats, its Monte Carlo error SE (none for masked),
     LLR_forward and LLR_reverse of the strands, entropy (nats) and information (2 minus the entropy
-    in bits) of the base at the site. Of a fine-tuned run: predicted_REF, predicted_ALT, their
+    in bits) of the base at the site. An indel in a repeat has the same numbers wherever it is
+    written. Of a fine-tuned run: predicted_REF, predicted_ALT, their
     difference (ALT minus REF) and SE_seeds. See docs/variants.md.
     """
 
@@ -78,7 +79,8 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     """variant_method=block: bases around the variant, half on each side; null: 4 for SNVs and MNVs,
     16 for indels"""
     num_orders: PositiveInt = 4
-    """variant_method=block: random orders per variant and strand"""
+    """variant_method=block: random orders per variant and strand, divided among the places at which
+    an indel in a repeat can be, with at least 2 for each"""
     num_draws: PositiveInt = 64
     """variant_method=window, and log_prob for block diffusion models: masks per variant and strand,
     even"""
@@ -173,6 +175,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         "variants": [list(region[:3]) for region in regions] or sha256(resolve(str(options.vcf))),
         "genome": genome.digest,
         "window": window,
+        "indels": "normalized",
     }
     is_fixed = is_fine_tuned and model.limits.fixed is not None
     alleles = variant.Alleles(genome, window, options.on_mismatch == "skip", fixed_length=is_fixed)

@@ -280,8 +280,8 @@ class Scorer(RowScorer):
 
 def site_of(edit: Edit) -> Site:
     """The record and position whose entropy is reported: the first base of the variant, or the base
-    before an insertion."""
-    return edit.record, edit.start if edit.ref else max(edit.start - 1, 0)
+    before an insertion; in a repeat those of its leftmost place."""
+    return edit.record, max(edit.start - edit.shifts // 2 - (not edit.ref), 0)
 
 
 def predicted_effects(

@@ -363,12 +363,13 @@ class VariantMethod:
         Args:
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
-        found = [
-            [self.difference(network, edit, reverse) for edit in edits]
-            for reverse in network.strands
-        ]
-        values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
-        return values[..., 0], values[..., 1]
+        found = {  # the deletions of each base of a repeat are one edit
+            edit: [self.difference(network, edit, reverse) for reverse in network.strands]
+            for edit in dict.fromkeys(edits)
+        }
+        values = np.array([found[edit] for edit in edits], dtype=np.float64)
+        llr, variance = values.reshape(len(edits), len(network.strands), 2).transpose(2, 1, 0)
+        return llr, variance
 
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
         """log p(alt) - log p(ref) of one variant on one strand, and its variance; asked by the
@@ -503,12 +504,14 @@ class Block(VariantMethod):
     the order. For alleles of equal length the estimate differs from that of `window` only in that
     bases outside the block are always visible. For others both blocks hold equally many bases
     (`Pair.aligned`); what remains is the assumption that the rest of both windows is equally
-    likely. The error is that of the mean over the orders.
+    likely. In a repeat the estimate is the mean over the places at which an insertion or deletion
+    has the same result (`Pair.placements`). The error is that of the mean over the orders.
 
     Args:
         block: bases around the alleles, half on each side. None is 4 around alleles of equal
             length, because more of them only add variance, and 16 around others.
-        num_orders: orders per variant and strand; about `block` network calls each for a single
+        num_orders: orders per variant and strand, divided among its places with at least two for
+            each; about `block` network calls each for a single
             base, twice as many for an indel.
     """
 
@@ -521,11 +524,17 @@ class Block(VariantMethod):
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
         size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
-        if (places := pair.aligned(-(-size // 2))) is None:
-            return np.nan, np.nan
-        orders = self.orders(len(places[0]), network.draws(edit, reverse, self.num_orders))
-        ratios = log_ratio(network, pair, places, orders)
-        return float(ratios.mean()), float(ratios.var(ddof=1) / len(ratios))
+        blocks = [placed.aligned(-(-size // 2)) for placed in pair.placements()]
+        draws = network.draws(edit, reverse, max(2, -(-self.num_orders // len(blocks))))
+        means, variances = [], []
+        for number, places in enumerate(blocks):
+            if places is None:
+                return np.nan, np.nan
+            orders = self.orders(len(places[0]), draws.at(number))
+            ratios = log_ratio(network, pair, places, orders)
+            means.append(ratios.mean())
+            variances.append(ratios.var(ddof=1) / len(ratios))
+        return float(np.mean(means)), float(np.mean(variances) / len(blocks))
 
     def orders(self, count: int, draws: Draws) -> Places:
         """Random orders of the places of a block: (R, count)."""

@@ -23,7 +23,8 @@ _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"
 _PLAIN = re.compile(f"[{_BASES}]+")
 _SHOWN = 20  # letters of an allele in a message
-_PIECE = 1 << 16  # bases that are read together
+_FEW, _PIECE = 32, 1 << 16  # bases that are read together, at least and at most
+_PLACEMENTS = 16
 _MITOCHONDRION = ("M", "MT")
 TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
@@ -66,6 +67,8 @@ class Edit(NamedTuple):
         start: 0-based.
         ref, alt: upper-case letters.
         differs: REF is not what the genome has there.
+        shifts: places besides this one at which an insertion or deletion has the same result, as in
+            a repeat; half of them, rounded down, are on the left.
     """
 
     record: str
@@ -73,6 +76,7 @@ class Edit(NamedTuple):
     ref: str
     alt: str
     differs: bool = False
+    shifts: int = 0
 
     @property
     def kind(self) -> str:
@@ -178,16 +182,15 @@ class Alleles:
         differs = any(a != b for a, b in known)  # N says nothing
         found: list[Edit | Skipped] = []
         for alt in row.alts:
-            given = Edit(record, start, ref, alt.upper(), differs)
-            edit = trimmed(given)
-            reason = self._why_skipped(row, given, edit, here)
-            found.append(Skipped(reason, differs) if reason else edit)
+            edit = self._edit_of(row, Edit(record, start, ref, alt.upper(), differs), here)
+            found.append(Skipped(edit, differs) if isinstance(edit, str) else edit)
         place = f"{row.where}: {row.chrom}:{row.pos}"
         message = f"{place} has REF {shown(ref)}, the genome {shown(here)}"
         return found, message if differs else ""
 
-    def _why_skipped(self, row: Row, given: Edit, edit: Edit, here: str) -> str:
-        """Why an allele, as it is `given`, is skipped, where the genome has the bases `here`."""
+    def _edit_of(self, row: Row, given: Edit, here: str) -> Edit | str:
+        """The edit of an allele as it is `given`, where the genome has the bases `here`, or why it
+        is skipped."""
         if reason := _no_bases(given.alt):
             return reason
         _check_letters(row, "ALT", given.alt)
@@ -195,20 +198,22 @@ class Alleles:
             return "ALT equals REF"
         if given.differs and self.skip_mismatches:
             return "REF differs from the genome"
+        edit = trimmed(given)
         if not _PLAIN.fullmatch(edit.ref + edit.alt):
             return "an allele with N or another ambiguity code"
-        if not _PLAIN.fullmatch(
-            here[edit.start - given.start : edit.end - given.start] or edit.alt
-        ):
+        replaced = here[edit.start - given.start : edit.end - given.start]
+        if not _PLAIN.fullmatch(replaced or edit.alt):
             return "N in the genome at REF"
         if edit.longest > self.window:
             return f"longer than the window of {self.window:,} bases"
+        if replaced == edit.ref:
+            edit = normalized(self.reference, edit)
         length = self.reference.lengths[edit.record]
         if not edit.has_windows(length):
             return "the record is too short for windows of equal length"
         if self.fixed_length and edit.window_length(length, self.window) < self.window:
             return "the record is too short for a head of fixed length"
-        return ""
+        return edit
 
 
 def _check_letters(row: Row, column: str, allele: str) -> None:
@@ -252,6 +257,42 @@ def trimmed(edit: Edit) -> Edit:
     return edit._replace(start=start, ref=ref, alt=alt)
 
 
+def normalized(reference: Reference, edit: Edit) -> Edit:
+    """An insertion or deletion at the middle one of all places at which it has the same result,
+    because the bases beside it repeat those that it adds or removes; other edits have one place.
+
+    They are the places from the leftmost one, as `bcftools norm` writes it, to the rightmost one
+    (A. Tan, G. R. Abecasis and H. M. Kang, Bioinformatics 31, 2202, 2015).
+    """
+    letters = edit.ref or edit.alt
+    if edit.ref and edit.alt:
+        return edit
+    left, right = (_repeated(reference, edit, ids_of(letters), side) for side in (-1, 1))
+    by = (right - left) // 2
+    first = by % len(letters)
+    moved = letters[first:] + letters[:first]
+    ref, alt = (moved if allele else "" for allele in (edit.ref, edit.alt))
+    return edit._replace(start=edit.start + by, ref=ref, alt=alt, shifts=left + right)
+
+
+def _repeated(reference: Reference, edit: Edit, unit: Ids, side: int) -> int:
+    """How many bases on a side of an edit, -1 or 1, go on with a `unit` that is repeated."""
+    count, limit = 0, edit.start if side < 0 else reference.lengths[edit.record] - edit.end
+    while count < limit:  # twice as many each time: most edits are in no repeat
+        end = min(max(_FEW, 2 * count), limit, count + _PIECE)
+        where = (
+            (edit.start - end, edit.start - count)
+            if side < 0
+            else (edit.end + count, edit.end + end)
+        )
+        here = reference.window(edit.record, *where)[::side]
+        same = here == np.resize(np.roll(unit[::side], -count), len(here))
+        if not same.all():
+            return count + int(same.argmin())
+        count = end
+    return limit
+
+
 class Pair(NamedTuple):
     """Both alleles of a variant, each in its window of L bases, on the strand that is read.
 
@@ -264,6 +305,7 @@ class Pair(NamedTuple):
         starts: place of each allele in its window.
         sizes: bases of the alleles.
         ends_right: whether these further bases are at the right end.
+        shifts: by how many bases both alleles can be moved to the left and to the right.
     """
 
     ref: Ids
@@ -271,6 +313,7 @@ class Pair(NamedTuple):
     starts: tuple[int, int]
     sizes: tuple[int, int]
     ends_right: bool
+    shifts: tuple[int, int] = (0, 0)
 
     @property
     def equal(self) -> bool:
@@ -281,7 +324,19 @@ class Pair(NamedTuple):
         """The same pair, read on the other strand."""
         ref, alt = (_COMPLEMENT[ids[::-1]] for ids in (self.ref, self.alt))
         first, second = (len(ref) - s - size for s, size in zip(self.starts, self.sizes))
-        return Pair(ref, alt, (first, second), self.sizes, not self.ends_right)
+        return Pair(ref, alt, (first, second), self.sizes, not self.ends_right, self.shifts[::-1])
+
+    def placements(self) -> list[Pair]:
+        """The same windows with the alleles at each equivalent place in them, or at `_PLACEMENTS`
+        of them at equal distances."""
+        low, high = min(self.starts), len(self.ref) - max(map(sum, zip(self.starts, self.sizes)))
+        left, right = min(self.shifts[0], low), min(self.shifts[1], high)
+        count = min(left + right + 1, _PLACEMENTS)
+        first, second = self.starts
+        return [
+            self._replace(starts=(first + by, second + by))
+            for by in np.linspace(-left, right, count).round().astype(int).tolist()
+        ]
 
     def aligned(self, flank: int | None) -> tuple[Places, Places] | None:
         """Places in both windows that belong together, (n,) each: up to `flank` bases on each side
@@ -363,7 +418,8 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
         windows.append(np.concatenate([left, ids_of(allele), right]))
         starts.append(len(left))
     sizes, places = (size, len(edit.alt)), (starts[0], starts[1])
-    forward = Pair(windows[0], windows[1], places, sizes, ends_right)
+    shifts = edit.shifts // 2, edit.shifts - edit.shifts // 2
+    forward = Pair(windows[0], windows[1], places, sizes, ends_right, shifts)
     return forward.reverse_complement() if reverse else forward
 
 
