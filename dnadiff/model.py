@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dnadiff.data.tokenizer import encoded
 from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import Designer, DesignMethod
@@ -34,8 +35,8 @@ from dnadiff.diffusion.sampler.ar import Autoregressive
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import Natural, PositiveInt, check_value, checked
-from dnadiff.formats.nucleotides import is_sequence, name_of, plain
+from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.genomics.information import Information, window_nats
 from dnadiff.supervised.embeddings import Embedder, Embeddings, pool_of
 from dnadiff.weights import checkpoint
@@ -394,14 +395,14 @@ class Model:
         token, needs none. N and other letters that the model does not generate are read but not
         counted; a sequence without a countable letter gets NaN.
         """
-        encoded = self._encoded(sequences)
+        _, ids = self._encoded(sequences)
         # The noise of a sequence does not depend on the others.
-        keys = [hash64(ids.numpy().tobytes().hex()) >> 1 for ids in encoded]
+        keys = [hash64(each.numpy().tobytes().hex()) >> 1 for each in ids]
         nats = window_nats(
-            self.denoiser, self.process, encoded, keys, num_draws, seed, batch_size
+            self.denoiser, self.process, ids, keys, num_draws, seed, batch_size
         ).mean(1)
         emitted = self.process.vocab.is_emitted()
-        tokens = np.array([int(emitted[ids].sum()) for ids in encoded])
+        tokens = np.array([int(emitted[each].sum()) for each in ids])
         return np.where(tokens > 0, nats / np.maximum(tokens, 1), np.nan)
 
     def embed(
@@ -428,12 +429,10 @@ class Model:
             ids of records as names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
-        if not is_sequence(sequences):
-            sequences = list(sequences)  # a generator is read once
-        vectors = embedder([ids.numpy() for ids in self._encoded(sequences)], batch_size)
+        names, ids = self._encoded(sequences)
+        vectors = embedder([each.numpy() for each in ids], batch_size)
         if embedder.pool.per_position:
             return vectors
-        names = [name_of(sequence) or str(i) for i, sequence in enumerate(sequences)]
         return Embeddings.of(np.array(vectors, embedder.dtype).reshape(-1, embedder.width), names)
 
     @checked
@@ -464,7 +463,7 @@ class Model:
             self.denoiser, self.process, window or self.length, spacing, stranded, batch_size
         )
         return information.of_sequences(
-            [ids.numpy().astype(np.uint8) for ids in self._encoded(sequences, limited=False)]
+            [each.numpy().astype(np.uint8) for each in self._encoded(sequences, limited=False)[1]]
         )
 
     def variants(
@@ -520,26 +519,27 @@ class Model:
         )
         return effects_frame(network, method, variants, on_mismatch, L2)
 
-    def _encoded(self, sequences: Sequence[DNASequence], limited: bool = True) -> list[Tensor]:
-        if is_sequence(sequences):
-            raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        encoded = [
-            torch.from_numpy(self.tokenizer.encode(letters_of(sequence)).astype(np.int64))
-            for sequence in sequences
-        ]
-        for ids in encoded:
-            check_value("length", len(ids), PositiveInt)
+    def _encoded(
+        self, sequences: Sequence[DNASequence], limited: bool = True
+    ) -> tuple[list[str], list[Tensor]]:
+        """Names and token ids `(L_i,)` of sequences. Those without a name are numbered."""
+        names, ids = list[str](), list[Tensor]()
+        for place, sequence in several(sequences):
+            where = f"sequence {place}"
+            found = encoded(self.tokenizer, sequence, where)
             if limited:
-                self._check_length(len(ids))
-        return encoded
+                self._check_length(len(found), what=f"{where}: length")
+            names.append(name_of(sequence) or place)
+            ids.append(torch.from_numpy(found.astype(np.int64)))
+        return names, ids
 
-    def _check_length(self, length: int, otherwise: str = "") -> None:
+    def _check_length(self, length: int, otherwise: str = "", what: str = "length") -> None:
         """Refuse what is longer than the network takes; `otherwise`, which ends in a comma, is what
         the user can do about it."""
         maximum = self.denoiser.max_length
         if maximum is not None and length > maximum:
             raise ValueError(
-                f"length {length} is more than this network takes; use at most {maximum}, "
+                f"{what} {length} is more than this network takes; use at most {maximum}, "
                 f"{otherwise}or train with a larger data.length"
             )
 
@@ -580,21 +580,6 @@ def load(
     if runs.is_fine_tuned(run):
         return ensemble.load(run, trust, device)
     return Model(checkpoint.load(run, trust), device)
-
-
-def letters_of(sequence: DNASequence) -> str:
-    """The letters of a sequence as a string."""
-    found = plain(sequence)
-    return found if isinstance(found, str) else found.decode("latin-1")
-
-
-def text_of(sequence: DNASequence) -> str:
-    """The letters of a string, or of an object of Biopython or pyfaidx; others are a ValueError."""
-    if isinstance(sequence, bytes) or not is_sequence(sequence):
-        raise ValueError(
-            f"sequence is of type {type(sequence).__name__}; give its letters as a string"
-        )
-    return letters_of(sequence)
 
 
 def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> Design:

@@ -110,7 +110,7 @@ def predict(options: PredictOptions) -> list[Job]:
         )
     queries = predictions.SequenceFile(
         options.input,
-        model.encode,
+        model.tokenizer,
         target,
         predictions.Columns(options.sequence_column, options.name_column, labels),
         options.window,

@@ -2,9 +2,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyfaidx
 import pytest
 import torch
+from Bio import SeqIO
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
 
@@ -140,20 +142,82 @@ def test_embeddings_tell_sequences_apart(model):
     [
         (lambda m: m.sample(0), "num_samples 0"),
         (lambda m: m.sample(1, length=0), "length 0"),
-        (lambda m: m.nll([""]), "length 0"),
+        (lambda m: m.nll(["A", ""]), "sequence 1 has an empty sequence"),
         (lambda m: m.nll(["ACGZ"]), "'Z' at position 4"),
         (lambda m: m.sample(1, batch_size=0), "batch_size 0"),
         (lambda m: m.nll(["ACGT"], batch_size=0), "batch_size 0"),
         (lambda m: m.information(["ACGT"], batch_size=0), "batch_size 0"),
         (lambda m: m.sample(1, seed=1.5), "seed 1.5"),
         (lambda m: m.design(len, length=0), "length 0"),
-        (lambda m: m.nll("ACGT"), "put it into a list"),
-        (lambda m: m.embed(SeqRecord(Seq("ACGT"))), "put it into a list"),
+        (lambda m: m.embed(["A"] * 100 + ["AC-GT"]), "sequence 100: letter '-' at position 3"),
+        (lambda m: m.information({"A": "AC", "C": "A!"}), "sequence C: letter '!' at position 2"),
     ],
 )
 def test_impossible_requests_are_refused(model, call, message):
     with pytest.raises(ValueError, match=message):
         call(model)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"A": "ACGTTGA", "C": "GGGTTGA"},  # the keys are letters of nucleotides too
+        pd.Series(["ACGTTGA", "GGGTTGA"], ["A", "C"]),
+        np.array(["ACGTTGA", "GGGTTGA"]),
+        (text for text in ("ACGTTGA", "GGGTTGA")),
+        [b"ACGTTGA", bytearray(b"GGGTTGA")],
+        SeqIO.to_dict(SeqRecord(Seq(text), id=text) for text in ("ACGTTGA", "GGGTTGA")),
+    ],
+)
+def test_the_sequences_in_a_collection_are_read_and_not_its_keys(model, given):
+    expected = model.embed(["ACGTTGA", "GGGTTGA"])
+    np.testing.assert_array_equal(model.embed(given), expected)
+
+
+def test_keys_and_indices_become_names(model):
+    assert list(model.embed({"A": "ACGT", "C": "GG"}).to_frame().index) == ["A", "C"]
+    series = pd.Series(["ACGT", "GG"], [4, 9])
+    assert list(model.embed(series).to_frame().index) == ["4", "9"]
+
+
+def test_an_iterator_of_biopython_is_several_sequences(model, tmp_path):
+    (tmp_path / "x.fa").write_text(">one\nACGTTGA\n>two\nGGGTTGA\n")
+    records = SeqIO.parse(tmp_path / "x.fa", "fasta")
+    assert list(model.embed(records).to_frame().index) == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("ACGT", r"sequences is a single sequence; put it into a list: \[sequence\]"),
+        (b"ACGT", "sequences is a single sequence"),
+        (bytearray(b"ACGT"), "sequences is a single sequence"),
+        (SeqRecord(Seq("ACGT")), "sequences is a single sequence"),
+        (pd.DataFrame({"A": ["ACGT"]}), "of type DataFrame; give .* one column of a table"),
+        (np.array([["ACGT"]]), "sequences is of type ndarray"),
+        ({"ACGT", "GG"}, "sequences is of type set"),
+        (Path("x.fa"), "sequences is of type PosixPath"),
+        (None, "sequences is of type NoneType"),
+        (["A"] * 100 + [None], r"sequence 100: None \(of type NoneType\) is not a sequence; give"),
+        (pd.Series(["A", float("nan")]), r"sequence 1: nan \(of type float\) is not a sequence"),
+        (pd.Series(["A", None], dtype="string"), r"sequence 1: <NA> \(of type NAType\)"),
+        ([1, 2], r"sequence 0: 1 \(of type int\) is not a sequence"),
+        ({"A": ["A", "C"]}, r"sequence A: \['A', 'C'\] \(of type list\)"),
+    ],
+)
+def test_what_holds_no_sequences_is_refused_and_an_item_named(model, given, message):
+    for call in (model.nll, model.embed, model.information):
+        with pytest.raises(TypeError, match=message):
+            call(given)
+
+
+def test_a_sequence_that_is_too_long_is_named():
+    model = autoregressive(CharTokenizer("abc"), Transformer, n_heads=2, max_length=8)
+    with pytest.raises(ValueError, match="sequence 1: length 9 is more than this network takes"):
+        model.nll(["abc", "a" * 9])
+    with pytest.raises(TypeError, match="sequence 0: None"):
+        model.nll([None])
+    assert model.nll([b"abc"]) == model.nll(["abc"])
 
 
 def test_a_seed_of_numpy_is_the_same_seed(model):
@@ -201,7 +265,8 @@ def test_records_of_pyfaidx_are_sequences(model, tmp_path):
         model.nll([text, text], batch_size=1),
     )
     assert model.infill(fasta["one"], 3, 9) == model.infill(text, 3, 9)
-    with pytest.raises(ValueError, match="put it into a list"):
+    np.testing.assert_array_equal(model.nll(fasta), model.nll([text]))
+    with pytest.raises(TypeError, match="put it into a list"):
         model.nll(fasta["one"])
     (row,) = model.variants([("one", 3, "G", "A")], fasta).itertuples()
     (same,) = model.variants([("one", 3, "G", "A")], {"one": text}).itertuples()

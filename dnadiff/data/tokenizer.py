@@ -26,6 +26,7 @@ from dnadiff.formats.nucleotides import (
     DNASequence,
     ids_of,
     not_a_nucleotide,
+    text_of,
 )
 
 TokenIds = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
@@ -154,6 +155,24 @@ class DNATokenizer(Tokenizer):
     @override
     def config(self) -> Config:
         return {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}
+
+
+def encoded(tokenizer: Tokenizer, sequence: DNASequence, where: str) -> TokenIds:
+    """Token ids `(L,)` of a sequence of at least one letter.
+
+    Raises:
+        TypeError: if it is not a sequence.
+        ValueError: if it is empty, or a letter is not in the alphabet. Both begin with `where`.
+    """
+    try:
+        is_dna = tokenizer.vocab.complement is not None
+        ids = tokenizer.encode(sequence if is_dna else text_of(sequence))
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{where}: {error}") from None
+    if not len(ids):
+        raise ValueError(f"{where} has an empty sequence; complete or remove it")
+    return ids
 
 
 class CharTokenizer(TextTokenizer):

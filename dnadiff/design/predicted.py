@@ -96,7 +96,7 @@ class PredictedReward(Reward):
     @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         self._check(sequences)
-        rows = np.stack([self._model.encode("sequence", text) for text in sequences])
+        rows = np.stack([self._model.tokenizer.encode(text) for text in sequences])
         ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         bases = torch.tensor(
             self._model.tokenizer.ids_from_bases(range(4)).tolist(), device=self.device

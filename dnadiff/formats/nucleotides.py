@@ -5,7 +5,8 @@ The ids are those of `dnadiff.data.tokenizer.DNATokenizer`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,28 +55,65 @@ def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:
 
 
 def plain(sequence: DNASequence) -> str | bytes:
-    """The letters of a sequence without the object of Biopython or pyfaidx around them."""
+    """The letters of a sequence without the object of Biopython or pyfaidx around them.
+
+    Raises:
+        TypeError: if it is not a sequence.
+    """
     if isinstance(sequence, (str, bytes)):
         return sequence
-    if "pyfaidx" in _packages(sequence):
+    if not is_sequence(sequence):
+        raise TypeError(
+            f"{sequence!r:.60} (of type {type(sequence).__name__}) is not a sequence; give its "
+            "letters as a string, or leave out what is missing"
+        )
+    if "pyfaidx" in _modules(sequence):
         return str(sequence)
     found = getattr(sequence, "seq", sequence)  # of a record of Biopython
     return b"" if found is None else bytes(found)
 
 
-def _packages(value: object) -> set[str]:
-    """The packages that the classes of a value come from; strings and bytes need none of them."""
-    return {base.__module__.partition(".")[0] for base in type(value).__mro__}
+def text_of(sequence: DNASequence) -> str:
+    """The letters of a sequence as a string; errors as `plain`."""
+    found = plain(sequence)
+    return found if isinstance(found, str) else found.decode("latin-1")
+
+
+def _modules(value: object) -> set[str]:
+    """The modules that the classes of a value come from; strings and bytes need none of them."""
+    return {base.__module__ for base in type(value).__mro__}
 
 
 def is_sequence(value: object) -> bool:
-    """Whether a value is one sequence, and not several."""
-    return isinstance(value, (str, bytes)) or not _packages(value).isdisjoint(("Bio", "pyfaidx"))
+    """Whether a value is one sequence, and not several or something else."""
+    return isinstance(value, (str, bytes, bytearray)) or not (
+        hasattr(value, "keys")
+        or _modules(value).isdisjoint(("Bio.Seq", "Bio.SeqRecord", "pyfaidx"))
+    )
+
+
+def several(given: Any) -> Iterator[tuple[str, DNASequence]]:
+    """Each of several sequences after its place: its number in a list, an array or a generator, its
+    key in a mapping, its index in a Series of pandas.
+
+    Raises:
+        TypeError: for a single sequence, a table, a set, which has no order, and whatever else
+            holds no sequences.
+    """
+    one, is_list = is_sequence(given), isinstance(given, Iterable)
+    if one or not is_list or isinstance(given, set) or len(getattr(given, "shape", (1,))) != 1:
+        what = f"of type {type(given).__name__}; give a list of strings, or one column of a table"
+        if one:
+            what = "a single sequence; put it into a list: [sequence]"
+        raise TypeError(f"sequences is {what}")
+    # A Series and an open pyfaidx.Fasta are no `Mapping`.
+    pairs = given.items() if hasattr(given, "keys") else enumerate(given)
+    return ((str(place), sequence) for place, sequence in pairs)
 
 
 def name_of(sequence: DNASequence) -> str | None:
     """The name that an object of Biopython or pyfaidx gives a sequence; None for letters alone."""
-    is_record = "pyfaidx" in _packages(sequence)
+    is_record = "pyfaidx" in _modules(sequence)
     return getattr(sequence, "name" if is_record else "id", None)
 
 

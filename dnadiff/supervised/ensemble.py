@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import Json, PositiveInt, check_value
-from dnadiff.formats.nucleotides import DNASequence, is_sequence
+from dnadiff.formats.nucleotides import DNASequence, several
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
@@ -39,8 +39,6 @@ from dnadiff.weights import tensors
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
 _OF_SEED = ("items", "mean", "std")  # of the task and of the target
-# where the sequence is, and its letters -> token ids
-Encode = Callable[[str, str | bytes], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -206,20 +204,15 @@ class ClassifierEnsemble:
                 numbers.
 
         Raises:
+            TypeError: for something that is not a sequence, or not several.
             ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length
                 that the networks do not accept.
         """
-        if is_sequence(sequences):
-            raise ValueError("sequences is a single sequence; put it into a list: [sequence]")
-        return self.target.predicted(
-            self._each_seed(
-                (
-                    Query.whole(f"sequence {i}", self.encode(f"sequence {i}", letters))
-                    for i, letters in enumerate(sequences)
-                ),
-                batch_size,
-            )
+        named = ((f"sequence {place}", letters) for place, letters in several(sequences))
+        queries = (
+            Query.whole(where, encoded(self.tokenizer, letters, where)) for where, letters in named
         )
+        return self.target.predicted(self._each_seed(queries, batch_size))
 
     def _each_seed(self, queries: Iterable[Query], batch_size: int | None) -> np.ndarray:
         """The predictions (R, S, K) of queries of any number."""
@@ -270,17 +263,6 @@ class ClassifierEnsemble:
         window = check_value("window", window, PositiveInt | None) or self.longest
         self.limits.check_window(window)
         return window
-
-    def encode(self, where: str, letters: DNASequence) -> np.ndarray:
-        """Token ids (L,) of a sequence; a ValueError that begins with `where` for one that cannot
-        be read."""
-        try:
-            ids = self.tokenizer.encode(letters)
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        if not len(ids):
-            raise ValueError(f"{where} has an empty sequence; complete or remove it")
-        return ids
 
     def classify(
         self,

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 from dnadiff.data.base import run_data
 from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
-from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
 from dnadiff.genomics.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
@@ -119,14 +119,8 @@ class LabeledSequences:
     def add(
         self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str
     ) -> None:
-        """Encode and append one sequence; ValueError naming `where`, if the sequence is empty or a
-        letter is not a nucleotide."""
-        if not sequence:
-            raise ValueError(f"{where} has an empty sequence; complete or remove it")
-        try:
-            self.sequences.append(tokenizer.encode(sequence))
-        except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
+        """Encode and append one sequence; errors as `encoded`."""
+        self.sequences.append(encoded(tokenizer, sequence, where))
         self.labels.append(label)
         self.parts.append(part)
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from typing_extensions import override
 
+from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json
 from dnadiff.formats.sequences import iter_sequences
@@ -32,7 +33,6 @@ from dnadiff.store.files import resolve
 from dnadiff.supervised.ensemble import (
     UNLABELED,
     ClassifierEnsemble,
-    Encode,
     LengthLimits,
     Query,
     chunks,
@@ -109,7 +109,6 @@ class SequenceFile:
 
     Args:
         path: FASTA or a table (by its ending), plain or gzip.
-        encode: see `ClassifierEnsemble.encode`.
         target: what labels are.
         window: bases of a window; None predicts complete records.
         stride: bases between the starts of windows; None: windows do not overlap.
@@ -121,7 +120,7 @@ class SequenceFile:
     """
 
     path: str
-    encode: Encode
+    tokenizer: DNATokenizer
     target: TaskTarget
     columns: Columns
     window: int | None
@@ -135,7 +134,7 @@ class SequenceFile:
             else fasta_rows(self.path, self.columns)
         )
         for row in rows:
-            ids = self.encode(row.where, row.letters)
+            ids = encoded(self.tokenizer, row.letters, row.where)
             label = (
                 UNLABELED
                 if row.label is None

@@ -766,7 +766,6 @@ def test_python_gives_strings_with_their_bounds(model):
         ),
         (lambda: model.infill("ACGTACGT", 0, 8, length=4), "longer than the 4 tokens"),
         (lambda: model.infill("ACGTACGT", 0.5, 8), "start 0.5 must be an integer"),
-        (lambda: model.infill(b"ACGTACGT", 0, 8), "sequence is of type bytes"),
         (lambda: model.infill("ACGTACGT", 0, 8, length=7.5), "length 7.5 must be an integer"),
         (lambda: model.infill("ACGTACGT", 0, 8, num_draws=3), "num_draws 3 must be even"),
         (lambda: model.sample("3"), "num_samples '3' must be an integer"),
@@ -778,6 +777,8 @@ def test_python_gives_strings_with_their_bounds(model):
     ):
         with pytest.raises(ValueError, match=message):
             call()
+    with pytest.raises(TypeError, match=r"None \(of type NoneType\) is not a sequence"):
+        model.infill(None, 0, 8)
 
 
 def test_python_infills_within_a_long_sequence(model):

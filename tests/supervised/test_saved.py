@@ -176,10 +176,17 @@ def test_a_sequence_that_cannot_be_read_is_named(tmp_path):
         (["ACGT", "AC-T"], r"sequence 1: letter '-' at position 3"),
         (["ACGT", ""], "sequence 1 has an empty sequence"),
         (["A" * 41], r"sequence 0 has 41 bases, more than the 40 .*window=40"),
-        ("ACGT", r"put it into a list"),
     ):
         with pytest.raises(ValueError, match=message):
             model.predict(sequences)
+    for sequences, message in (
+        ("ACGT", r"put it into a list"),
+        ({"A": "ACGT", "C": None}, r"sequence C: None \(of type NoneType\) is not a sequence"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            model.predict(sequences)
+    named = model.predict({"A": "ACGT", "C": "GGGT"})
+    np.testing.assert_array_equal(named.probs, model.predict(["ACGT", "GGGT"]).probs)
     assert model.predict([]).probs.shape == (0, 3)
 
 

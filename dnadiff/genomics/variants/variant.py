@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, Row, VariantSource, check_names
 
@@ -33,16 +33,13 @@ Places: TypeAlias = NDArray[np.int64]
 
 
 class Sequences:
-    """A genome in memory, for Python: `{name: letters}`; ValueError naming the record if a letter
-    is not a nucleotide."""
+    """A genome in memory, for Python: `{name: letters}`; errors as `encoded`, naming the record."""
 
     def __init__(self, records: Mapping[str, str]) -> None:
-        self.ids = {}
-        for name, letters in records.items():
-            try:
-                self.ids[name] = TOKENIZER.encode(letters)
-            except ValueError as error:
-                raise ValueError(f"genome: in {name}, {error}") from None
+        self.ids = {
+            name: encoded(TOKENIZER, letters, f"genome: record {name}")
+            for name, letters in records.items()
+        }
         self.lengths = {name: len(ids) for name, ids in self.ids.items()}
 
     @property

@@ -497,7 +497,7 @@ def test_wrong_arguments_in_python_have_the_messages_of_the_command(trained):
         ({"genome": 5}, "genome is of type int; give a sequence file"),
         (
             {"genome": {"chr1": "ACGT!"}},
-            "genome: in chr1, letter '!' at position 5 is not a nucleotide",
+            "genome: record chr1: letter '!' at position 5 is not a nucleotide",
         ),
         ({"variants": 5}, "variants is of type int; give a file"),
         ({"variants": [5]}, "variant 0 is 5; expected (chrom, pos, ref, alt)"),
