@@ -279,7 +279,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
 
     @override
     def published_layout(self) -> PublishedLayout:
-        """The layout of MDLM's DiT; ValueError if the network has another `mlp_ratio` or no layers."""
+        """The layout of MDLM's DiT; ValueError with another `mlp_ratio`, or no layers."""
         if self.mlp_ratio != 4 or not len(self.blocks):
             raise ValueError(
                 f"the published DiT has mlp_ratio 4 and layers, not mlp_ratio {self.mlp_ratio} and "
