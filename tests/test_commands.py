@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dnadiff.info import info
-from dnadiff.options.command import command_names, is_named, run_folder, with_keys
+from dnadiff.options.command import command_names, is_named, named, run_folder, with_keys
 from dnadiff.options.compose import unknown_in
 
 WRONG_TRAINING = {
@@ -107,6 +107,26 @@ def test_an_existing_folder_is_not_removed(cli, tmp_path):
     (tmp_path / "mine" / "empty").mkdir(parents=True)
     assert cli("train", "data=fasta", "data.path=none.fa", "hydra.run.dir=mine/empty")[0] == 1
     assert (tmp_path / "mine" / "empty").is_dir()
+
+
+def absent_inputs(command):
+    options = named(command).options
+    required = [
+        f"{name}=none.x" for name, field in options.model_fields.items() if field.is_required()
+    ]
+    return required or ["data=fasta", "data.path=none.x"]
+
+
+@pytest.mark.parametrize("command", command_names())
+def test_a_failing_command_removes_only_folders_that_it_made(cli, tmp_path, command):
+    (tmp_path / "results" / "mine").mkdir(parents=True)
+    for inside in ("results/mine/run1", "results/mine/a/b", "new/run"):
+        status, _, err = cli(command, "no_such_key=1", f"hydra.run.dir={inside}")
+        assert status == 1, err
+        status, _, err = cli(command, *absent_inputs(command), f"hydra.run.dir={inside}")
+        assert status == 1 and err.startswith("error: "), err
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
+    assert found == ["results", "results/mine"]
 
 
 def test_a_run_folder_of_another_machine_is_refused_without_its_secrets(cli, tmp_path):

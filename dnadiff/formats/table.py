@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from typing_extensions import override
 
 from dnadiff.store.address import file_name
+from dnadiff.store.disk import read_small
 from dnadiff.store.files import bare_name, open_text, resolve
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ def read_csv(
         ValueError: naming file and line, if the file is not such a table.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read_small(Path(path)).decode("utf-8-sig")
         table = csv.reader(io.StringIO(text, newline=""), strict=True)
         rows = [(table.line_num, row) for row in table if row]
     except UnicodeDecodeError as error:

@@ -28,7 +28,14 @@ from typing import TypeAlias
 
 from dnadiff.fields import Json
 from dnadiff.renamed import VERSION, with_current_names
-from dnadiff.store.disk import atomic_write, check_output, names_file, read_json, write_all
+from dnadiff.store.disk import (
+    atomic_write,
+    check_output,
+    check_regular,
+    names_file,
+    read_json,
+    write_all,
+)
 
 _KEYS = {"settings", "done", "bytes", "notes", "complete"}
 _CHECKED = _KEYS | {
@@ -168,8 +175,11 @@ class ResumableOutput:
 
     def _open(self) -> FileIO:
         self.output.parent.mkdir(parents=True, exist_ok=True)
+        if self.part.exists():
+            check_regular(self.part)
+        is_new = not (self.done or self.complete)
         # Unbuffered: nothing is left to write when it is closed.
-        file = self.part.open("r+b" if self.done else "ab", buffering=0)
+        file = self.part.open("ab" if is_new else "r+b", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -178,7 +188,7 @@ class ResumableOutput:
                 f"{self.output} is being written by another process; wait for it, or choose "
                 "another name"
             ) from None
-        if not self.done:
+        if is_new:
             # That of a replaced file would describe other bytes.
             self.journal.unlink(missing_ok=True)
         file.truncate(self.bytes)
@@ -201,6 +211,8 @@ class ResumableOutput:
         then stay."""
         if self.bgzip and not self.complete and not self.notes.get("ended"):
             self.append_packed(BGZIP_END, 0, {**self.notes, "ended": True})
+        if self.part.exists():  # cut what a killed process wrote after its last journal
+            self._file = self._file or self._open()
         self.close()
         if not self.complete:
             self.complete = True

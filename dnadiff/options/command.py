@@ -265,27 +265,29 @@ def is_named(overrides: Sequence[str]) -> bool:
 
 @contextmanager
 def run_folder(path: Path, shared: bool) -> Iterator[Path]:
-    """A run folder, which is removed if it is left empty and was not there before.
+    """A run folder. It, and the folders above it, are removed if they are left empty and were not
+    there before.
 
     Args:
         shared: use a folder that exists; otherwise a number is added, because the default names of
             two commands of one second are the same.
     """
-    existed, path = path.exists(), Path(os.path.abspath(path))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        candidate = path if number == 1 else path.with_name(f"{path.name}_{number}")
-        with suppress(FileExistsError):
-            candidate.mkdir(exist_ok=shared)
-            break
-    here = Path.cwd()  # short names in messages
+    path = Path(os.path.abspath(path))
+    new = [folder for folder in path.parents if not folder.exists()]
+    is_new, candidate = not (shared and path.exists()), path
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):
+            candidate = path if number == 1 else path.with_name(f"{path.name}_{number}")
+            with suppress(FileExistsError):
+                candidate.mkdir(exist_ok=shared)
+                break
+        here = Path.cwd()  # short names in messages
         yield candidate.relative_to(here) if candidate.is_relative_to(here) else candidate
     finally:
-        if not (shared and existed):
-            from dnadiff.store.disk import remove_if_empty
-
-            remove_if_empty(candidate)
+        with suppress(OSError):  # not empty
+            for folder in (candidate, *new) if is_new else ():
+                folder.rmdir()
 
 
 def report(error: Exception, overrides: Sequence[str]) -> str:

@@ -287,13 +287,6 @@ def write_json(path: str | Path, content: object, indent: int = 2) -> None:
         file.write(text)
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove an empty folder, and up to two parents that become empty."""
-    with suppress(OSError):
-        for path in (folder, *folder.parents[:2]):
-            path.rmdir()
-
-
 def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:
     """Refuse an output folder before the work that fills it begins; a folder is replaced only if it
     holds nothing but files of these names.
@@ -422,6 +415,25 @@ def json_object(
     return _mapping(parse_json(content, source), source, required)
 
 
+def read_small(path: Path, most: int = 1 << 27) -> bytes:
+    """The content of a file that is small by its nature; a ValueError, before anything is read, if
+    it has more than `most` bytes, or is a pipe or a device, which may have no end."""
+    if (size := check_regular(path)) > most:
+        raise ValueError(f"{path} has {size:,} bytes; expected at most {most:,}")
+    return path.read_bytes()
+
+
+def check_regular(path: Path, name: object = None) -> int:
+    """The size of a file; a ValueError, which calls it `name`, if it is a pipe or a device."""
+    about = path.stat()
+    if not stat.S_ISREG(about.st_mode):
+        raise ValueError(
+            f"{name or path} is a pipe or a device, and inputs are read more than once; write it to "
+            "a file first"
+        )
+    return about.st_size
+
+
 def read_json(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -> dict[str, Json]:
     """The object in a JSON file, with at least these keys.
 
@@ -429,9 +441,8 @@ def read_json(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
         OSError: if it cannot be read.
         ValueError: if it is damaged, with the remedy.
     """
-    content = path.read_bytes()
     try:
-        return json_object(content, path, required)
+        return json_object(read_small(path), path, required)
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from error
 
@@ -440,9 +451,8 @@ def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
     """The mapping in a YAML file, with at least these keys; errors as `read_json`."""
     import yaml
 
-    content = path.read_bytes()
     try:
-        return _mapping(_parsed(yaml.safe_load, "YAML", content, path), path, required)
+        return _mapping(_parsed(yaml.safe_load, "YAML", read_small(path), path), path, required)
     except ValueError as error:
         raise ValueError(f"{error}; {remedy}") from error
 
@@ -466,13 +476,12 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
     Raises:
         ValueError: if the file is damaged, or lacks one of `names`.
     """
-    content = io.BytesIO(Path(path).read_bytes())
+    check_regular(Path(path))
     try:
-        with zipfile.ZipFile(content) as file:
+        with zipfile.ZipFile(path) as file:
             if (damaged := file.testzip()) is not None:
                 raise ValueError(f"the checksum of {damaged} differs")
-        content.seek(0)
-        with np.load(content, allow_pickle=False) as file:
+        with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())[:120] or type(error).__name__
@@ -769,7 +778,7 @@ def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
         for name, written in index["files"].items():
             path, chunks = folder / name, written.get("chunks")
             stat = path.stat()
-            if stat.st_size != written["size"]:
+            if not path.is_file() or stat.st_size != written["size"]:
                 return False
             is_small = sample and chunks is None and stat.st_size <= SAMPLED * CHUNK
             if stat.st_mtime_ns != written["mtime"] or is_small:

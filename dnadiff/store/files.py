@@ -14,7 +14,6 @@ import lzma
 import os
 import re
 import shutil
-import stat
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import IO, BinaryIO, TextIO, TypeAlias
 
 from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse
+from dnadiff.store.disk import check_regular
 from dnadiff.store.remote import fetch, store_of, stored
 
 ByteReader: TypeAlias = "IO[bytes] | gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile"
@@ -62,6 +62,7 @@ def resolve(path: str | Path) -> Path:
         raise FileNotFoundError(
             f"{path} does not exist; check the path (it is read from {Path.cwd()})"
         )
+    check_regular(found, path)
     return found
 
 
@@ -122,15 +123,8 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
 
 
 def check_content(path: str | Path, file: Path) -> None:
-    """ValueError if a file, called `path` in the message, is empty, or is a pipe, whose size is not
-    known before it is read."""
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError(
-            f"{path} is a pipe or a device, and inputs are read more than once; write it to a file "
-            "first"
-        )
-    if found.st_size == 0:
+    """ValueError if a file, called `path` in the message, is empty."""
+    if not file.stat().st_size:
         raise ValueError(f"{path} is empty; give a file that contains sequences")
 
 

@@ -25,7 +25,7 @@ _SEED = re.compile(r"seed_(\d+)")
 def remove_all(folder: Path) -> None:
     """Remove the classifiers that an earlier run left in its folder `models`: they must not be
     taken for those of the next one."""
-    for path in sorted(folder.rglob(DESCRIPTION)) if folder.is_dir() else ():
+    for path in sorted(folder.rglob(f"seed_*/{DESCRIPTION}")) if folder.is_dir() else ():
         path.unlink()  # first: without it, the folder is not a classifier
         shutil.rmtree(path.parent, ignore_errors=True)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 from typing_extensions import Unpack, override
 
 from dnadiff.data.genome.genome import Genome
@@ -27,6 +26,7 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
 from dnadiff.genomics.kmers import UNKNOWN, KmerSet
 from dnadiff.store.address import expand_user
+from dnadiff.store.disk import read_small, read_yaml
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.labeled import (
     PART_NAMES,
@@ -335,7 +335,7 @@ class FolderTask(LabeledTask):
                     f"{folder} holds no .txt file; put one sequence into each, or remove the folder"
                 )
             for file in files:
-                letters = "".join(file.read_text(encoding="utf-8", errors="replace").split())
+                letters = "".join(read_small(file).decode(errors="replace").split())
                 found.add(tokenizer, letters, name, part, str(file))
         return found
 
@@ -476,13 +476,7 @@ class IntervalTask(LabeledTask):
 
 
 def _check_classes(path: Path, classes_of_files: set[str]) -> None:
-    try:
-        described = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{path} is not YAML ({' '.join(str(error).split())}); fetch it again"
-        ) from None
-    classes = described.get("classes") if isinstance(described, dict) else None
+    classes = read_yaml(path, remedy="fetch it again").get("classes")
     if not isinstance(classes, (dict, list)):
         raise ValueError(
             f"{path} names no classes; expected a key 'classes' with a name for each file"

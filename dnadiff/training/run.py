@@ -4,7 +4,6 @@ files of its folder, and the earlier runs that it resumes, starts from, or would
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import math
 import shutil
@@ -23,7 +22,7 @@ from dnadiff.fields import Config, Json
 from dnadiff.progress import duration, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
-from dnadiff.store.disk import atomic_write, hash_file, locked, read_yaml, write_json
+from dnadiff.store.disk import atomic_write, hash_file, locked, read_json, read_yaml, write_json
 from dnadiff.store.objects import build, leaves, locate
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.clip_search import check_search
@@ -521,8 +520,8 @@ def resume_step(
         )
     step, steps = int(content["global_step"]), trainer.max_steps
     try:  # a run that was killed at its last step lacks its last validation or `metrics.json`
-        is_complete = json.loads((run_dir / "metrics.json").read_bytes())["step"] == step
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        is_complete = read_json(run_dir / "metrics.json")["step"] == step
+    except (OSError, ValueError, LookupError):
         is_complete = False
     if step > steps or (step == steps and is_complete):
         raise ValueError(

@@ -25,7 +25,7 @@ from dnadiff.data.tokenizer import FILE_SETS, DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Fraction, Json, Natural, check_value
-from dnadiff.store.disk import atomic_write, check_output, read_json, write_json
+from dnadiff.store.disk import atomic_write, check_output, read_json, read_small, write_json
 from dnadiff.store.objects import build
 from dnadiff.store.remote import fetch_hub, is_hub_commit
 from dnadiff.weights.loaded import (
@@ -401,7 +401,7 @@ def license_in(card: Path) -> str | None:
     """The license that the metadata of a model card name; None if there is no card, or it names
     none."""
     with suppress(OSError, ValueError):
-        head, *_ = card.read_text(encoding="utf-8").split("\n---", 1)
+        head, *_ = read_small(card).decode().split("\n---", 1)
         if head.startswith("---\n") and (found := _LICENSE.search(head)):
             return found[1]
     return None

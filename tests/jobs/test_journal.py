@@ -50,6 +50,26 @@ def test_a_process_that_dies_before_it_removes_the_journal_can_resume(tmp_path):
     assert (tmp_path / "a").read_bytes() == b"".join(BATCHES)
 
 
+@pytest.mark.parametrize("is_complete", [False, True])
+def test_bytes_after_the_journal_are_cut_also_when_every_item_is_done(tmp_path, is_complete):
+    for name, batches in (("o.tsv", BATCHES[:1]), ("o.tsv.gz", BATCHES), ("empty.tsv", [])):
+        stream = write(tmp_path / name, batches)
+        if not batches:
+            stream.append(b"", 0)  # as a job without items
+        stream.complete = is_complete
+        stream._write_journal()
+        stream.close()  # killed before it gets its name
+        with stream.part.open("ab") as file:
+            file.write(b"GARBAGE\n")
+        again = ResumableOutput(tmp_path / name, {"seed": 1, "of": "x"}, resume=True)
+        seen = []
+        again.finish(lambda path, seen=seen: seen.append(path.stat().st_size))
+        assert seen == [again.bytes] and again.journal.exists()
+        again.finish()
+        content = (gzip.open if name.endswith("z") else open)(tmp_path / name, "rb").read()
+        assert content == b"".join(batches)
+
+
 def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     write(tmp_path / "a", BATCHES[:2]).close()
     with pytest.raises(

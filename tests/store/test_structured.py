@@ -1,10 +1,14 @@
 """Damaged JSON and YAML: a ValueError that names the file, what is wrong and the remedy."""
 
+import os
+
 import numpy as np
 import pytest
 
+from dnadiff.data.genome.packed import pack
+from dnadiff.formats.table import read_csv
 from dnadiff.jobs.journal import read_journal, temporary_path
-from dnadiff.store.disk import json_object, parse_json, read_json, read_yaml
+from dnadiff.store.disk import json_object, parse_json, read_json, read_npz, read_yaml
 from dnadiff.supervised.saved import load_prediction
 from dnadiff.training.run import resumable
 
@@ -104,3 +108,44 @@ def test_a_damaged_prediction_is_named(tmp_path):
             load_prediction(path)
         except ValueError as error:
             assert "p.npz is damaged" in str(error)
+
+
+def without_end(path, kind):
+    """A file that never ends, or has 10 TB."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, 10**13)
+
+
+ENDLESS = {
+    "pipe": "is a pipe or a device, and inputs are read more than once",
+    "device": "is a pipe or a device, and inputs are read more than once",
+    "large": "has 10,000,000,000,000 bytes; expected at most 134,217,728",
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+@pytest.mark.parametrize("read", [read_json, read_yaml, read_csv, read_npz])
+def test_a_file_without_end_is_not_read(tmp_path, kind, read):
+    without_end(tmp_path / "x", kind)
+    message = "damaged or cut short" if (read, kind) == (read_npz, "large") else ENDLESS[kind]
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "x")
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_a_cached_genome_with_a_file_without_end_is_packed_again(tmp_path, kind, caplog):
+    (tmp_path / "g.fa").write_text(">one\nACGTNACGT\n>two\nAC\n")
+    caplog.set_level("INFO", logger="dnadiff")
+    folder = pack(tmp_path / "g.fa").folder
+    for name in sorted(path.name for path in folder.iterdir()):
+        (folder / name).unlink()
+        without_end(folder / name, kind)
+        assert pack(tmp_path / "g.fa").folder == folder
+        assert "its packed form was changed, is incomplete" in caplog.text
+        assert (folder / name).stat().st_size < 10_000 and not (folder / name).is_symlink()
+        caplog.clear()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import logging
 import math
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ import torch
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
 from dnadiff.fields import Json, PositiveInt, check_value, is_number
+from dnadiff.store.disk import read_json
 from dnadiff.weights.tensors import fingerprint
 
 _CANDIDATES = 1024  # group boundaries that the dynamic program considers
@@ -586,7 +586,7 @@ class StoredCurve:
     def _stored(self) -> Json:
         """The code length in the run's `evaluate.json`; any error means that there is none of this
         model."""
-        content = json.loads(self.file.read_text(encoding="utf-8"))
+        content = read_json(self.file)
         if not content["code_length"]:
             raise ValueError(f"{self.file} has no h(n)")
         if (reason := self._unusable(content)) is not None:

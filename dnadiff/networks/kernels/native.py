@@ -218,7 +218,11 @@ def _instruction_set() -> str:
 def _cached(folder: Path | None, pattern: str) -> Path | None:
     for path in sorted(folder.glob(pattern)) if folder else ():
         with suppress(OSError):  # another process removed it, or this one has no permission
-            if not _writable_by_others(path) and _digest(path) == path.stem.rsplit("-", 1)[1]:
+            if (
+                path.is_file()
+                and not _writable_by_others(path)
+                and _digest(path) == path.stem.rsplit("-", 1)[1]
+            ):
                 return path
             path.unlink()  # truncated or changed: loading it could crash the process
     return None
