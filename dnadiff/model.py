@@ -3,6 +3,7 @@ embeddings, and without configuration."""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -38,7 +39,7 @@ from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.genomics.information import Information, window_nats
-from dnadiff.supervised.embeddings import Embedder, Embeddings, pool_of
+from dnadiff.supervised.embeddings import NO_VECTOR, Embedder, Embeddings, num_unknown, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
-
+log = logging.getLogger("dnadiff")
 _EXCLUSIVE = (
     ("infill", "template"),
     ("infill", "motif"),
@@ -425,12 +426,15 @@ class Model:
             dtype: `float32` or `float16`.
 
         Returns:
-            An array; `.to_frame()` makes it a data frame and `.to_anndata()` an AnnData, with the
-            ids of records as names.
+            An array, NaN for DNA without a known base; `.to_frame()` makes it a data frame and
+            `.to_anndata()` an AnnData, with the ids of records, keys of a dict or an index as
+            names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
         names, ids = self._encoded(sequences)
         vectors = embedder([each.numpy() for each in ids], batch_size)
+        if unknown := num_unknown(vectors):
+            log.warning(f"{unknown:,} of {len(names):,} sequences are {NO_VECTOR}")
         if embedder.pool.per_position:
             return vectors
         return Embeddings.of(np.array(vectors, embedder.dtype).reshape(-1, embedder.width), names)

@@ -189,6 +189,20 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics(world, cli
     assert [line.split("\t")[3] for line in track] == [row["predicted_a"] for row in rows]
 
 
+def test_a_regression_has_no_value_for_sequences_of_n(world, cli, tmp_path):
+    (tmp_path / "x.fa").write_text(">one\nACGTTGACCA\n>gap\nNNNNN\n>two\nGGGTTGACCA\n")
+    args = (f"checkpoint={world / 'run'}", "accelerator=cpu", "input=x.fa", "output=p.tsv")
+    status, out, err = cli("predict", *args, "track=t.bedgraph", "track_class=b")
+    assert status == 0 and "1 of 3 sequences have no known base" in err
+    one, gap, two = csv.DictReader((tmp_path / "p.tsv").open(), delimiter="\t")
+    assert list(gap.values()) == ["gap", "5", *["nan"] * 4]
+    mean = (float(one["predicted_b"]) + float(two["predicted_b"])) / 2
+    (shown,) = (float(line.split()[1]) for line in out.splitlines() if line.startswith("b "))
+    assert shown == pytest.approx(mean, rel=1e-4)
+    names = [line.split("\t")[0] for line in (tmp_path / "t.bedgraph").read_text().splitlines()]
+    assert names == ["one", "two"]
+
+
 def test_several_labels_are_compared_by_auroc(world, tmp_path, capsys):
     settings = (
         "task.kind=multilabel",

@@ -204,6 +204,76 @@ def test_long_records_are_cut_into_windows_and_written_as_a_track(predict, world
     assert track[103:] == pytest.approx(alone[-1], abs=1e-5) and "p.tsv.gz and t.bedgraph" in out
 
 
+def test_windows_of_n_have_no_prediction_and_enter_neither_counts_nor_tracks(
+    predict, world, tmp_path
+):
+    random = np.random.default_rng(5)
+    left, right = ("".join(random.choice(list("ACGT"), 80)) for _ in range(2))
+    (tmp_path / "x.fa").write_text(f">c1\n{left}{'N' * 120}{right}\n>gap\n{'n' * 50}\n")
+    args = ("input=x.fa", "window=40", "stride=40", "per_seed=true")
+    track = ("track=t.bedgraph", "track_class=rich")
+    status, out, err = predict(*args, *track, "output=p.tsv")
+    assert status == 0 and "5 of 9 windows have no known base (all N) and no prediction" in err
+    rows = rows_of(tmp_path / "p.tsv")
+    gaps = [row for row in rows if row["predicted"] == "nan"]
+    assert [(row["name"], row["start"]) for row in gaps] == [
+        ("c1", "80"),
+        ("c1", "120"),
+        ("c1", "160"),
+        ("gap", "0"),
+        ("gap", "10"),
+    ]
+    numbers = [cell for row in gaps for name, cell in row.items() if name[:2] in ("p_", "lo", "sp")]
+    assert set(numbers) == {"nan"}
+    content = json.loads((tmp_path / "p.tsv.json").read_text())
+    assert (content["predictions"], content["without_known_base"]) == (9, 5)
+    assert sum(content["predicted"].values()) == 4 and "100.0 %" not in out.replace("4  100.0", "")
+    places = [line.split("\t") for line in (tmp_path / "t.bedgraph").read_text().splitlines()]
+    assert [(c, int(s), int(e)) for c, s, e, _ in places] == [
+        ("c1", start, start + 40) for start in (0, 40, 200, 240)
+    ]
+    assert predict(*args, "output=p.parquet")[0] == 0
+    stored = pyarrow.parquet.read_table(tmp_path / "p.parquet")
+    assert (
+        stored.column("predicted").null_count == 5
+        and np.isnan(stored.column("p_rich").to_numpy()).sum() == 5
+    )
+
+
+def test_rows_of_n_do_not_change_the_metrics(predict, world, tmp_path):
+    rows = [
+        [row[key] for key in ("sequence", "label", "split")]
+        for row in csv.DictReader((world / "test.csv").open())
+    ]
+    for name, written in (("a", rows), ("b", [["N" * 30, "rich", "test"], *rows])):
+        write_table(tmp_path / f"{name}.csv", written)
+        assert predict(f"input={name}.csv", "label_column=label", f"output={name}.tsv")[0] == 0
+    alone, with_gap = (
+        json.loads((tmp_path / f"{name}.tsv.json").read_text()) for name in ("a", "b")
+    )
+    assert with_gap["predictions"] == alone["predictions"] + 1
+    assert with_gap["predicted"] == alone["predicted"]
+    for key in ("each_seed", "averaged"):
+        found, expected = (each["metrics"][key]["auroc"]["value"] for each in (with_gap, alone))
+        assert found == pytest.approx(expected)
+    write_table(tmp_path / "n.csv", [["N" * 30, "rich", "test"]] * 3)
+    status, out, _ = predict("input=n.csv", "label_column=label", "output=n.tsv")
+    assert status == 0 and "nan %" in out
+    assert json.loads((tmp_path / "n.tsv.json").read_text())["metrics"] is None
+
+
+def test_python_predicts_nothing_for_a_sequence_of_n(world, caplog):
+    model = dnadiff.load(world / "run", device="cpu")
+    found = model.predict(["ACGTTGA" * 4, "NNNN", "NNNA"])
+    assert np.isnan(found.probs).all(1).tolist() == [False, True, False]
+    assert found.labels[1] == -1 and np.isnan(found.predicted[1]) and np.isnan(found.spread[1])
+    assert found.to_frame().predicted.isna().tolist() == [False, True, False]
+    assert sum(found.tally().values()) == 2
+    assert caplog.messages == [
+        "1 of 3 sequences have no known base (all N) and no prediction (nan)"
+    ]
+
+
 def test_windows_cover_every_base_and_start_at_multiples_of_the_stride():
     for length, window, stride in (
         (10, 4, 2),

@@ -27,6 +27,7 @@ from typing_extensions import override
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.records import Interval, grouped, padded_batches
 from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.formats.nucleotides import N_ID
 from dnadiff.jobs.job import Job, Result
 from dnadiff.networks.backbone import caduceus_ps as rc
 from dnadiff.networks.backbone.base import Backbone
@@ -132,6 +133,7 @@ def _different(names: Sequence[str]) -> list[str]:
     return found
 
 
+NO_VECTOR = "without a known base (all N), as nan"
 _BATCHES, _BASES = 16, 1 << 22  # sequences in memory together: so many batches, and so many bases
 DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.float16}
 
@@ -178,7 +180,7 @@ class Embedder:
     @torch.no_grad()
     def __call__(self, sequences: Sequence[np.ndarray], batch_size: int = 32) -> list[np.ndarray]:
         """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each
-        position."""
+        position; NaN for DNA without a known base."""
         device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
         found = [np.empty(0)] * len(tensors)
@@ -197,6 +199,8 @@ class Embedder:
                     if other is not None:
                         own = (own + other[row, : len(tensors[i])].flip(0)) / 2
                     found[i] = self.pool.reduce(own).cpu().numpy().astype(self.dtype)
+                    if vocab.complement is not None and bool((tensors[i] == N_ID).all()):
+                        found[i][:] = np.nan
         return found
 
     def check_lengths(self, source: SequenceInput) -> None:
@@ -273,6 +277,7 @@ class EmbedJob(Job):
         device = next(model.denoiser.parameters()).device.type
         inputs = {"input": source.digest, "batch_size": batch_size, "device": device}
         self.settings = self.about | inputs
+        self.unknown = 0
 
     @property
     @override
@@ -327,11 +332,11 @@ class EmbedJob(Job):
         for result in results:
             values = np.frombuffer(result.content, self.embedder.dtype)
             values = values.reshape(-1, self.embedder.width)
+            vectors = list(values)
             if self.embedder.pool.per_position:
-                cuts = np.cumsum(lengths[done : done + result.items])[:-1]
-                yield np.split(values, cuts)
-            else:
-                yield list(values)
+                vectors = np.split(values, np.cumsum(lengths[done : done + result.items])[:-1])
+            self.unknown += num_unknown(vectors)
+            yield vectors
             done += result.items
 
     @override
@@ -342,7 +347,14 @@ class EmbedJob(Job):
             ("bases", f"{sum(self.source.lengths):,}"),
             ("numbers", f"{self.embedder.width} {self.embedder.dtype.name} per {each}"),
         ]
+        if self.unknown:
+            rows.append((NO_VECTOR, f"{self.unknown:,}"))
         return f"{table(rows)}\n{super().closing(seconds)}"
+
+
+def num_unknown(vectors: Vectors) -> int:
+    """The number of vectors of sequences without a known base."""
+    return sum(bool(np.isnan(vector).all()) for vector in vectors)
 
 
 def write_npz(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:

@@ -5,6 +5,7 @@ Loading builds only classes of this package (`dnadiff.store.objects.build`).
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import Json, PositiveInt, check_value
-from dnadiff.formats.nucleotides import DNASequence, several
+from dnadiff.formats.nucleotides import N_ID, DNASequence, several
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
@@ -38,6 +39,8 @@ from dnadiff.weights import tensors
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
+NO_PREDICTION = "have no known base (all N) and no prediction (nan)"
+log = logging.getLogger("dnadiff")
 _OF_SEED = ("items", "mean", "std")  # of the task and of the target
 
 
@@ -110,6 +113,11 @@ class Query(NamedTuple):
     def whole(cls, name: str, ids: np.ndarray, label: Label = UNLABELED) -> Query:
         """A complete record."""
         return cls(name, 0, len(ids), ids, label)
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no base is known: such a query has no prediction."""
+        return bool((self.ids == N_ID).all())
 
 
 def chunks(queries: Iterable[Query], first: int = 0, size: int = CHUNK) -> Iterator[list[Query]]:
@@ -212,7 +220,10 @@ class ClassifierEnsemble:
         queries = (
             Query.whole(where, encoded(self.tokenizer, letters, where)) for where, letters in named
         )
-        return self.target.predicted(self._each_seed(queries, batch_size))
+        found = self._each_seed(queries, batch_size)
+        if unknown := int(np.isnan(found).all((0, 2)).sum()):
+            log.warning(f"{unknown:,} of {found.shape[1]:,} sequences {NO_PREDICTION}")
+        return self.target.predicted(found)
 
     def _each_seed(self, queries: Iterable[Query], batch_size: int | None) -> np.ndarray:
         """The predictions (R, S, K) of queries of any number."""
@@ -270,8 +281,8 @@ class ClassifierEnsemble:
         batch_size: int | None = None,
         report: Callable[[int], None] = lambda tokens: None,
     ) -> Predicted:
-        """The predictions for a chunk of queries; `report` is called with the tokens read after
-        each seed."""
+        """The predictions for a chunk of queries, NaN where no base is known; `report` is called
+        with the tokens read after each seed."""
         batch_size = check_value("batch_size", batch_size, PositiveInt | None) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
@@ -282,7 +293,9 @@ class ClassifierEnsemble:
         for member in self.members:
             found.append(member.classifier.predict(items, batch_size, not self.stranded).numpy())
             report(int(items.lengths.sum()))
-        return self.target.predicted(np.stack(found))
+        each_seed = np.stack(found)
+        each_seed[:, [query.is_unknown for query in queries]] = np.nan
+        return self.target.predicted(each_seed)
 
     def __repr__(self) -> str:
         network = type(self.members[0].classifier.backbone).__name__

@@ -31,6 +31,7 @@ from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.files import resolve
 from dnadiff.supervised.ensemble import (
+    NO_PREDICTION,
     UNLABELED,
     ClassifierEnsemble,
     LengthLimits,
@@ -242,7 +243,13 @@ class PredictionTable:
             pyarrow.parquet.ParquetWriter(file, schema) as writer,
         ):
             while group := list(itertools.islice(rows, _ROW_GROUP)):
-                writer.write_table(pyarrow.Table.from_pylist(group).cast(schema))
+                # In a column of text, NaN would be a class.
+                empty = [
+                    {key: None for key in self.target.text_columns if row.get(key) == "nan"}
+                    for row in group
+                ]
+                cells = [{**row, **without} for row, without in zip(group, empty)]
+                writer.write_table(pyarrow.Table.from_pylist(cells).cast(schema))
 
     def write_track(self, source: Path, target: Path, name: str) -> None:
         """Write the probability of a class, or the values of a target, as bedGraph; where windows
@@ -254,7 +261,8 @@ class PredictionTable:
                     (row.get("start", 0), row["end" if self.windows else "length"], row[column])
                     for row in rows
                 ]
-                start, end, value = np.array(places, np.float64).T
+                found = np.array(places, np.float64)
+                start, end, value = found[~np.isnan(found).any(1)].T
                 for first, last, mean in mean_coverage(start.astype(int), end.astype(int), value):
                     file.write(f"{chrom_of(record)}\t{first}\t{last}\t{mean:.6g}\n".encode())
 
@@ -263,7 +271,7 @@ class PredictionTable:
         `averaged`: of the averaged predictions.
 
         Windows of one record overlap or are related: the bootstrap draws records, with all their
-        windows.
+        windows. Rows without a prediction are left out.
         """
         target, parsed = self.target, []
         records = np.zeros(count, np.int64)  # the number of each row's record
@@ -275,12 +283,15 @@ class PredictionTable:
             parsed.append(target.parse(cells, f"{source}: row {i + 1}", names))
             of_seeds = np.array([float(row[name]) for name in self.of_seeds])
             predictions[:, i] = of_seeds.reshape(len(self.seeds), -1)
-        if has_few := MIN_BLOCKS > records[-1] < count:  # windows of few records
+        known = ~np.isnan(predictions).any((0, 2))
+        records, predictions, count = records[known], predictions[:, known], int(known.sum())
+        groups = len(np.unique(records))
+        if has_few := MIN_BLOCKS > groups < count:  # windows of few records
             log.warning(
-                f"{source}: windows of {records[-1]} records, and intervals expect {MIN_BLOCKS} or "
+                f"{source}: windows of {groups} records, and intervals expect {MIN_BLOCKS} or "
                 "more; metrics have no intervals"
             )
-        labels, combined = target.as_array(parsed), target.predicted(predictions).combined
+        labels, combined = target.as_array(parsed)[known], target.predicted(predictions).combined
         runs = {
             "each_seed": [target.scored(one.astype(np.float64), labels) for one in predictions],
             "averaged": [target.scored(combined, labels)],
@@ -289,7 +300,7 @@ class PredictionTable:
             name: summarize_metrics(
                 each,
                 target.metrics,
-                records if records[-1] < count else None,  # None: every record is one window
+                records if groups < count else None,  # None: every record is one window
                 0 if has_few or count > _MAX_INTERVALS else NUM_SUMMARIES,
             )
             for name, each in runs.items()
@@ -359,7 +370,7 @@ class PredictJob(ResumableJob):
         self.side_files = () if self.track is None else (self.track,)
         self.converts = self.output.name.lower().endswith(PARQUET)
         self.predicted: Counter[str] = Counter()  # sums may be of numbers that are not counts
-        self.count = 0
+        self.count = self.unknown = 0
         self.metrics: Json = None
 
     @property
@@ -379,9 +390,11 @@ class PredictJob(ResumableJob):
             ValueError: for input that cannot be classified, or, with a track, for records of one
                 name, whose intervals would overlap.
         """
-        self.count, longest, names = 0, 0, set()
+        self.count = self.unknown = longest = 0
+        names = set()
         for query in itertools.islice(self.source, first, last):
             self.count, longest = self.count + 1, max(longest, len(query.ids))
+            self.unknown += query.is_unknown
             if self.track is not None and query.start == 0:
                 if (chrom := chrom_of(query.name)) in names:
                     raise ValueError(
@@ -403,6 +416,9 @@ class PredictJob(ResumableJob):
             f"model: {model.path}, {model.target.summary}, seeds "
             f"{', '.join(map(str, model.seeds))}; {self.count:,} predictions"
         )
+        if self.unknown:
+            what = "windows" if self.predictions.windows else "sequences"
+            log.warning(f"{self.unknown:,} of {self.count:,} {what} {NO_PREDICTION}")
 
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
@@ -445,7 +461,7 @@ class PredictJob(ResumableJob):
         model, predictions = self.model, self.predictions
         if self.track is not None and self.track_class is not None:
             predictions.write_track(collected, self.track, self.track_class)
-        if predictions.labels:
+        if predictions.labels and self.unknown < self.count:
             self.metrics = predictions.metrics(collected, self.count)
         return {
             "checkpoint": str(model.path),
@@ -454,6 +470,7 @@ class PredictJob(ResumableJob):
             "seeds": model.seeds,
             "head_inputs": asdict(model.head_inputs),
             "predictions": self.count,
+            "without_known_base": self.unknown,
             "predicted": self._tally,
             "metrics": self.metrics,
             "columns": predictions.columns,
@@ -489,7 +506,8 @@ class PredictJob(ResumableJob):
     def closing(self, seconds: float) -> str:
         target = self.model.target
         kind = target.predicted_kind
-        shown = [table(kind.summary_rows(self._tally, self.count), kind.tally_header)]
+        predicted = self.count - self.unknown or math.nan
+        shown = [table(kind.summary_rows(self._tally, predicted), kind.tally_header)]
         if self.metrics is not None:
             rows: list[tuple[str, ...]] = []
             for name in (target.primary, *target.shown):

@@ -260,6 +260,23 @@ def test_numbers_never_repeat_a_name():
     ]
 
 
+def test_a_sequence_of_n_has_no_vector(cli, trained, model, tmp_path, caplog):
+    found = model.embed(["ACGTTGA", "NNNN", "NNNA"])
+    assert np.isnan(found).all(1).tolist() == [False, True, False] and np.isfinite(found[2]).all()
+    assert caplog.messages == ["1 of 3 sequences are without a known base (all N), as nan"]
+    each = model.embed(["NNNN", "ACGT"], pool="none")
+    assert np.isnan(each[0]).all() and np.isfinite(each[1]).all()
+    (tmp_path / "n.fa").write_text(">a\nACGTTGA\n>b\nNNNN\n>c\nNN\n")
+    for pool in ("max", "none"):
+        args = (f"checkpoint={trained}", "input=n.fa", f"output={pool}.npz", f"pool={pool}")
+        status, out, err = cli("embed", *args)
+        assert status == 0, err
+        name, number = out.splitlines()[3].rsplit(maxsplit=1)
+        assert (name.strip(), number) == ("without a known base (all N), as nan", "2")
+        stored = np.load(tmp_path / f"{pool}.npz")["embeddings"]
+        assert np.isnan(stored).all(1).sum() == (2 if pool == "max" else 6)
+
+
 def test_no_sequence_gives_no_row(model):
     assert model.embed([]).shape == (0, 16) and model.embed([], pool="none") == []
 

@@ -57,7 +57,8 @@ class Predicted(ABC):
 
     Attributes:
         names: of the K outputs.
-        each_seed: (R, S, K) float32, as the network of each seed predicts them.
+        each_seed: (R, S, K) float32, as the network of each seed predicts them; NaN for a sequence
+            without a known base.
         tally_header: the columns of the printed summary.
         averaged_name: what `combined` is called in tables.
     """
@@ -82,9 +83,9 @@ class Predicted(ABC):
     def spread(self) -> np.ndarray:
         """(S, K) largest minus smallest value over the seeds; NaN for a single seed."""
 
-    def cells(self) -> dict[str, Sequence[str] | np.ndarray]:
+    def cells(self) -> dict[str, Sequence[str | float] | np.ndarray]:
         """What is predicted for each sequence, and its spread over the seeds, by column."""
-        found: dict[str, Sequence[str] | np.ndarray] = {}
+        found: dict[str, Sequence[str | float] | np.ndarray] = {}
         for name, value, spread in zip(self.names, self.values.T, self.spread.T):
             found |= {name: value, f"spread_{name}": spread}
         return found
@@ -103,11 +104,11 @@ class Predicted(ABC):
         ]
 
     def tally(self) -> dict[str, float]:
-        """Sums over the sequences, for the summary."""
-        return dict(zip(self.names, self.values.sum(0).tolist()))
+        """Sums over the sequences with a prediction, for the summary."""
+        return dict(zip(self.names, np.nansum(self.values, 0).tolist()))
 
     @classmethod
-    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
+    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
         """The printed summary of `count` sequences with these sums, under `tally_header`."""
         return [(name, f"{total / count:.6g}") for name, total in tally.items()]
 

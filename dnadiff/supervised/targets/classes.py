@@ -68,13 +68,14 @@ class ClassProbabilities(Predicted):
 
     @property
     def labels(self) -> np.ndarray:
-        """(S,) numbers of the most probable classes."""
-        return self.probs.argmax(-1)
+        """(S,) numbers of the most probable classes; -1 without a prediction."""
+        return np.where(np.isnan(self.probs).any(-1), -1, self.probs.argmax(-1))
 
     @property
-    def predicted(self) -> list[str]:
-        """Names of the most probable classes."""
-        return [self.names[number] for number in self.labels]
+    def predicted(self) -> list[str | float]:
+        """Names of the most probable classes; NaN without a prediction."""
+        names = (*self.names, math.nan)
+        return [names[number] for number in self.labels]
 
     @property
     @override
@@ -89,17 +90,17 @@ class ClassProbabilities(Predicted):
         return np.log(np.maximum(self.probs, np.finfo(float).tiny))
 
     @override
-    def cells(self) -> dict[str, Sequence[str] | np.ndarray]:
+    def cells(self) -> dict[str, Sequence[str | float] | np.ndarray]:
         probs = {f"p_{name}": column for name, column in zip(self.names, self.probs.T)}
         return {"predicted": self.predicted, **probs, "spread": self.spread}
 
     @override
     def tally(self) -> dict[str, float]:
-        return dict(Counter(self.predicted))
+        return dict(Counter(self.names[number] for number in self.labels if number >= 0))
 
     @classmethod
     @override
-    def summary_rows(cls, tally: Mapping[str, float], count: int) -> list[tuple[str, ...]]:
+    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
         return [(name, f"{n:,}", f"{100 * n / count:.1f} %") for name, n in tally.items()]
 
 
