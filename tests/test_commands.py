@@ -8,10 +8,20 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from dnadiff.info import info
-from dnadiff.options.command import command_names, is_named, named, run_folder, with_keys
+from dnadiff.options.command import (
+    command_names,
+    is_named,
+    named,
+    report,
+    run_folder,
+    with_keys,
+    without_memory,
+)
 from dnadiff.options.compose import unknown_in
 
 WRONG_TRAINING = {
@@ -211,7 +221,7 @@ def other_files(tmp_path, trained):
         ("finetune", ["checkpoint={run}", "kmer=14"], "kmer 14 must be an integer from 1 to 8"),
         ("finetune", ["checkpoint={run}", "seeds=0"], "seeds 0 must be an integer of at least 1"),
         ("sample", ["checkpoint={run}", "sampler=grouped2"], "did you mean grouped?"),
-        ("sample", ["checkpoint=cut.ckpt"], "is damaged or truncated"),
+        ("sample", ["checkpoint=cut.ckpt"], "is damaged or cut short"),
         ("sample", [], "checkpoint is missing: give checkpoint=..."),
         ("sample", ["checkpoint=latest"], "checkpoint=latest found no run"),
         ("evaluate", ["checkpoint={run}", "num_draws=3"], "num_draws 3 must be even"),
@@ -442,3 +452,23 @@ def test_a_command_is_a_function_with_a_signature_and_a_result(trained, tmp_path
         info(chekpoint="x")
     with pytest.raises(ValueError, match="overwrite 3 must be true or false"):
         info(checkpoint=trained, overwrite=3)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            lambda: torch.zeros(10**13),
+            "x needs 40000000000000 bytes at once; lower batch_size (now",
+        ),
+        (lambda: np.zeros(10**13), "x needs 72.8 TiB at once; lower batch_size (now 32)"),
+        (lambda: bytearray(10**14), "x needs more than is free; lower batch_size (now 32)"),
+    ],
+)
+def test_an_allocation_that_fails_says_how_much_and_which_key_lowers_it(error, message):
+    with pytest.raises((MemoryError, RuntimeError)) as caught:
+        error()
+    text = without_memory("x", caught.value, {"batch_size": 32, "data": {"length": None}})
+    assert text.startswith(f"out of memory: {message}") and text.endswith(" or lower data.length")
+    assert report(MemoryError(text), []) == f"error: {text}"
+    assert without_memory("x", ValueError("other"), {}) == ""

@@ -493,9 +493,9 @@ class BcfSource(VcfSource):
             with pysam.VariantFile(str(path)) as file:
                 yield from str(file.header).splitlines(keepends=True)
                 yield from map(str, file)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # their texts name files that exist as missing
             raise ValueError(
-                f"{self.name} is damaged or cut short ({error}); fetch or compress it again"
+                f"{self.name} is damaged or cut short: pysam cannot read it; fetch or write it again"
             ) from error
         finally:
             pysam.set_verbosity(before)

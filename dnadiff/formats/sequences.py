@@ -13,11 +13,10 @@ import io
 import itertools
 import re
 import struct
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, NamedTuple
+from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -31,9 +30,6 @@ from dnadiff.formats.nucleotides import (
 )
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import ByteReader, check_content, chunks, decompressed, resolve
-
-if TYPE_CHECKING:
-    from Bio.SeqRecord import SeqRecord
 
 _SNIFFED = 1 << 16  # bytes at the beginning of a file that decide on its format
 
@@ -128,7 +124,7 @@ def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
     names: set[str] = set()
     where, empty = path, False
     with decompressed(path, raw) as content:
-        first = content.read(_SNIFFED)
+        first = content.read(_SNIFFED).removeprefix(_BOM)
         content.seek(0)
         kinds = reversed(SequenceFormat.__subclasses__())
         kind = next(kind for kind in kinds if kind.sniff(first))  # FASTA takes what is left
@@ -286,10 +282,11 @@ def wrong_letter(piece: bytes, line: int, name: str) -> str:
     place = piece.index(piece.translate(None, NUCLEOTIDES + BLANK)[:1])
     number = line + piece.count(b"\n", 0, place)
     column = place - piece.rfind(b"\n", 0, place)
-    letter, allowed = piece[place : place + 4].decode("utf-8", "replace")[0], ", ".join(IUPAC)
+    letter = piece[place : place + 4].decode("utf-8", "replace")[0]
+    what = f"byte {piece[place]:#04x}" if letter == "\ufffd" else f"letter {letter!r}"
     return (
-        f"line {number}: record {name}: letter {letter!r} at column {column} is not a "
-        f"nucleotide; allowed are {allowed} in either case"
+        f"line {number}: record {name}: {what} at column {column} is not a nucleotide; allowed are "
+        f"{', '.join(IUPAC)} in either case"
     )
 
 
@@ -379,7 +376,7 @@ class TwoBit(SequenceFormat):
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
         try:
             yield from _TwoBitReader(path, content).events()
-        except (struct.error, EOFError, UnicodeDecodeError) as error:
+        except (struct.error, EOFError) as error:
             raise ValueError(
                 f"{path} is a damaged or cut short 2bit file ({error}); fetch it again"
             ) from None
@@ -430,7 +427,8 @@ class _TwoBitReader:
         index = []
         for _ in range(self.count):
             (size,) = self.exactly(1)
-            name = self.exactly(size).decode("ascii")
+            if not (name := self.exactly(size).decode("ascii", "replace")).isascii():
+                raise EOFError(f"the name {name!r} is not ASCII")
             index.append((name, self.integers(1, self.offset)[0]))
         spans = [(0, self.raw.tell())]
         for name, offset in index:
@@ -464,65 +462,16 @@ def _inside(blocks: np.ndarray, start: int, end: int) -> list[list[int]]:
 
 
 # in ACCESSION and VERSION of files that programs such as SnapGene and Benchling write
-_NO_ID = ("", ".", "<unknown id>")
-_LOCUS = re.compile(r"LOCUS\s+\S.*?\s(\d+)\s+(?:bp|aa|rc)\b")
-
-
-class _CutShortError(ValueError):
-    pass
-
-
-class _CheckedLines(io.TextIOWrapper):
-    """The lines of a GenBank file; Biopython skips what it does not recognize between records, such
-    as a LOCUS line that was cut.
-
-    `lengths` are the lengths that the LOCUS lines name.
-    """
-
-    def __init__(self, handle: ByteReader) -> None:
-        super().__init__(handle, encoding="utf-8")
-        self.lengths: list[int] = []
-        self.is_inside = False
-        self._num_bases: int | None = None  # of the record so far; None before its ORIGIN
-
-    # As typeshed has it for IO[str].
-    @override
-    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
-        line = super().readline(size)
-        if "\0" in line:
-            raise _CutShortError("it contains NUL bytes")
-        if self.is_inside:
-            self.is_inside = line.rstrip() != "//"
-            if self.is_inside and line.strip():
-                self._count(line)
-        elif line.strip() and line.strip() != "//":
-            locus = _LOCUS.match(line)
-            if locus is None:
-                raise _CutShortError(
-                    f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
-                    "length in bp"
-                )
-            self.lengths.append(int(locus[1]))
-            self.is_inside, self._num_bases = True, None
-        return line
-
-    def _count(self, line: str) -> None:
-        """Compare the number at the beginning of a line of sequence with the bases before it."""
-        if self._num_bases is None:
-            self._num_bases = 0 if line.startswith("ORIGIN") else None
-            return
-        number, *letters = line.split()
-        if number != str(self._num_bases + 1):
-            raise _CutShortError(
-                f"a line of sequence begins with {number[:20]!r}, expected the position "
-                f"{self._num_bases + 1}"
-            )
-        self._num_bases += sum(map(len, letters))
+_NO_ID = ("", ".", "<unknown")
+_LOCUS = re.compile(r"LOCUS\s+(\S+)(?:\s.*?)?\s(\d{1,12})\s+(?:bp|aa|rc)\b")
+_JOINED = re.compile(r"LOCUS\s+\S*\d\s+(?:bp|aa|rc)\b")
 
 
 class GenBank(SequenceFormat):
-    """GenBank, read by Biopython; errors if a record is malformed or has a different length from
-    its LOCUS line."""
+    """GenBank; errors if a record is malformed or has a different length from its LOCUS line.
+
+    Only the names, the definition and the sequence of a record are read.
+    """
 
     endings = (".gb", ".gbk", ".gbff", ".genbank")
     starts = (b"LOCUS ", b"LOCUS\t")
@@ -530,58 +479,75 @@ class GenBank(SequenceFormat):
     @classmethod
     @override
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
-        from Bio import BiopythonParserWarning
-
+        # Old files have names of authors in other encodings.
+        lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")
         try:
-            for record, length in _genbank_records(content):
-                # the accession with its version, or the name in LOCUS where there is none
-                has_none = record.id is None or record.id.strip() in _NO_ID
-                name = str(record.name if has_none else record.id)
-                if record.seq is not None and len(record.seq) != length:
-                    raise _CutShortError(
-                        f"record {name} has {len(record.seq)} bases, LOCUS says {length}"
-                    )
-                yield Header(name, record.description)
-                if record.seq is None or (len(record.seq) and not record.seq.defined):
-                    raise ValueError(
-                        f"record {name} has no sequence (only its length is given); fetch the full "
-                        "GenBank record"
-                    )
-                letters = bytes(record.seq).translate(None, BLANK)
-                if letters.translate(None, NUCLEOTIDES):
-                    raise ValueError(wrong_letter(letters, 1, name).partition(": record ")[2])
-                yield letters
-        except (ValueError, BiopythonParserWarning) as error:
-            cut_short = isinstance(error, (BiopythonParserWarning, _CutShortError))
-            if cut_short or str(error).startswith("Premature end"):
-                problem = f" is damaged or cut short ({str(error).rstrip('.')}): fetch it again"
-            else:
-                problem = f": {error}"
-            raise ValueError(f"{path}{problem}; this is read as GenBank") from None
+            yield from _genbank(enumerate(lines, 1))
+        except _GenBankError as error:
+            raise ValueError(f"{path}: {error}; this is read as GenBank") from None
+        finally:
+            lines.detach()
 
 
-def _genbank_records(handle: ByteReader) -> Iterator[tuple[SeqRecord, int]]:
-    """Biopython's records, with the lengths that their LOCUS lines name; its warnings of a wrong
-    length in LOCUS and of a missing `//` at the end become errors."""
-    from Bio import BiopythonParserWarning, SeqIO
+class _GenBankError(Exception):
+    pass
 
-    lines = _CheckedLines(handle)
-    try:
-        records = iter(SeqIO.parse(lines, "genbank"))
-        while True:
-            with warnings.catch_warnings():
-                for message in ("Expected sequence length", "Premature end of file"):
-                    warnings.filterwarnings("error", message, BiopythonParserWarning)
-                try:
-                    record = next(records, None)
-                except (AssertionError, AttributeError, IndexError, KeyError, TypeError) as error:
-                    raise _CutShortError(
-                        f"Biopython cannot read it: {type(error).__name__} {error}".rstrip()
-                    ) from error
-            if record is None:
-                if lines.is_inside:
-                    raise _CutShortError("the last record does not end with //")
-                return
-            yield record, lines.lengths[-1]
-    finally:
-        lines.detach()
+
+def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
+    cut_short = _GenBankError("the last record does not end with //: fetch the file again")
+    for first, line in lines:
+        if line.strip() in ("", "//"):
+            continue
+        if (locus := _LOCUS.match(line)) is None:
+            problem = f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
+            problem += "length in bp: complete the line, or fetch the file again"
+            if _JOINED.match(line):
+                problem = (
+                    "the name and the length of LOCUS run together, as Prokka writes for long "
+                    "contig names: put a space between them, or use the FASTA file"
+                )
+            raise _GenBankError(f"line {first}: {problem}")
+        key, about = "", dict[str, list[str]](DEFINITION=[], ACCESSION=[], VERSION=[])
+        for _, line in lines:
+            if line.startswith("ORIGIN") or line.rstrip() == "//":
+                break
+            key = line[:12].strip() or key
+            if key in about:
+                about[key].append(line[12:].strip().encode("utf-8", "replace").decode())
+        else:
+            raise cut_short
+        ids = (" ".join(about[key]).partition(" ")[0] for key in ("VERSION", "ACCESSION"))
+        # the accession with its version, or the name in LOCUS where there is none
+        name = next((word for word in ids if word not in _NO_ID), locus[1])
+        where = f"record {name}"
+        if line.startswith("//"):
+            raise _GenBankError(
+                f"line {first}: {where} has no sequence; fetch the full GenBank record"
+            )
+        yield Header(name, " ".join(about["DEFINITION"]).removesuffix("."), first)
+        length, letters = 0, bytearray()
+        for number, line in lines:
+            position, *parts = line.split() or [""]
+            if line.rstrip() == "//":
+                break
+            if position not in ("", str(length + 1)):
+                raise _GenBankError(
+                    f"line {number}: a line of sequence begins with {position[:20]!r}, expected "
+                    f"the position {length + 1}: fetch the file again"
+                )
+            bases = "".join(parts).encode("utf-8", "surrogateescape")
+            if bases.translate(None, NUCLEOTIDES):
+                raise _GenBankError(wrong_letter(bases, number, name))
+            letters += bases
+            length += len(bases)
+            if len(letters) >= _CHUNK:
+                yield bytes(letters)
+                letters.clear()
+        else:
+            raise cut_short
+        if length != int(locus[2]):
+            raise _GenBankError(
+                f"line {first}: {where} has {length} bases, LOCUS says {locus[2]}: fetch the file "
+                "again"
+            )
+        yield bytes(letters)

@@ -359,4 +359,6 @@ def number_in(row: Mapping[str, str], name: str, where: str) -> float:
     try:
         return float(row[name]) if row[name].strip() else float("nan")
     except ValueError:
-        raise ValueError(f"{where}: {name} is {row[name][:40]!r}, which is not a number") from None
+        raise ValueError(
+            f"{where}: {name} is {row[name][:40]!r}, which is not a number; correct it"
+        ) from None

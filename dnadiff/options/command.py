@@ -108,7 +108,9 @@ class Command(Generic[P]):
             values = dict(options)
             try:
                 return self._checked(options, values)
-            except ValueError as error:
+            except (ValueError, MemoryError, RuntimeError) as error:
+                if memory := without_memory(self.name, error, values):
+                    raise MemoryError(memory) from error
                 text = with_keys(str(error), values)
                 if type(error) is not ValueError or text == str(error):
                     raise
@@ -300,6 +302,7 @@ def report(error: Exception, overrides: Sequence[str]) -> str:
     text = printable(text)
     forced = isinstance(error, RuntimeError) and "was asked for and cannot run" in text
     expected = isinstance(error, (ValueError, OSError, yaml.YAMLError))
+    expected = expected or text.startswith("out of memory")
     if not forced and (not expected or isinstance(error, UnicodeDecodeError)):
         text = f"{type(error).__name__}: {text} (HYDRA_FULL_ERROR=1 shows where)"
     for override_ in reversed(overrides):
@@ -308,6 +311,35 @@ def report(error: Exception, overrides: Sequence[str]) -> str:
         if value and re.match(rf"(checkpoint )?{re.escape(value)}[ :]", text):
             return f"error: {text}" if text.startswith(f"{key} ") else f"error: {key}: {text}"
     return f"error: {text}"
+
+
+# What NumPy, PyTorch, Arrow, CUDA, C++ and the system say.
+_NO_MEMORY = re.compile(r"allocate memory|out of memory|bad_alloc|ALLOC_FAILED")
+_AMOUNT = re.compile(r"(?:allocate|malloc of size) ([\d.]+)( [KMGTPE]iB)?")
+# The names of keys that bound what is computed at once.
+_BOUNDS = ("batch_size", "window", "length")
+
+
+def without_memory(name: str, error: Exception, values: Config) -> str:
+    """What needed how much memory, and the keys that lower it; an empty string for other errors.
+
+    Args:
+        name, values: of the command.
+    """
+    text = " ".join(str(error).split())
+    if not isinstance(error, MemoryError) and not _NO_MEMORY.search(text):
+        return ""
+    found = _AMOUNT.search(text)
+    needed = f"{found[1]}{found[2] or ' bytes'} at once" if found else text or "more than is free"
+    keys = [
+        key if value is None else f"{key} (now {value})"
+        for key, value in leaves(values)
+        if key.rpartition(".")[2] in _BOUNDS and (value is None or type(value) is int)
+    ]
+    return (
+        f"out of memory{' of the GPU' if 'CUDA' in text else ''}: {name} needs {needed}; "
+        f"{' or '.join(f'lower {key}' for key in keys) or 'use a machine with more memory'}"
+    )
 
 
 def with_keys(message: str, values: Config) -> str:

@@ -86,7 +86,7 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """
     header, rows = read_csv(path)
     if not rows:
-        raise ValueError(f"{path} has no rows; has the training logged anything?")
+        raise ValueError(f"{path} has no rows yet; start again after training has logged a step")
     lines = [(f"{path}, line {number}", row) for number, row in enumerate(rows, start=2)]
     return {name: np.array([number_in(row, name, at) for at, row in lines]) for name in header}
 

@@ -387,32 +387,35 @@ def _exchange(part: Path, target: Path) -> bool:
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
-def parse_json(content: str | bytes, source: str | Path) -> Json:
-    """The value of a JSON text; `source` is what errors call it.
-
-    Raises:
-        ValueError: if it is not UTF-8, not JSON, or nested too deeply.
-    """
-    return _parsed(json.loads, "JSON", content, source)
-
-
-def _parsed(parse: Callable[[str], Json], kind: str, content: str | bytes, source: object) -> Json:
+def _parsed(
+    parse: Callable[[str], Json], kind: str, content: str | bytes, source: object, remedy: str
+) -> Json:
     try:
         return parse(content.decode("utf-8") if isinstance(content, bytes) else content)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source} is not UTF-8 text ({error.reason})") from error
-    except RecursionError as error:
-        raise ValueError(f"{source} is nested too deeply") from error
     except Exception as error:  # YAML tags on wrong values raise many kinds
-        raise ValueError(f"{source} is not {kind} ({' '.join(str(error).split())})") from error
+        problem = f"is not {kind} ({' '.join(str(error).split())})"
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"is not UTF-8 text ({error.reason})"
+        if isinstance(error, RecursionError):
+            problem = "is nested too deeply"
+        raise ValueError(f"{source} {problem}; {remedy}") from error
 
 
 def json_object(
-    content: str | bytes, source: str | Path, required: Sequence[str] = ()
+    content: str | bytes,
+    source: str | Path,
+    required: Sequence[str] = (),
+    remedy: str = "use another copy of it",
 ) -> dict[str, Json]:
-    """As `parse_json`, for an object with at least these keys; a ValueError names what is
-    missing."""
-    return _mapping(parse_json(content, source), source, required)
+    """The object of a JSON text with at least these keys.
+
+    Args:
+        source: what errors call the text.
+
+    Raises:
+        ValueError: if it is not UTF-8, not JSON, or nested too deeply, or something is missing.
+    """
+    return _mapping(_parsed(json.loads, "JSON", content, source, remedy), source, required, remedy)
 
 
 def read_small(path: Path, most: int = 1 << 27) -> bytes:
@@ -441,27 +444,25 @@ def read_json(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
         OSError: if it cannot be read.
         ValueError: if it is damaged, with the remedy.
     """
-    try:
-        return json_object(read_small(path), path, required)
-    except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from error
+    return json_object(read_small(path), path, required, remedy)
 
 
 def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -> dict[str, Json]:
     """The mapping in a YAML file, with at least these keys; errors as `read_json`."""
     import yaml
 
-    try:
-        return _mapping(_parsed(yaml.safe_load, "YAML", read_small(path), path), path, required)
-    except ValueError as error:
-        raise ValueError(f"{error}; {remedy}") from error
+    found = _parsed(yaml.safe_load, "YAML", read_small(path), path, remedy)
+    return _mapping(found, path, required, remedy)
 
 
-def _mapping(found: Json, source: str | Path, required: Sequence[str]) -> dict[str, Json]:
+def _mapping(
+    found: Json, source: str | Path, required: Sequence[str], remedy: str
+) -> dict[str, Json]:
     if not isinstance(found, dict):
-        raise ValueError(f"{source} holds a {type(found).__name__}; expected keys with values")
+        kind = type(found).__name__
+        raise ValueError(f"{source} holds a {kind}; expected keys with values; {remedy}")
     if missing := [key for key in required if key not in found]:
-        raise ValueError(f"{source} lacks {', '.join(missing)}")
+        raise ValueError(f"{source} lacks {', '.join(missing)}; {remedy}")
     return found
 
 

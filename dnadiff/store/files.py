@@ -16,8 +16,8 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO, TypeAlias
 
@@ -113,19 +113,30 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
         try:
             yield text
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path} is not UTF-8 text ({error.reason}); give a text file, plain or "
-                "gzip-compressed"
-            ) from error
+            text.detach().seek(0)
+            raise ValueError(f"{path}{not_utf8(content)}") from error
         finally:
-            if not text.closed:  # a generator that is collected may find it closed
+            with suppress(ValueError):  # a generator that is collected may find it closed
                 text.detach()
+
+
+def not_utf8(lines: Iterable[bytes]) -> str:
+    """What is wrong with the first line of a file that is not UTF-8."""
+    for number, line in enumerate(lines, 1):
+        try:
+            line.decode()
+        except UnicodeDecodeError as error:
+            return (
+                f": line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8 "
+                "text; give a text file, plain or compressed, or convert it (iconv -t UTF-8)"
+            )
+    return " is not UTF-8 text; convert it (iconv -t UTF-8)"
 
 
 def check_content(path: str | Path, file: Path) -> None:
     """ValueError if a file, called `path` in the message, is empty."""
     if not file.stat().st_size:
-        raise ValueError(f"{path} is empty; give a file that contains sequences")
+        raise ValueError(f"{path} is empty; give a file with content")
 
 
 @contextmanager
@@ -153,13 +164,7 @@ def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
         ValueError: if it is damaged, or compressed in another way; also for errors met while the
             caller reads.
     """
-    start = raw.read(18)
-    raw.seek(0)
-    if other := next((name for name, mark in _NOT_READ.items() if start.startswith(mark)), None):
-        raise ValueError(
-            f"{path} is compressed by {other}, which is not read; decompress it, or compress it by "
-            "gzip, bgzip, bzip2, xz or zstd"
-        )
+    start = _start(path, raw)
     opened = next((open_ for mark, open_ in _READ.items() if mark.match(start)), None)
     if opened is None:
         yield raw
@@ -167,6 +172,7 @@ def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
     check_bgzip(path, raw)
     try:
         with opened(raw) as content:
+            _start(path, content)
             yield content
             for _ in chunks(content):
                 pass
@@ -178,6 +184,19 @@ def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
         raise ValueError(
             f"{path} is damaged or cut short ({error}); fetch or compress it again"
         ) from error
+
+
+def _start(path: str | Path, content: ByteReader) -> bytes:
+    """The first bytes of an open file, which is left at its beginning; ValueError if they are of an
+    archive, or of a compression that is not read."""
+    start = content.read(512)
+    content.seek(0)
+    if other := _NOT_READ.match(start):
+        raise ValueError(
+            f"{path} is packed by {other.lastgroup}, which is not read; unpack it, or compress its "
+            "file by gzip, bgzip, bzip2, xz or zstd"
+        )
+    return start
 
 
 def _zstd(raw: BinaryIO) -> IO[bytes]:
@@ -200,12 +219,10 @@ _READ: dict[re.Pattern[bytes], Callable[[BinaryIO], ByteReader]] = {
     re.compile(rb"\xfd7zXZ\0"): lzma.LZMAFile,
     re.compile(rb"\x28\xb5\x2f\xfd"): _zstd,
 }
-_NOT_READ = {
-    "zip": b"PK\3\4",
-    "7-Zip": b"7z\xbc\xaf\x27\x1c",
-    "lz4": b"\4\x22\x4d\x18",
-    "compress": b"\x1f\x9d",
-}
+_NOT_READ = re.compile(
+    rb"(?s)(?P<zip>PK\x03\x04)|(?P<p7zip>7z\xbc\xaf\x27\x1c)|(?P<lz4>\x04\x22\x4d\x18)|"
+    rb"(?P<compress>\x1f\x9d)|(?P<rar>Rar!)|(?P<tar>.{257}ustar[\x00 ])"
+)
 _DAMAGED_BZIP2 = "Invalid data stream"  # an `OSError` like any other
 
 

@@ -31,7 +31,13 @@ from dnadiff.training.module import DiffusionModule, TrainingData, saved_positio
 from dnadiff.training.optim import frozen_objects, peak_memory
 from dnadiff.training.trainer import INSTEAD, build_trainer, check_processes, trainer_settings
 from dnadiff.weights.checkpoint import load_silently, read
-from dnadiff.weights.loaded import ABSORBING, build_denoiser, build_objective, resolved
+from dnadiff.weights.loaded import (
+    ABSORBING,
+    build_denoiser,
+    build_objective,
+    names_file,
+    resolved,
+)
 from dnadiff.weights.tensors import on_meta_device, shards_of
 
 # Keys about how a command is started and where it reports; they may differ between a run and its
@@ -476,17 +482,20 @@ def resume_step(
             configuration, or the run is complete.
     """
     content, run_dir = read(start_from), start_from.parent.parent
-    saved = with_current_names(content["hyper_parameters"])
-    if changed := differences(config, saved["config"], (*START, *MAY_CHANGE)):
+    with names_file(start_from):  # of values that no training writes
+        saved = with_current_names(content["hyper_parameters"])
+        changed = differences(config, saved["config"], (*START, *MAY_CHANGE))
+        devices = saved["config"]["trainer"].get("devices", 1)
+        # An older version did not write the groups.
+        before = content.get("groups", devices if isinstance(devices, int) else groups)
+        theirs = int(saved["config"]["data"]["batch_size"]) * int(before)
+    if changed:
         raise ValueError(
             f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a "
             "resumed run keeps them: leave them out, "
             "or start a new run with init_from="
         )
-    devices = saved["config"]["trainer"].get("devices", 1)
-    # An older version did not write the groups.
-    before = content.get("groups", devices if isinstance(devices, int) else groups)
-    ours, theirs = data.batch_size * groups, saved["config"]["data"]["batch_size"] * before
+    ours = data.batch_size * groups
     if ours != theirs:
         remedy = (
             f"set data.batch_size={theirs // groups}"
@@ -500,13 +509,13 @@ def resume_step(
         )
     if saved["tokenizer"] != data.tokenizer.config():
         raise ValueError(
-            f"{start_from} was trained with a different alphabet from that of {data.name} now; has "
-            "the file changed?"
+            f"{start_from} was trained with a different alphabet from that of {data.name} now; "
+            "restore its file, or start a new run"
         )
     if saved.get("split_hash") != data.describe()["split_hash"]:
         raise ValueError(
             f"{start_from} was trained on different records or a different split from those of "
-            f"{data.name} now; has a file changed?"
+            f"{data.name} now; restore its files, or start a new run"
         )
     if "digest" not in saved:
         log.warning(

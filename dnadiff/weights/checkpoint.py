@@ -203,11 +203,13 @@ def read(path: Path, provide: Callable[[str], None] | None = None) -> dict[str, 
     if missing := missing or lacking(
         content["hyper_parameters"]["config"], "noise", "backbone", "objective", "data"
     ):
-        raise ValueError(f"{path} is not a dnadiff checkpoint: it lacks {', '.join(missing)}")
+        raise ValueError(
+            f"{path} is not a dnadiff checkpoint: it lacks {', '.join(missing)}; name another file"
+        )
     if type(content.get("global_step", 0)) is not int:
         raise ValueError(
             f"{path} is not a dnadiff checkpoint: its step is "
-            f"{str(content['global_step'])[:40]!r}, not an integer"
+            f"{str(content['global_step'])[:40]!r}, not an integer; name another file"
         )
     return content
 

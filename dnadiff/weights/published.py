@@ -377,7 +377,7 @@ def read_config(path: Path, model_types: Collection[str]) -> Config:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in model_types:
         raise ValueError(
-            f"{path} describes a model of type {model_type!r}; known are {', '.join(model_types)}"
+            f"{path} describes a model of type {model_type!r}; expected {', '.join(model_types)}"
         )
     return config
 

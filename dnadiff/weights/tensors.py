@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def read(path: Path) -> Json:
     it. That reads the file once more, at about 2 GB/s. Safetensors files have no checksums.
 
     Raises:
-        ValueError: if the file is damaged or truncated, or holds pickled code.
+        ValueError: if the file is damaged or cut short, or holds pickled code.
     """
     with path.open("rb") as file:
         first = file.read(4)
@@ -80,16 +81,19 @@ def read(path: Path) -> Json:
                         )
                 if (damaged := archive.testzip()) is not None:
                     raise ValueError(f"the checksum of {damaged} differs")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings(action="ignore"):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{path} holds more than tensors and plain values, and was not loaded: it could run "
-            "code on this machine"
+            f"{path} holds more than tensors and plain values, or is damaged, and was not loaded: "
+            "it could run code on this machine; use another copy of it"
         ) from error
     except Exception as error:  # a damaged pickle or index raises errors of many kinds
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+        reason = f" ({error})" if type(error) is ValueError else ""
         raise ValueError(
-            f"{path} is damaged or truncated ({reason}); use another copy of it"
+            f"{path} is damaged or cut short{reason}; use another copy of it"
         ) from error
 
 

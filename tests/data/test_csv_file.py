@@ -49,5 +49,5 @@ def test_a_last_row_that_was_cut_is_left_out(tmp_path, caplog):
 
 def test_numbers_in_cells():
     assert number_in({"a": "1e3"}, "a", "x") == 1000 and math.isnan(number_in({"a": ""}, "a", "x"))
-    with pytest.raises(ValueError, match=r"^x: a is 'one', which is not a number$"):
+    with pytest.raises(ValueError, match=r"^x: a is 'one', which is not a number; correct it$"):
         number_in({"a": "one"}, "a", "x")

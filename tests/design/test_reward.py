@@ -102,6 +102,9 @@ def test_matrices_of_a_file(tmp_path):
         MotifMatch(matrix=str(path))
     with pytest.raises(ValueError, match="has 0 matrices called MYC"):
         MotifMatch(matrix=str(path), name="MYC")
+    path.write_text(JASPAR.replace(" 8 ]", "]", 1))
+    with pytest.raises(ValueError, match=r"m\.jaspar: the matrix MA0002.2 GATC has rows"):
+        read_jaspar(path)
     path.write_text("no matrix")
     with pytest.raises(ValueError, match=r"m.jaspar"):
         MotifMatch(matrix=str(path))
@@ -113,6 +116,29 @@ def test_matrices_of_a_file(tmp_path):
         MotifMatch("TAX")
     with pytest.raises(ValueError, match="allows every sequence"):
         MotifMatch("NNN")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "[ 3 ]",
+            "[ 3 4 ]",
+            r"the matrix M1 one has .*\(2 of A, 1 of C, 1 of G, 1 of T\), expected",
+        ),
+        ("T [ 0 ]\n", "", r"the matrix M1 one has .*\(1 of A, 1 of C, 1 of G\), expected"),
+        ("G [", "C [", r"line 4 is 'C \[ 0 \]', expected >ID NAME or a row"),
+        ("[ 3 ]", "[ 3_0 ]", r"line 2 is 'A \[ 3_0 \]', expected"),
+        ("[ 3 ]", "[ -3 ]", r"line 2 is 'A \[ -3 \]', expected"),
+        ("T [ 0 ]", "T [ 0 ]\n0", "line 6 is '0', expected"),
+        ("3", "1e999", "the matrix M1 one has a position without counts, or a count that is no"),
+    ],
+)
+def test_a_damaged_matrix_is_named_with_its_line(tmp_path, old, new, message):
+    path = tmp_path / "m.jaspar"
+    path.write_text(">M1\tone\nA [ 3 ]\nC [ 1 ]\nG [ 0 ]\nT [ 0 ]\n".replace(old, new, 1))
+    with pytest.raises(ValueError, match=rf"reward\.matrix .*m\.jaspar: {message}"):
+        read_jaspar(path)
 
 
 def test_restriction_sites_are_counted_on_both_strands():

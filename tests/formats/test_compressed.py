@@ -2,15 +2,29 @@
 
 import bz2
 import gzip
+import importlib.util
+import io
 import lzma
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pyarrow
 import pytest
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.formats.regions import read_bed
+from dnadiff.design.reward import read_jaspar
+from dnadiff.formats.documents import read_documents
+from dnadiff.formats.regions import open_source, read_bed, read_gtf
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.formats.table import read_rows
 
+made = importlib.util.module_from_spec(
+    spec := importlib.util.spec_from_file_location(
+        "made", Path(__file__).parents[1] / "data" / "genome" / "formats.py"
+    )
+)
+spec.loader.exec_module(made)
 FASTA = b">a first\nACGTNacgt\n>b\nTTGA\n"
 PACKED = {
     "gz": gzip.compress,
@@ -47,10 +61,57 @@ def test_damage_to_a_compressed_file_is_named(tmp_path, ending):
             read_sequences(path)
 
 
+VCF = b"##fileformat=VCFv4.2\n##contig=<ID=a>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"
+JASPAR = b">M one\nA [ 3 ]\nC [ 1 ]\nG [ 0 ]\nT [ 0 ]\n"
+READERS = {
+    "fa": (FASTA, read_sequences),
+    "2bit": (made.twobit({"a": "ACGT"}), lambda path: Genome.open(path).lengths),
+    "gb": (made.genbank({"a": "acgt"}), lambda path: Genome.open(path).lengths),
+    "vcf": (VCF + b"a\t1\t.\tA\tC\t.\t.\t.\n", lambda path: [*open_source(path)]),
+    "bed": (b"a\t1\t3\n", read_bed),
+    "gff3": (b"a\t.\tCDS\t1\t3\t.\t+\t0\n", read_gtf),
+    "csv": (b"sequence,label\nACGT,1\n", lambda path: [*read_rows(str(path), {"x": "label"})]),
+    "jsonl": (b'{"text": "a"}\n', lambda path: [*read_documents(str(path), "file", ["text"], 0)]),
+    "txt": (b"a\n", lambda path: [*read_documents(str(path), "file", ["text"], 0)]),
+    "jaspar": (JASPAR, lambda path: read_jaspar(path).tolist()),
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_every_reader_reads_any_compression_and_names_archives(tmp_path, kind):
+    content, read = READERS[kind]
+    (tmp_path / f"x.{kind}").write_bytes(content)
+    expected = read(tmp_path / f"x.{kind}")
+    for ending, pack in PACKED.items():
+        path = tmp_path / f"x.{kind}.{ending}"
+        path.write_bytes(pack(content))
+        found = str(read(path)).replace(f".{kind}.{ending}", f".{kind}")
+        assert found == str(expected) and expected
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("x", content)
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w:gz") as archive:
+        archive.add(tmp_path / f"x.{kind}", "x")
+    for name, archive in (("zip", packed), ("tar", tar)):
+        (tmp_path / f"x.{kind}").write_bytes(archive.getvalue())
+        with pytest.raises(ValueError, match=rf"x\.{kind} is packed by {name}.*; unpack it"):
+            read(tmp_path / f"x.{kind}")
+
+
 @pytest.mark.parametrize(
     ("start", "name"), [(b"PK\3\4", "zip"), (b"\x1f\x9d", "compress"), (b"\4\x22\x4d\x18", "lz4")]
 )
 def test_another_compression_is_refused_by_name(tmp_path, start, name):
     (tmp_path / "x.fa").write_bytes(start + bytes(40))
-    with pytest.raises(ValueError, match=f"x.fa is compressed by {name}, which is not read; dec"):
+    with pytest.raises(ValueError, match=f"x.fa is packed by {name}, which is not read; unpack"):
         read_sequences(tmp_path / "x.fa")
+
+
+@pytest.mark.parametrize("kind", ["vcf", "bed", "gff3", "csv", "jsonl", "txt", "jaspar"])
+def test_text_of_another_encoding_is_refused_with_its_line(tmp_path, kind):
+    content, read = READERS[kind]
+    (tmp_path / f"x.{kind}").write_bytes(content + b"Proven\xe7al\n")
+    line = content.count(b"\n") + 1
+    with pytest.raises(ValueError, match=rf"x\.{kind}: line {line}: byte 7 \(0xe7\) is not UTF-8"):
+        read(tmp_path / f"x.{kind}")

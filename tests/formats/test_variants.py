@@ -1,3 +1,4 @@
+import base64
 import gzip
 
 import numpy as np
@@ -96,6 +97,25 @@ def test_bcf_needs_pysam(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pysam", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[vcf\]'"):
         BcfSource(tmp_path / "x.bcf")
+
+
+DAMAGED_BCF = base64.b64decode(
+    "H4sIBAAAAAAA/wYAQkMCANwAdc/LCoJAGAVgczc9ReV2CC/RqgnMaWjA0tSibdmfCt4Yp6C3LysXEe2/czhn4TBV"
+    "HfYURdMuWQ6XShRHSfYOu03GZl/TGHejZUBmnBLfDkNMoYlFVsusKsnIzvPBMyVBNIP62DRwHmFOD0SfP5NxVcos"
+    "eSXjVBg4hzKRKZnquv4PmR2adMj4RVaHrA6ZLeIb5r0I9fHmWpxAEANH9xoILyUkIL6nf5a2/c4q8NbI90LEKQqW"
+    "DNluhLY720Xv86it7isPA+0tqCoBAAAfiwgEAAAAAAD/BgBCQwIAoQBTZ0CA40DMCMYN9YwMTGAx9zIjAwPxEHFH"
+    "QQZBRkFmdSTl2ozYlBsDlbuLh2Aq78eq3ASo3FncHaJcE0n5Z6BaFjTl5impOe7Ojo7O4s6o5jPidb0jNuW4XQ93"
+    "DrJy3K6He1YTSTlO1zs6A12PFrWYTKS5ngmv67Eqx+16eMxqIinH7Xp3R7gGANWFuBw6AgAAH4sIBAAAAAAA/wYA"
+    "QkMCABsAAwAAAAAAAAAAAA=="
+)
+
+
+def test_a_damaged_bcf_file_is_not_called_missing(tmp_path):
+    pytest.importorskip("pysam")
+    (tmp_path / "v.bcf").write_bytes(DAMAGED_BCF)
+    with pytest.raises(ValueError, match=r"v\.bcf is damaged or cut short.*again") as caught:
+        [*open_source(tmp_path / "v.bcf")]
+    assert "No such file" not in str(caught.value)
 
 
 def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):

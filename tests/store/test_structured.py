@@ -8,7 +8,7 @@ import pytest
 from dnadiff.data.genome.packed import pack
 from dnadiff.formats.table import read_csv
 from dnadiff.jobs.journal import read_journal, temporary_path
-from dnadiff.store.disk import json_object, parse_json, read_json, read_npz, read_yaml
+from dnadiff.store.disk import json_object, read_json, read_npz, read_yaml
 from dnadiff.supervised.saved import load_prediction
 from dnadiff.training.run import resumable
 
@@ -63,7 +63,6 @@ def test_sound_files_are_read(tmp_path):
         == {"a": [1, None]}
         == json_object(b'{"a": [1, null]}', "x")
     )
-    assert parse_json("3", "x") == 3
 
 
 def test_a_damaged_configuration_of_an_unfinished_run_is_named(tmp_path):

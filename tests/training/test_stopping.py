@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_is_not_trained_on(how, undisturbed, cli, tmp_path)
     )
     assert (
         status == 1
-        and "last.ckpt is damaged or truncated (the checksum of" in err
+        and "last.ckpt is damaged or cut short (the checksum of" in err
         and "use another copy" in err
     )
 

@@ -74,7 +74,7 @@ def test_constants_in_old_files_are_checked(folder):
             "activation_function is relu, but these networks support only activation_function "
             "gelu_new",
         ),
-        ({"model_type": "llama"}, VOCAB, "describes a model of type 'llama'; known are gpt2"),
+        ({"model_type": "llama"}, VOCAB, "describes a model of type 'llama'; expected gpt2"),
         ({}, Vocab(62, 60, 61, (60,)), "this GPT-2 has 60 tokens; the tokenizer has 62"),
         ({}, Vocab(40, 39, 39, (39,)), "this GPT-2 has 60 tokens; the tokenizer has 40"),
         ({"n_layer": 3}, VOCAB, r"missing h\.2\."),

@@ -189,7 +189,7 @@ def test_all_missing_and_surplus_tensors_are_listed(tmp_path, folder_of):
             {"tie_word_embeddings": False},
             "these networks support only tie_word_embeddings True",
         ),
-        ("caduceus_ph", {"model_type": ["caduceus"]}, "known are caduceus, mdlm"),
+        ("caduceus_ph", {"model_type": ["caduceus"]}, "expected caduceus, mdlm"),
         ("caduceus_ph", {"dnadiff_vocab": [1]}, "dnadiff_vocab .* must be a mapping"),
         (
             "caduceus_ph",
@@ -235,7 +235,7 @@ def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(tmp_p
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("caduceus_ph", {"model_type": "bert"}, "type 'bert'; known are caduceus, mdlm"),
+        ("caduceus_ph", {"model_type": "bert"}, "type 'bert'; expected caduceus, mdlm"),
         ("caduceus_ph", {"ssm_cfg": {"bias": True}}, "bias is True"),
         ("caduceus_ph", {"bidirectional": False}, "bidirectional is False"),
         ("caduceus_ph", {"vocab_size": 8}, "does not describe the 12 ids of DNA"),
@@ -265,7 +265,7 @@ def test_damaged_and_missing_files_are_named(tmp_path, folder_of):
     folder, _ = folder_of("mdlm_dit", tmp_path)
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:5000])
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or truncated"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or cut short"):
         published.load_published(folder)
     (folder / "model.safetensors").unlink()
     with pytest.raises(

@@ -151,8 +151,23 @@ def test_truncated_files_are_named(trained, tmp_path):
     for fraction in (0, 0.3, 0.9):
         path = tmp_path / "cut.ckpt"
         path.write_bytes(content[: int(fraction * len(content))])
-        with pytest.raises(ValueError, match=r"cut\.ckpt is damaged or truncated"):
+        with pytest.raises(ValueError, match=r"cut\.ckpt is damaged or cut short"):
             checkpoint.load(path)
+
+
+def test_a_description_of_tensors_that_is_cut_is_named(trained, tmp_path):
+    path = tmp_path / "cut.ckpt"
+    for cut in (40, 1, 400):
+        with (
+            zipfile.ZipFile(trained / "checkpoints" / "last.ckpt") as whole,
+            zipfile.ZipFile(path, "w") as archive,
+        ):
+            for member in whole.infolist():
+                end = -cut if member.filename.endswith("data.pkl") else None
+                archive.writestr(member.filename, whole.read(member)[:end])
+        with pytest.raises(ValueError, match=r"cut\.ckpt (is|holds) .*damaged") as caught:
+            checkpoint.load(path)
+        assert str(caught.value).endswith("; use another copy of it")
 
 
 def test_weights_of_another_vocabulary_are_listed(content, tmp_path):
@@ -199,7 +214,7 @@ def test_a_flipped_bit_in_the_weights_is_found_by_its_checksum(content, tmp_path
     with pytest.raises(
         ValueError,
         match=(
-            r"changed\.ckpt is damaged or truncated \(the checksum of .* differs\); use another "
+            r"changed\.ckpt is damaged or cut short \(the checksum of .* differs\); use another "
             r"copy"
         ),
     ):

@@ -121,7 +121,7 @@ def test_folders_of_other_models_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(ValueError, match="type 'bert'; known are caduceus, mdlm"):
+    with pytest.raises(ValueError, match="type 'bert'; expected caduceus, mdlm"):
         checkpoint.load("bert")
     with pytest.raises(FileNotFoundError, match="folder of published weights"):
         checkpoint.load(tmp_path)

@@ -9,11 +9,9 @@ highest: rules are checked before it acts on them.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import itertools
 import json
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +36,7 @@ from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import is_integer
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
+from dnadiff.store.files import open_text
 from dnadiff.store.remote import hub_is_reachable
 
 if TYPE_CHECKING:
@@ -110,12 +109,14 @@ def check_merges(vocab: Mapping[str, int], merges: Json, name: str, prefix: Json
         symbols = merge.split(" ") if isinstance(merge, str) else merge
         is_list = isinstance(symbols, (list, tuple)) and len(symbols) == 2
         if not is_list or not all(isinstance(symbol, str) for symbol in symbols):
-            raise ValueError(f"tokenizer {name}: a merge is {merge!r}; expected two symbols")
+            raise ValueError(
+                f"tokenizer {name}: a merge is {merge!r}; expected two symbols; use another copy"
+            )
         first, second = symbols
         if not second.startswith(inside):
             raise ValueError(
                 f"tokenizer {name}: the merge of {first!r} and {second!r} lacks the prefix "
-                f"{inside!r} of symbols inside a word"
+                f"{inside!r} of symbols inside a word; use another copy of it"
             )
         for token in (first, second, first + second.removeprefix(inside)):
             if token not in vocab:
@@ -260,7 +261,7 @@ def _unused(rules: Tokenizer, token: str) -> str:
 
 
 AUTO = "auto"
-_MAX_BYTES = 1 << 28  # of a file of a tokenizer, decompressed; known ones have up to 35 MB
+_MAX_LENGTH = 1 << 28  # of a file of a tokenizer, decompressed; known ones have up to 35 MB
 # Usual special tokens, most common first.
 USUAL_TOKENS = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
@@ -487,7 +488,7 @@ def word_piece(words: Sequence[str], source: str = "tokenizer.source") -> str:
 
     vocab = {word: number for number, word in enumerate(words)}
     if "[UNK]" not in vocab:
-        raise ValueError(f"{source}: a vocab.txt must contain [UNK], one token per line")
+        raise ValueError(f"{source} lacks [UNK], expected in a vocab.txt; use another copy of it")
     specials = [token for usual in USUAL_TOKENS.values() for token in usual if token in vocab]
     cased = any(
         word != word.lower() for word in words if word not in specials and not word.startswith("[")
@@ -511,7 +512,7 @@ def byte_pairs(
     lines = [line for line in merges if line and not line.startswith("#version")]
     if wrong := [line for line in lines if line.count(" ") != 1]:
         raise ValueError(
-            f"{source}: a line of the merges is {wrong[0][:80]!r}; expected two symbols"
+            f"{source}: a line of the merges is {wrong[0][:80]!r}; expected two symbols; correct it"
         )
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
     check_merges(vocab, pairs, source)
@@ -543,23 +544,11 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"tokenizer.source {path} does not exist; check the path")
-    try:
-        with path.open("rb") as raw:
-            compressed = raw.read(2) == b"\x1f\x8b"
-        with gzip.open(path) if compressed else path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(
-            f"tokenizer.source {path} is damaged or cut short ({error}); use another copy of it"
-        ) from error
-    if len(content) > _MAX_BYTES:
-        raise ValueError(
-            f"tokenizer.source {path} has more than {_MAX_BYTES:,} bytes of text; name the file of "
-            "a tokenizer"
-        )
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"tokenizer.source {path} is damaged or not text ({error})") from error
+    with open_text(path) as file:
+        content = file.read(_MAX_LENGTH + 1)
+        if len(content) > _MAX_LENGTH:
+            raise ValueError(
+                f"tokenizer.source {path} has more than {_MAX_LENGTH:,} characters; name the file "
+                "of a tokenizer"
+            )
+    return content

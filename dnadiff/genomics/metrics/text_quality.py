@@ -27,7 +27,7 @@ from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.fields import Config, Json
 from dnadiff.store.address import expand_user, file_name, shown
-from dnadiff.store.disk import parse_json
+from dnadiff.store.disk import json_object
 from dnadiff.store.files import open_text
 from dnadiff.weights import checkpoint, published
 
@@ -107,13 +107,18 @@ def read_texts(path: str | Path) -> list[str]:
     if ending == ".jsonl":
         # Not splitlines(), which also splits at characters that a text may contain, as U+2028.
         numbered = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
-        rows = [parse_json(line, f"{name}: line {number}") for number, line in numbered]
-        if not all(isinstance(row, dict) and isinstance(row.get("text"), str) for row in rows):
-            raise ValueError(f"{name}: each line must be a JSON object with a field text")
+        rows = [
+            json_object(line, f"{name}: line {number}", ("text",), "correct the line")
+            for number, line in numbered
+        ]
         texts = [row["text"] for row in rows]
+        if not all(isinstance(text, str) for text in texts):
+            raise ValueError(
+                f"{name}: expected a string as the text of each line; correct the file"
+            )
     texts = [text for text in texts if text.strip()]
     if not texts:
-        raise ValueError(f"{name} contains no text")
+        raise ValueError(f"{name} contains no text; give a file with texts")
     return texts
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome, expand
-from dnadiff.formats.sequences import events_of
+from dnadiff.formats.sequences import events_of, read_sequences
 
 formats = importlib.util.module_from_spec(
     spec := importlib.util.spec_from_file_location(
@@ -255,16 +255,18 @@ def test_genbank_cut_after_any_line_is_noticed(tmp_path):
     for wrong, message in (
         (
             b"".join(lines[:12]),
-            "is damaged or cut short .Premature end of file in sequence data.: fetch it again",
+            r"cut\.gb: the last record does not end with //: fetch the file again",
         ),
-        (b"".join(lines).replace(b"130 bp", b"131 bp"), "Expected sequence length 131, found 130"),
-        (b"".join(lines[:-1]), "Premature end of file in sequence data"),
+        (
+            b"".join(lines).replace(b"130 bp", b"131 bp"),
+            "line 1: record U1 has 130 bases, LOCUS says 131",
+        ),
+        (b"".join(lines[:-1]), "the last record does not end with //"),
     ):
         with pytest.raises(ValueError, match=message):
             Genome.open(write(tmp_path, "cut.gb", wrong))
 
 
-@pytest.mark.filterwarnings("ignore::Bio.BiopythonParserWarning")
 def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
     content = formats.genbank({"U1": "acgt", "U2": "ttga"})
     first = content.index(b"//\n") + 3
@@ -280,12 +282,41 @@ def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
 def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
     with pytest.raises(
         ValueError,
-        match=r"is damaged or cut short \(a record begins with 'LOCUS .*, expected LOCUS, a name "
-        r"and a length",
+        match=r"x\.gb: line 1: a record begins with 'LOCUS .*, expected LOCUS, a name and a length",
     ):
         Genome.open(
             write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq "))
         )
+
+
+def test_a_name_and_a_length_of_prokka_that_run_together_are_named(tmp_path):
+    content = formats.genbank({"U1": "acgt" * 30})
+    rest = content[content.index(b"\n") :]
+    joined = b"LOCUS       CONTIG_7_length_long_name_c9.123120 bp   DNA linear" + rest
+    with pytest.raises(ValueError, match=r"x\.gb: line 1: .* as Prokka writes .*put a space betwe"):
+        Genome.open(write(tmp_path, "x.gb", joined))
+
+
+def test_genbank_without_a_date_or_with_names_in_another_encoding_is_read(tmp_path, recwarn):
+    content = formats.genbank({"U1": "acgt" * 30})
+    rest = content[content.index(b"\n") :]
+    path = write(tmp_path, "x.gb", b"\xef\xbb\xbfLOCUS       X 120 bp DNA" + rest)
+    assert Genome.open(path).lengths == {"U1": 120}
+    authors = b"\n  AUTHORS   Proven\xe7al,J.\nFEATURES"
+    path.write_bytes(content.replace(b"\nFEATURES", authors).replace(b"made", b"d\xe9but"))
+    (record,) = read_sequences(path)
+    assert record == ("U1", "d?but", b"acgt" * 30)
+    assert not recwarn.list
+
+
+def test_a_damaged_byte_in_a_genbank_sequence_is_named(tmp_path):
+    content = formats.genbank({"U1": "acgtnacgta" * 13}).replace(
+        b"acgtnacgta acg", b"acgtnacgta \xe7cg", 1
+    )
+    with pytest.raises(
+        ValueError, match=r"line \d+: record U1: byte 0xe7 at column 11 is not a nuc"
+    ):
+        Genome.open(write(tmp_path, "x.gb", content))
 
 
 def test_a_line_of_genbank_with_another_position_is_refused(tmp_path):

@@ -287,7 +287,7 @@ def test_damaged_files_of_a_tokenizer_are_named(tmp_path, bert, name):
         else {}
     )
     for other, text in (
-        {"vocab.json": '{"a": 0}', "merges.txt": ""} if name == "vocab.json" else sound
+        {"vocab.json": '{"a": 0}', "merges.txt": "#version: 0.2"} if name == "vocab.json" else sound
     ).items():
         if other not in ("tokenizer.json", "vocab.txt") or name in (other, "tokenizer_config.json"):
             (tmp_path / other).write_text(text)
@@ -300,14 +300,14 @@ def test_damaged_files_of_a_tokenizer_are_named(tmp_path, bert, name):
         packed[:12] + b"\0\0" + packed[14:],
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=r"^tokenizer(\.source| )") as caught:
+        with pytest.raises(ValueError, match=r"tokenizer|vocab|merges|special") as caught:
             Pretrained(str(tmp_path)).load()
         assert name in str(caught.value) or "[UNK]" in str(caught.value)
 
 
 def test_a_compression_bomb_is_not_read_whole(tmp_path):
     (tmp_path / "vocab.txt").write_bytes(gzip.compress(bytes(1 << 20)) * 257)
-    with pytest.raises(ValueError, match=r"vocab\.txt has more than 268,435,456 bytes of text"):
+    with pytest.raises(ValueError, match=r"vocab\.txt has more than 268,435,456 characters"):
         Pretrained(str(tmp_path)).load()
 
 
