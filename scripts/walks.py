@@ -124,6 +124,7 @@ def main() -> None:
     options = parser.parse_args()
     sys.path.insert(0, str(ROOT))
     print("| walk | files | limit |\n|---|---|---|")
+    over = []
     for name in options.walks or LIMITS:
         reading, writing = os.pipe()
         if (child := os.fork()) == 0:
@@ -138,8 +139,11 @@ def main() -> None:
             found = pipe.read().splitlines()
         os.waitpid(child, 0)
         print(f"| {name} | {len(found)} | {LIMITS[name]} |", flush=True)
+        over += [name] * (len(found) > LIMITS[name])
         if options.list:
             print("\n".join(f"  {path}" for path in found))
+    if over:
+        raise SystemExit(f"over their limits: {', '.join(over)}")
 
 
 if __name__ == "__main__":

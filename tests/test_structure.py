@@ -3,6 +3,7 @@ above its lowest."""
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -49,3 +50,10 @@ def test_a_value_may_not_rise_until_its_limit_is_reached(structure):
     assert not structure.exceeded({key: 412}, {key: 400})
     assert structure.exceeded({key: 413}, {key: 400})
     assert not structure.exceeded({key: 270}, {key: 100})
+
+
+@pytest.mark.slow
+def test_walks_go_through_few_files():
+    walks = [sys.executable, ROOT / "scripts" / "walks.py"]
+    done = subprocess.run(walks, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

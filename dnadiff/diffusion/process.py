@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.categorical import draw
-from dnadiff.diffusion.draws import Draws, float64_device
+from dnadiff.diffusion.draws import Draws, draw, float64_device
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.vocab import Vocab
 

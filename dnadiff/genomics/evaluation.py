@@ -15,6 +15,7 @@ import numpy as np
 from annotated_types import Interval
 
 from dnadiff.data.base import chosen_data
+from dnadiff.data.kmers import MAX_KMERS
 from dnadiff.data.records import num_tokens
 from dnadiff.diffusion.bootstrap import blocks, effective_block_size, ratio, verdict
 from dnadiff.diffusion.denoiser import BaseDenoiser, Conjoined, OtherStrand
@@ -45,7 +46,6 @@ from dnadiff.genomics.held_out import (
     token_groups,
     window_positions,
 )
-from dnadiff.genomics.kmers import MAX_KMERS
 from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.progress import Progress
 from dnadiff.store.disk import write_json

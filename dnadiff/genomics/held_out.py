@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy import ndarray
 
+from dnadiff.data.kmers import NOVELTY, KmerSet
 from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
-from dnadiff.genomics.kmers import NOVELTY, KmerSet
 from dnadiff.genomics.markov import TABLE_ORDER, BackoffMarkov
 from dnadiff.store.disk import atomic_write, read_npz
 

@@ -6,7 +6,7 @@ where c is the k bases before x, c' is c without its first base, n counts occurr
 training sequences and their reverse complements, and a_k > 0 is the *strength* of order k (a
 Dirichlet prior around order k - 1), chosen on validation data. A context with an unknown base has
 no counts, so the formula itself backs off to the longest known context. Sequences are arrays of
-bases as in `dnadiff.genomics.kmers`."""
+bases as in `dnadiff.data.kmers`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ import numpy as np
 from annotated_types import Interval
 from numpy import ndarray
 
-from dnadiff.fields import check_value
-from dnadiff.genomics.kmers import (
+from dnadiff.data.kmers import (
     UNKNOWN,
     check_bases,
     checked,
@@ -27,6 +26,7 @@ from dnadiff.genomics.kmers import (
     reverse_complement,
     spectrum,
 )
+from dnadiff.fields import check_value
 
 # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of
 # windows

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from dnadiff.data.kmers import UNKNOWN, codes, reverse_complement_codes
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import Json, NonNegative
-from dnadiff.genomics.kmers import UNKNOWN, codes, reverse_complement_codes
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     check_length,

@@ -18,8 +18,8 @@ from typing_extensions import override
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, PositiveInt, checked
-from dnadiff.networks.backbone import caduceus_ps as rc
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.layers import invariant, strands
 from dnadiff.store.objects import PACKAGE, build, locate
 from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
@@ -107,7 +107,7 @@ class HeadInputs:
         if stranded or not backbone.reads_both_strands:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
         lengths = lengths_of(ids, valid)
-        first, second = rc.strands(features)
+        first, second = strands(features)
         # From its own beginning, with the padding at its end.
         place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
         second = second.gather(1, place[..., None].expand_as(second))
@@ -184,7 +184,7 @@ def pool_features(
     """
     features = backbone.features(ids, valid=valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
-        features = rc.invariant(features)
+        features = invariant(features)
     if valid is not None:
         features = torch.where(valid[..., None], features, 0.0)
     count = ids.shape[1] if valid is None else valid.sum(1, keepdim=True)
@@ -221,10 +221,10 @@ class SequenceClassifier(nn.Module, ABC):
         training, device = self.training, next(self.parameters()).device
         self.eval()
         result = torch.empty(len(items), self.num_classes)
-        for index, strands in strand_batches(
+        for index, batches in strand_batches(
             items, batch_size, self.vocab, both_strands and not self.invariant
         ):
-            outputs = [self(*batch.to(device)[:2]) for batch in strands]
+            outputs = [self(*batch.to(device)[:2]) for batch in batches]
             result[index] = self.target.predictions(outputs).cpu()
         self.train(training)
         return result

@@ -29,8 +29,8 @@ from dnadiff.data.records import Interval, grouped, padded_batches
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.formats.nucleotides import N_ID
 from dnadiff.jobs.job import Job, Result
-from dnadiff.networks.backbone import caduceus_ps as rc
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.layers import invariant
 from dnadiff.progress import table
 from dnadiff.store.disk import atomic_write
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
@@ -144,7 +144,7 @@ class Embedder:
 
     The features of the reverse complement are put back to the positions of the sequence before they
     are averaged. A network that reads both strands (Caduceus-PS) has them in one call, and half as
-    many features (`dnadiff.networks.backbone.caduceus_ps.invariant`); if `stranded`, all its
+    many features (`dnadiff.networks.backbone.layers.invariant`); if `stranded`, all its
     features are kept. Text has one strand.
 
     Args:
@@ -190,7 +190,7 @@ class Embedder:
                 lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
                 features, other = self.denoiser.features(ids, valid).float(), None
                 if is_strand_invariant(self.backbone, self.stranded):
-                    features = rc.invariant(features)
+                    features = invariant(features)
                 elif not self.stranded:
                     reverse = reverse_complement_rows(ids, lengths, vocab)
                     other = self.denoiser.features(reverse, valid).float()

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
+from dnadiff.data.kmers import KmerSet
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, is_built
-from dnadiff.genomics.kmers import KmerSet
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, table
 from dnadiff.store.address import shown_addresses

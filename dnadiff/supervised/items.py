@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dnadiff.data.kmers import canonical, reverse_complement
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Json
-from dnadiff.genomics.kmers import canonical, reverse_complement
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
 

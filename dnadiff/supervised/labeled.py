@@ -19,12 +19,12 @@ from annotated_types import Interval
 from typing_extensions import TypedDict
 
 from dnadiff.data.base import run_data
+from dnadiff.data.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
 from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
-from dnadiff.genomics.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
 from dnadiff.supervised.items import (
     Items,
     TaskData,

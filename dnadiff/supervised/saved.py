@@ -61,7 +61,7 @@ SOURCES = (
     "data/tokenizer.py",
     "formats/nucleotides.py",
     "diffusion/draws.py",
-    "genomics/kmers.py",
+    "data/kmers.py",
     "diffusion/vocab.py",
 )
 # Columns of the table of results before and after the metrics.

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dnadiff.data.kmers import NOVELTY
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.fields import Json
-from dnadiff.genomics.kmers import NOVELTY
 from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs

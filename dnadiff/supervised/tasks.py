@@ -17,6 +17,7 @@ import numpy as np
 from typing_extensions import Unpack, override
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.kmers import UNKNOWN, KmerSet
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
@@ -24,7 +25,6 @@ from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
 from dnadiff.formats.regions import Region, read_bed
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
-from dnadiff.genomics.kmers import UNKNOWN, KmerSet
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import read_small, read_yaml
 from dnadiff.supervised.items import Items, TaskData

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from dnadiff.data.kmers import KmerSet, reverse_complement
 from dnadiff.genomics import markov
-from dnadiff.genomics.kmers import KmerSet, reverse_complement
 from dnadiff.genomics.markov import BackoffMarkov
 
 sequences = arrays(

@@ -23,9 +23,9 @@ import peer_methods as peers
 import study
 
 from dnadiff import finetune
+from dnadiff.data.kmers import reverse_complement
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
 from dnadiff.formats.sequences import Record, write_fasta
-from dnadiff.genomics.kmers import reverse_complement
 
 SPEC = importlib.util.spec_from_file_location(
     "design_promoters", Path(halves.__file__).with_name("promoters.py")

@@ -19,8 +19,8 @@ import scoring
 import study
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.kmers import UNKNOWN
 from dnadiff.formats.sequences import Record, write_fasta
-from dnadiff.genomics.kmers import UNKNOWN
 from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.variants.variant import Sequences
 

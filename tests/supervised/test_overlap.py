@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from dnadiff.data.kmers import KmerSet, reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.genomics.kmers import KmerSet, reverse_complement
 from dnadiff.supervised import labeled
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold

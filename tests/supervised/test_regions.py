@@ -4,11 +4,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dnadiff.data.kmers import KmerSet
 from dnadiff.data.splits import RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region
-from dnadiff.genomics.kmers import KmerSet
 from dnadiff.store.objects import check
 from dnadiff.supervised.protocol import build_protocol
 from dnadiff.supervised.tasks import (

@@ -36,8 +36,7 @@ from typing_extensions import override
 from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
 from dnadiff.design.request import Request, Target, dna_tokenizer
 from dnadiff.design.reward import CountedReward, Reward
-from dnadiff.diffusion.categorical import NoMassError
-from dnadiff.diffusion.draws import Draws, float64_device, hash64
+from dnadiff.diffusion.draws import Draws, NoMassError, float64_device, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
 from dnadiff.diffusion.sampler.base import (
     Configurable,

@@ -15,7 +15,7 @@ from typing_extensions import override
 from dnadiff.design.generate import SampleBatch, effective_size, systematic_resample
 from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.design.method.metropolis import Metropolis, Move
-from dnadiff.diffusion.categorical import NoMassError
+from dnadiff.diffusion.draws import NoMassError
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Fraction, PositiveInt, checked
 

@@ -20,7 +20,6 @@ from annotated_types import Interval
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.categorical import adjust, draw
 from dnadiff.diffusion.denoiser import (
     Backbone,
     BaseDenoiser,
@@ -34,7 +33,7 @@ from dnadiff.diffusion.denoiser import (
     Query,
     State,
 )
-from dnadiff.diffusion.draws import Draws, float64_device, hash64
+from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
 from dnadiff.fields import Json, Positive, PositiveInt, checked
 
@@ -410,7 +409,7 @@ def draw_in_chunks(
     rows: int | None = None,
 ) -> Tensor:
     """Ids (M,) drawn from `log_probs (M, V)`, after `adjust` changed them, with `uniform (M,)`; see
-    `dnadiff.diffusion.categorical.draw`. `rows` is as in `in_chunks`."""
+    `dnadiff.diffusion.draws.draw`. `rows` is as in `in_chunks`."""
     local = log_probs.to(float64_device(log_probs.device))
     drawn = in_chunks(lambda part, u: draw(adjust(part), u), local, uniform, rows)
     return drawn.to(log_probs.device)

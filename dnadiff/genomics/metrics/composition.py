@@ -17,8 +17,8 @@ import numpy as np
 from numpy import ndarray
 from numpy.typing import DTypeLike
 
+from dnadiff.data.kmers import UNKNOWN, check_bases, spectrum
 from dnadiff.diffusion.bootstrap import student_t
-from dnadiff.genomics.kmers import UNKNOWN, check_bases, spectrum
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy import ndarray
 
+from dnadiff.data.kmers import UNKNOWN
 from dnadiff.formats.sequences import iter_sequences
-from dnadiff.genomics.kmers import UNKNOWN
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     MAX_SEQUENCES,

@@ -14,11 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from dnadiff.data.base import chosen_data
-from dnadiff.data.records import num_tokens
-from dnadiff.fields import Config, Json
-from dnadiff.formats.sequences import iter_sequences
-from dnadiff.genomics.held_out import bases_of
-from dnadiff.genomics.kmers import (
+from dnadiff.data.kmers import (
     MAX_KMERS,
     UNKNOWN,
     KmerSet,
@@ -27,6 +23,10 @@ from dnadiff.genomics.kmers import (
     codes,
     reverse_complement,
 )
+from dnadiff.data.records import num_tokens
+from dnadiff.fields import Config, Json
+from dnadiff.formats.sequences import iter_sequences
+from dnadiff.genomics.held_out import bases_of
 from dnadiff.genomics.metrics.composition import as_bases
 
 if TYPE_CHECKING:

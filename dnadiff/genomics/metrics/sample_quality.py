@@ -9,7 +9,7 @@ of real windows than other real windows vary too little, or copy some of that se
 Beyond k-mers there are the mutual information between distant bases, the three-base period of
 codons and open reading frames, and what small models learn from samples: to discriminate them from
 real windows, and to predict real windows. A set of windows is an array (S, L) uint8 of bases as in
-`dnadiff.genomics.kmers`."""
+`dnadiff.data.kmers`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from numpy import ndarray
 from numpy.typing import DTypeLike
 from typing_extensions import override
 
+from dnadiff.data.kmers import UNKNOWN
 from dnadiff.fields import Json
-from dnadiff.genomics.kmers import UNKNOWN
 from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,

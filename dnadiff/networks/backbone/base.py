@@ -85,8 +85,8 @@ class Backbone(nn.Module, ABC):
         max_length: longest sequence it accepts, None for any.
         peers: the processes that read the other pieces of each sequence (`spread`); None if it
             reads whole sequences.
-        reads_both_strands: whether features hold the channels of both strands, as `rc.join`
-            arranges them.
+        reads_both_strands: whether features hold the channels of both strands, as
+            `layers.join` arranges them.
         takes_sigma: whether it can be conditioned on the noise level.
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
     """

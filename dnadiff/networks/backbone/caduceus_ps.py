@@ -20,7 +20,7 @@ from typing_extensions import override
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
 from dnadiff.networks.backbone.base import OptTensor, PublishedLayout
-from dnadiff.networks.backbone.layers import at_least_float32
+from dnadiff.networks.backbone.layers import at_least_float32, join
 from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
 
 
@@ -143,26 +143,3 @@ def complement_table(vocab: Vocab, rows: int) -> Tensor:
             "use backbone=caduceus"
         )
     return torch.tensor([*vocab.complement, *range(vocab.size, rows)])
-
-
-def join(streams: Tensor) -> Tensor:
-    """Features of both strands at the sequence's positions: (2B, L, D) -> (B, L, 2D)."""
-    first, second = streams.chunk(2)
-    return torch.cat([first, second.flip(1, 2)], dim=-1)
-
-
-def strands(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The channels of each strand, (..., 2D) -> two of (..., D), with those of the second in the
-    order of the first."""
-    first, second = features.chunk(2, dim=-1)
-    return first, second.flip(-1)
-
-
-def invariant(features: Tensor) -> Tensor:
-    """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D)
-    -> (..., D).
-
-    A linear layer that treats the strands alike cannot use any other part of the features.
-    """
-    first, second = strands(features)
-    return (first + second) / 2

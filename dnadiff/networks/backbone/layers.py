@@ -237,3 +237,26 @@ class Modulation(nn.Module):
         """(B, cond_dim) -> three of (B, 1, D)."""
         shift, scale, gate = nn.functional.linear(condition, self.weight)[:, None].chunk(3, dim=-1)
         return shift, scale, gate
+
+
+def join(streams: Tensor) -> Tensor:
+    """Features of both strands at the sequence's positions: (2B, L, D) -> (B, L, 2D)."""
+    first, second = streams.chunk(2)
+    return torch.cat([first, second.flip(1, 2)], dim=-1)
+
+
+def strands(features: Tensor) -> tuple[Tensor, Tensor]:
+    """The channels of each strand, (..., 2D) -> two of (..., D), with those of the second in the
+    order of the first."""
+    first, second = features.chunk(2, dim=-1)
+    return first, second.flip(-1)
+
+
+def invariant(features: Tensor) -> Tensor:
+    """The mean of both strands' channels, which does not depend on which strand is given: (..., 2D)
+    -> (..., D).
+
+    A linear layer that treats the strands alike cannot use any other part of the features.
+    """
+    first, second = strands(features)
+    return (first + second) / 2

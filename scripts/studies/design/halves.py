@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.kmers import KmerSet, codes, reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.genomics.kmers import KmerSet, codes, reverse_complement
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import open_text
 

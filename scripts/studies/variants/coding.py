@@ -28,9 +28,9 @@ import scoring
 import study
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.kmers import KmerSet
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.genomics.kmers import KmerSet
 from dnadiff.store.files import bundled
 
 CDS = "ecoli_K12_MG1655.CDS.bed.gz"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.kmers import UNKNOWN, reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import student_t
-from dnadiff.genomics.kmers import UNKNOWN, reverse_complement
 from dnadiff.genomics.markov import BackoffMarkov
 
 Scores = Mapping[str, np.ndarray]

@@ -34,10 +34,10 @@ import measures
 import scoring
 import study
 
+from dnadiff.data.kmers import KmerSet
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
-from dnadiff.genomics.kmers import KmerSet
 from dnadiff.model import Model
 
 MINUS_35, MINUS_10, SPACERS = "TTGACA", "TATAAT", (16, 17, 18)

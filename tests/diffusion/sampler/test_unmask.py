@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dnadiff.diffusion import categorical
+from dnadiff.diffusion import draws
 from dnadiff.diffusion.sampler import base
 from dnadiff.diffusion.sampler.confidence import Confidence
 from dnadiff.diffusion.sampler.entropy_bounded import EntropyBounded
@@ -15,7 +15,7 @@ from dnadiff.diffusion.sampler.threshold import Threshold
 def test_draws_do_not_depend_on_chunks():
     torch.manual_seed(0)
     log_probs, uniform = torch.randn(50, 30).log_softmax(-1), torch.rand(50, dtype=torch.float64)
-    whole = categorical.draw(log_probs, uniform)
+    whole = draws.draw(log_probs, uniform)
     assert torch.equal(Grouped().unmask(0, 1, log_probs, uniform), whole)
     for rows in (1, 3, 1 << 22):
         assert torch.equal(base.draw_in_chunks(log_probs, uniform, rows=rows), whole)

@@ -3,7 +3,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dnadiff.genomics.kmers import UNKNOWN, KmerSet, codes, reverse_complement
+from dnadiff.data.kmers import UNKNOWN, KmerSet, codes, reverse_complement
 from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dnadiff.genomics.kmers import reverse_complement
+from dnadiff.data.kmers import reverse_complement
 from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.genomics.metrics.sample_quality import (
     longest_orf,

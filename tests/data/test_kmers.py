@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from dnadiff.genomics import kmers
-from dnadiff.genomics.kmers import (
+from dnadiff.data import kmers
+from dnadiff.data.kmers import (
     KmerSet,
     canonical,
     codes,
