@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from dnadiff.data.records import Integers, Interval, Intervals, Mask, NRuns, Tiling
 from dnadiff.fields import Fraction, Natural, PositiveInt, checked
-from dnadiff.formats.regions import check_names, read_bed
+from dnadiff.formats.regions import read_bed, records_of
 
 PARTS = ("train", "valid", "test")
 MAX_HELD_OUT = 20  # names of held-out records in a description of data
@@ -122,16 +122,21 @@ class ChromosomeSplit(Split):
             [str(name) for name in ([names] if isinstance(names, str | int) else names)]
             for names in (valid, test)
         )
-        if both := set(self.valid) & set(self.test):
+        self._parts({name: name for name in (*self.valid, *self.test)})
+
+    def _parts(self, record: Mapping[str, str]) -> dict[str, str]:
+        """The part of each held-out record, by the `record` of each name."""
+        valid, test = ({record[name] for name in names} for names in (self.valid, self.test))
+        if both := valid & test:
             raise ValueError(
                 f"data.split.valid and data.split.test both name {', '.join(sorted(both))}; a "
                 "record belongs to one part"
             )
+        return dict.fromkeys(valid, "valid") | dict.fromkeys(test, "test")
 
     @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
-        check_names([*self.valid, *self.test], names, "split")
-        part_of = dict.fromkeys(self.valid, "valid") | dict.fromkeys(self.test, "test")
+        part_of = self._parts(records_of([*self.valid, *self.test], names, "split"))
         number = np.array(
             [PARTS.index(part_of.get(name, "train")) for name in names], dtype=np.int8
         )

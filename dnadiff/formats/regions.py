@@ -1,10 +1,10 @@
 """Regions and variants of a genome: BED, GTF and GFF files and strings such as chr1:1,001-2,000;
 VCF and BCF files, tables of variants, and rows in memory.
 
-Regions are 0-based and half-open, whatever the convention of the file. `check_names` compares names
-of records in files with those of a genome. Each source of variants is read as a stream, as often as
-needed, and checks its rows by itself; they are not compared with a genome. VCF files are read
-without another package; BCF needs pysam.
+Regions are 0-based and half-open, whatever the convention of the file. `record_of` is the rule by
+which names in files mean the records of a genome: `chr1` is `1`, and `chrM` is `MT`. Each source of
+variants is read as a stream, as often as needed, and checks its rows by itself; they are not
+compared with a genome. VCF files are read without another package; BCF needs pysam.
 """
 
 from __future__ import annotations
@@ -13,7 +13,17 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+    Sized,
+)
 from contextlib import closing
 from itertools import islice, takewhile
 from pathlib import Path
@@ -24,35 +34,50 @@ from typing_extensions import override
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
 
 log = logging.getLogger("dnadiff")
+_MITOCHONDRION = {"M": "MT", "MT": "M"}
 
 
-def check_names(
-    wanted: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False
-) -> None:
-    """Refuse names that no record has; the message lists both sets and points out `chr1` next to
-    `1`.
+def record_of(name: str, records: Container[str]) -> str | None:
+    """The record that a name means: the one of this name, or else with or without `chr`, or else
+    with M for MT or MT for M, always after the same label as in `human:chr1`; None if there is
+    none, or two of them fit equally."""
+    label, colon, last = name.rpartition(":")
+    bare = last.removeprefix("chr")
+    for each in (bare, _MITOCHONDRION.get(bare, bare)):
+        both = (f"{label}{colon}{each}", f"{label}{colon}chr{each}")
+        found = [record for record in both if record in records]
+        if name in found:
+            return name
+        if len(found) == 1:
+            return found[0]
+    return None
 
-    With `skip_unknown` some names may be unknown, which gives a warning. All of them may not, nor
-    may `chr1` next to `1`.
+
+def records_of(
+    names: Iterable[str], known: Collection[str], where: str, skip_unknown: bool = False
+) -> dict[str, str]:
+    """The record that each name means (`record_of`).
+
+    With `skip_unknown` some names may be unknown, which gives a warning, but not all of them.
 
     Raises:
-        ValueError: if a name in `wanted` is not in `known`; the message begins with `where`.
+        ValueError: if a name means none of the `known` records; the message begins with `where` and
+            lists both.
     """
-    wanted, among = list(dict.fromkeys(wanted)), known if isinstance(known, Mapping) else set(known)
-    unknown = [name for name in wanted if name not in among]
-    if not unknown:
-        return
-    shown = listing(list(known))
-    message = f"{where}: no record is called {listing(unknown)}; the records are {shown}"
-    bare = {name.removeprefix("chr") for name in known}
-    if any(name.removeprefix("chr") in bare for name in unknown):
-        message += " (one side writes 'chr1' where the other writes '1': rename one)"
-    elif found := [name for name in wanted if name in among]:
-        message += f"; found were {listing(found)}"
-        if skip_unknown:
-            log.warning(f"{message}; rows of other records are left out")
-            return
-    raise ValueError(message)
+    among = known if isinstance(known, Mapping) else set(known)
+    meant = {name: record_of(name, among) for name in names}
+    found = {name: record for name, record in meant.items() if record is not None}
+    if unknown := [name for name in meant if name not in found]:
+        message = (
+            f"{where}: no record is called {listing(unknown)}; the records are "
+            f"{listing(list(known))}"
+        )
+        if found:
+            message += f"; found were {listing(list(found))}"
+        if not (found and skip_unknown):
+            raise ValueError(message)
+        log.warning(f"{message}; rows of other records are left out")
+    return found
 
 
 def listing(names: list[str], maximum: int = 8) -> str:
@@ -87,10 +112,10 @@ def read_bed(
     """Read a BED file with three or more columns, plain or gzip, in the order of the file.
 
     Args:
-        lengths: record name to length; if given, regions must be inside these records.
+        lengths: record name to length; if given, regions must be inside these records, and have
+            their names (`record_of`).
         skip_unknown: skip rows of other records with a warning that names them. It is still an
-            error if all rows are of other records, or if one side writes `chr1` where the other
-            writes `1`.
+            error if all rows are of other records.
 
     Raises:
         ValueError: naming file and line, if a row has fewer than three columns or fewer than the
@@ -232,8 +257,8 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
     Raises:
         ValueError: if it cannot be parsed, or is not inside a record.
     """
-    if text in lengths:
-        return Region(text, 0, lengths[text])
+    if (record := record_of(text, lengths)) is not None:
+        return Region(record, 0, lengths[record])
     match = _PLACE.fullmatch(text.strip())
     if match is None:
         raise ValueError(
@@ -242,8 +267,8 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
         )
     chrom, *numbers, strand, bracketed = match.groups()
     first, last = (int(number.replace(",", "")) for number in numbers)
-    region = Region(chrom, first - 1, last, strand=strand or bracketed or ".")
-    check_names([chrom], lengths, repr(text))
+    record = records_of([chrom], lengths, repr(text))[chrom]
+    region = Region(record, first - 1, last, strand=strand or bracketed or ".")
     try:
         _check(region, lengths, first=1)
     except ValueError as error:
@@ -312,6 +337,8 @@ def _read(
                 is_header = not all(_INTEGER.fullmatch(c.strip()) for c in columns[1:3])
             if is_header or line.startswith("#"):
                 continue
+            if lengths is not None:
+                columns[0] = record_of(columns[0], lengths) or columns[0]
             try:
                 region = parse(columns)
                 num_columns = num_columns or len(columns)
@@ -333,7 +360,7 @@ def _read(
     if lengths is not None:
         unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
         where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
-        check_names(line_of_chrom, lengths, where, skip_unknown)
+        records_of(line_of_chrom, lengths, where, skip_unknown)
         if skip_unknown:
             return [region for region in regions if region.chrom in lengths]
     return regions
@@ -356,7 +383,7 @@ def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) ->
         )
 
 
-_CONTIG = re.compile(r"##contig=<(?:.*,)?ID=([^,>]+)(?:.*?,length=(\d+))?")
+_FIELD = re.compile(r'[<,]([^=,<>"]+)=\s*("(?:[^"\\]|\\.)*"|[^,>]*)')
 _POSITION = re.compile(r"[0-9]{1,10}")
 _FIXED = ("#CHROM", "POS", "ID", "REF", "ALT", "QUAL", "FILTER", "INFO")
 _COLUMNS = ("chrom", "pos", "ref", "alt")
@@ -414,6 +441,13 @@ class VariantSource(ABC):
         return islice(iter(self), first, last)
 
 
+def header_fields(line: str, kind: str) -> dict[str, str]:
+    """The fields of a structured line of a VCF header, in any order, without quotes; none of a line
+    of another kind."""
+    found = _FIELD.findall(line) if line.startswith(f"##{kind}=<") else ()
+    return {key.strip(): value.strip().strip('"') for key, value in found}
+
+
 class VcfSource(VariantSource):
     """The lines of a VCF file: plain, gzip or bgzip.
 
@@ -437,8 +471,12 @@ class VcfSource(VariantSource):
                 "complete the file"
             )
         self.header = header
-        found = filter(None, map(_CONTIG.match, header))
-        self.contigs = {match[1]: int(match[2] or 0) for match in found}
+        self.contigs = {}
+        for line in header:
+            found = header_fields(line, "contig")
+            if "ID" in found:
+                length = found.get("length", "")
+                self.contigs[found["ID"]] = int(length) if length.isdecimal() else 0
         if not self.contigs:
             raise ValueError(
                 f"{path} has no ##contig lines, so its assembly cannot be checked; add them with "
@@ -533,7 +571,8 @@ class TableSource(VariantSource):
 
 class Rows(VariantSource):
     """Variants in memory: (chrom, pos, ref, alt), or mappings with these keys and possibly id, with
-    pos counted from 1."""
+    pos counted from 1. `alt` lists several alleles with commas, or is a list, tuple or array of
+    them; there is none if it is empty or missing."""
 
     name = "variants"
 
@@ -545,19 +584,26 @@ class Rows(VariantSource):
     def _row(self, where: str, variant: Sequence[object] | Mapping[str, object]) -> Row:
         import pandas
 
+        def text(value: object) -> str:  # str() would make an allele of nucleotides of NaN
+            return "" if pandas.api.types.is_scalar(value) and pandas.isna(value) else str(value)
+
         values: list[object] = []
         name: object = None
         if isinstance(variant, Mapping):  # keys as in the header of a file
-            variant = {str(key).lower().lstrip("#"): value for key, value in variant.items()}
-            values, name = [variant.get(key) for key in _COLUMNS], variant.get("id")
-        elif isinstance(variant, Iterable) and not isinstance(variant, str):
+            given = {str(key).lower().lstrip("#"): value for key, value in variant.items()}
+            values, name = [given[key] for key in _COLUMNS if key in given], given.get("id")
+        elif isinstance(variant, Sized) and not isinstance(variant, str):  # numpy.record is
             values = list(variant)
-        # str() would make an allele of nucleotides of NaN
-        missing = [pandas.api.types.is_scalar(x) and pandas.isna(x) for x in values]
-        if len(values) != len(_COLUMNS) or any(missing):
-            raise ValueError(f"{where} is {variant!r}; expected (chrom, pos, ref, alt)")
-        chrom, pos, ref, alt = map(str, values)
-        return row_of(where, chrom, pos, name if isinstance(name, str) and name else ".", ref, alt)
+        place = [text(value) for value in values[:-1]]
+        if len(values) != len(_COLUMNS) or not all(place):
+            raise ValueError(
+                f"{where} is {variant!r}; expected (chrom, pos, ref, alt), and only alt may be empty"
+            )
+        (chrom, pos, ref), alt = place, values[-1]
+        alt = alt.tolist() if hasattr(alt, "tolist") else alt  # an array
+        several = alt if isinstance(alt, Iterable) and not isinstance(alt, str) else [alt]
+        alts = ",".join(text(each) or "." for each in several) or "."
+        return row_of(where, chrom, pos, name if isinstance(name, str) and name else ".", ref, alts)
 
     @override
     def __iter__(self) -> Iterator[Row]:

@@ -22,7 +22,7 @@ from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
-from dnadiff.formats.regions import Region, read_bed
+from dnadiff.formats.regions import Region, read_bed, record_of
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
 from dnadiff.store.address import expand_user
@@ -418,12 +418,6 @@ class IntervalTask(LabeledTask):
                 "datasets/"
             )
         genome = Genome.open(self.genome)
-        # The record of each accepted name: its own, and that with or without a leading `chr`.
-        records = {
-            name.removeprefix("chr") if name.startswith("chr") else f"chr{name}": name
-            for name in genome.names
-        }
-        records |= {name: name for name in genome.names}
         found = LabeledSequences(
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
         )
@@ -438,7 +432,7 @@ class IntervalTask(LabeledTask):
             before = len(found.sequences) + skipped
             for number, (region, start, end, strand) in read_rows(str(file), COLUMNS):
                 where = f"{file}: line {number}"
-                if region not in records:
+                if (record := record_of(region, genome.lengths)) is None:
                     if self.skip_missing:
                         skipped += 1
                         continue
@@ -446,7 +440,6 @@ class IntervalTask(LabeledTask):
                         f"{where} is on {region}, which {self.genome} lacks; set "
                         "task.skip_missing=true to skip such intervals"
                     )
-                record = records[region]
                 length, are_numbers = genome.lengths[record], start.isdecimal() and end.isdecimal()
                 if not (are_numbers and int(start) < int(end) <= length):
                     raise ValueError(

@@ -76,6 +76,26 @@ def test_a_truncated_bgzip_file_is_refused(tmp_path):
             list(open_source(tmp_path / "x.vcf.gz"))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "<ID=chr2,length=12345>",
+        "<length=12345,ID=chr2>",
+        "<length=12345,ID=chr2,species=Homo sapiens>",
+        "<ID=chr2, length=12345>",
+        "<ID = chr2 , length = 12345 >",
+        '<ID=chr2,length="12345">',
+        '<assembly="a, b,length=9,ID=x",ID=chr2,md5=00,length=12345>',
+        '<assembly="x\\",length=9",ID=chr2,length=12345>',
+        '<assembly="<x>",length=12345,ID="chr2">',
+        "<ID=chr2,URL=ftp://x/y.fa,length=12345,IDX=3>",
+    ],
+)
+def test_a_contig_line_has_its_fields_in_any_order(line, tmp_path):
+    source = open_source(vcf(tmp_path / "x.vcf", [HEADER[0], f"##contig={line}", HEADER[-1]]))
+    assert source.contigs == {"chr2": 12345}
+
+
 def test_contigs_have_the_length_that_the_header_declares(tmp_path):
     assert open_source(vcf(tmp_path / "x.vcf")).contigs == {"chr1": 10, "chr2": 0}
     assert open_source(table(tmp_path / "x.tsv")).contigs == {}
@@ -120,7 +140,13 @@ def test_a_damaged_bcf_file_is_not_called_missing(tmp_path):
 
 def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):
     pytest.importorskip("pysam")
-    header = [*HEADER[:-1], '##INFO=<ID=AF,Number=A,Type=Float,Description="x">', HEADER[-1]]
+    header = [
+        *HEADER[:1],
+        "##contig=<length=10,ID=chr1>",
+        *HEADER[2:-1],
+        '##INFO=<ID=AF,Number=A,Type=Float,Description="x">',
+        HEADER[-1],
+    ]
     rows = [ROWS[0].replace("AF=0.1", "AF=0.5,0.25"), *ROWS[1:]]
     from pysam import bcftools
 
@@ -133,6 +159,7 @@ def test_bcf_has_the_rows_of_the_vcf_file(tmp_path):
     )
     source = open_source(tmp_path / "x.bcf")
     assert isinstance(source, BcfSource) and [r.text for r in source] == rows
+    assert source.contigs == {"chr1": 10, "chr2": 0}
     content = (tmp_path / "x.bcf").read_bytes()
     (tmp_path / "x.bcf").write_bytes(content[:-28])
     with pytest.raises(ValueError, match="damaged or cut short"):
@@ -167,7 +194,7 @@ def test_rows_in_memory():
 @pytest.mark.parametrize(
     "missing", [None, float("nan"), np.float32("nan"), pandas.NA, pandas.NaT], ids=repr
 )
-@pytest.mark.parametrize("column", ["chrom", "pos", "ref", "alt"])
+@pytest.mark.parametrize("column", ["chrom", "pos", "ref"])
 def test_a_missing_value_in_memory_is_no_allele(column, missing):
     variant = {"chrom": "chr1", "pos": 3, "ref": "A", "alt": "C"} | {column: missing}
     for rows in (
@@ -177,6 +204,39 @@ def test_a_missing_value_in_memory_is_no_allele(column, missing):
     ):
         with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
             Rows(rows)
+
+
+@pytest.mark.parametrize(
+    ("alt", "alleles"),
+    [
+        (["A", "C"], ("A", "C")),
+        (("A", "C"), ("A", "C")),  # as pysam
+        (np.array(["A", "C"]), ("A", "C")),
+        (np.array(["A", "C"], object), ("A", "C")),
+        (pandas.Series(["A", "C"]), ("A", "C")),
+        (pandas.array(["A", None], dtype="string"), ("A", ".")),
+        (["A,C", "T"], ("A", "C", "T")),
+        (["<DEL>", "G[chr2:5["], ("<DEL>", "G[chr2:5[")),
+        (np.str_("A,C"), ("A", "C")),
+        (np.array("A"), ("A",)),
+        *(
+            (none, (".",))
+            for none in ("", ".", None, float("nan"), pandas.NA, pandas.NaT, [], (), [None], [""])
+        ),
+    ],
+    ids=repr,
+)
+def test_alternative_alleles_are_text_a_list_or_missing(alt, alleles):
+    rows = [("chr1", 3, "G", alt)], [{"chrom": "chr1", "pos": 3, "ref": "G", "alt": alt}]
+    frame = pandas.DataFrame({"chrom": ["chr1"], "pos": [3], "ref": ["G"], "alt": [alt]})
+    frames = frame.to_dict("records"), frame.to_records(index=False), frame.itertuples(index=False)
+    for each in (*rows, *frames):
+        assert Rows(each).rows[0][1:6] == ("chr1", 3, ".", "G", alleles)
+
+
+def test_a_row_without_the_column_alt_is_refused():
+    with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+        Rows([{"chrom": "chr1", "pos": 3, "ref": "A", "id": "x"}])
 
 
 def test_rows_of_a_data_frame_may_have_the_column_names_of_a_vcf_file():

@@ -28,7 +28,7 @@ from dnadiff.data.genome.packed import PackedFile, RecordInfo, pack_all
 from dnadiff.data.records import SOFT_MASKED, TOKEN, Integers, Mask, NRuns, StoredRecords
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
-from dnadiff.formats.regions import check_names, listing
+from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
 from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse
 from dnadiff.store.files import bare_name, matches, open_text, resolve
@@ -219,8 +219,8 @@ class Genome:
         """The stored bytes of a window in the order of its strand."""
         if strand not in IS_REVERSE:
             raise ValueError(f"strand is {strand!r}; expected '+', '-' or '.'")
-        check_names([record], self._number_of, "window")
-        packed = self.records.packed(self._number_of[record])
+        known = records_of([record], self._number_of, "window")[record]
+        packed = self.records.packed(self._number_of[known])
         if not 0 <= start < end <= len(packed):
             raise ValueError(
                 f"window {record}:{start}-{end} is not inside the record, 0-{len(packed)}"
@@ -276,8 +276,7 @@ def _kept(names: Sequence[str], keep: str | Sequence[str | int]) -> list[int]:
         kept = [number for number, name in enumerate(names) if chosen(name)]
     else:
         # YAML reads [3] as a number, and Ensembl's chromosomes have such names.
-        wanted = dict.fromkeys(map(str, keep))
-        check_names(wanted, names, "data.keep")
+        wanted = set(records_of(map(str, keep), names, "data.keep").values())
         kept = [number for number, name in enumerate(names) if name in wanted]
     if not kept:
         raise ValueError(

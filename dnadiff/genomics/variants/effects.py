@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.fields import checked
-from dnadiff.formats.regions import Row, Rows, VariantSource, listing, open_source
+from dnadiff.formats.regions import Row, Rows, VariantSource, listing, open_source, record_of
 from dnadiff.genomics.variants.methods import (
     AUDITED,
     NUM_BASES,
@@ -43,7 +43,6 @@ from dnadiff.genomics.variants.variant import (
     Sequences,
     Skipped,
     pair,
-    record_of,
 )
 
 if TYPE_CHECKING:

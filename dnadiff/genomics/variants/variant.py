@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -17,7 +17,7 @@ from typing_extensions import override
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.formats.regions import Region, Row, VariantSource, check_names
+from dnadiff.formats.regions import Region, Row, VariantSource, records_of
 
 _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"
@@ -25,7 +25,6 @@ _PLAIN = re.compile(f"[{_BASES}]+")
 _SHOWN = 20  # letters of an allele in a message
 _FEW, _PIECE = 32, 1 << 16  # bases that are read together, at least and at most
 _PLACEMENTS = 16
-_MITOCHONDRION = ("M", "MT")
 TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
 Ids: TypeAlias = NDArray[np.integer]
@@ -147,13 +146,9 @@ class Alleles:
     fixed_length: bool = False
 
     def record(self, chrom: str, where: str) -> str:
-        """The record of that name, with `chr` added or removed if needed; ValueError if the genome
-        has none."""
-        lengths = self.reference.lengths
-        if (found := record_of(chrom, lengths)) is None:
-            check_names([chrom], lengths, f"{where}: the genome lacks a contig")
-            raise AssertionError  # check_names has raised
-        return found
+        """The record that a name means; ValueError if the genome has none."""
+        known = self.reference.lengths
+        return records_of([chrom], known, f"{where}: the genome lacks a contig")[chrom]
 
     def edits(self, row: Row) -> tuple[list[Edit | Skipped], str]:
         """Each alternative allele of a row, and a message if its REF differs from the genome.
@@ -232,15 +227,6 @@ def _no_bases(alt: str) -> str:
         return "a symbolic allele"
     is_single = alt.startswith(".") or alt.endswith(".")  # a breakend without a mate, as G. or .G
     return "a breakend" if "[" in alt or "]" in alt or is_single else ""
-
-
-def record_of(chrom: str, records: Container[str]) -> str | None:
-    """The record of that name, or the same with or without `chr` (M and MT are the same); None if
-    there is none."""
-    bare = chrom.removeprefix("chr")
-    bare_names = [*_MITOCHONDRION, bare] if bare in _MITOCHONDRION else [bare]
-    names = (chrom, *(prefix + name for name in bare_names for prefix in ("", "chr")))
-    return next((name for name in names if name in records), None)
 
 
 def trimmed(edit: Edit) -> Edit:

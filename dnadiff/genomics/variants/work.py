@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from dnadiff.data.base import run_data
 from dnadiff.fields import Json
-from dnadiff.formats.regions import VariantSource, VcfSource
+from dnadiff.formats.regions import VariantSource, VcfSource, header_fields, record_of
 from dnadiff.genomics.variants.effects import (
     NO_VALUE,
     PREDICTED_COLUMNS,
@@ -32,7 +32,7 @@ from dnadiff.genomics.variants.effects import (
     summarize,
 )
 from dnadiff.genomics.variants.methods import Audit, Floats, Network, VariantMethod
-from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped, record_of
+from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import Earlier
 from dnadiff.progress import table
@@ -187,15 +187,14 @@ class Vcf(Table):
             *(f"##contig=<ID={name},length={length}>" for name, length in contigs.items()),
             "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO",
         ]
-        starts = {f"##INFO=<ID={name},": name for name in (*self.columns, MISMATCH)}
-        replaced = [name for x, name in starts.items() if any(line.startswith(x) for line in lines)]
-        if replaced:
+        names = [header_fields(line, "INFO").get("ID") for line in lines]
+        if replaced := [name for name in (*self.columns, MISMATCH) if name in names]:
             log.warning(
                 f"the output does not keep the INFO fields {', '.join(replaced)} of {source.name}, "
                 "because dnadiff writes fields of these "
                 "names; rename them in the input to keep them"
             )
-        kept = [line for line in lines if not line.startswith(tuple(starts))]
+        kept = [line for line, name in zip(lines, names) if name not in replaced]
         return "".join(f"{line}\n" for line in (*kept, *own, columns)).encode()
 
     @override

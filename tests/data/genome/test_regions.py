@@ -4,16 +4,21 @@ import importlib.util
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.genome.genome import Genome, _kept
+from dnadiff.data.records import Interval
+from dnadiff.data.splits import ChromosomeSplit, RegionSplit
 from dnadiff.formats.regions import (
     Region,
-    check_names,
     is_gff,
     read_bed,
     read_gtf,
     read_regions,
+    record_of,
+    records_of,
 )
 
 formats = importlib.util.module_from_spec(
@@ -70,12 +75,78 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path, row, message):
     assert "r.bed: line 3" in str(caught.value)
 
 
-def test_chr1_against_1_is_noticed(tmp_path):
+@pytest.mark.parametrize(
+    ("records", "meant"),
+    [
+        (["1", "MT"], {"1": "1", "chr1": "1", "M": "MT", "chrM": "MT", "chrMT": "MT"}),
+        (["chr1", "chrM"], {"1": "chr1", "chr1": "chr1", "MT": "chrM", "M": "chrM"}),
+        (["1", "chr1"], {"1": "1", "chr1": "chr1", "chrchr1": "chr1", "chrX": None}),
+        # hg19 has both mitochondria, of different lengths
+        (["chrM", "chrMT"], {"M": "chrM", "MT": "chrMT", "chrMT": "chrMT"}),
+        (["MT", "chrMT"], {"chrM": None, "M": None, "MT": "MT"}),
+        (["Mt", "x"], {"MT": None, "chrx": "x"}),
+        (
+            ["human:chr1", "human:MT"],
+            {"human:1": "human:chr1", "human:chrM": "human:MT", "1": None},
+        ),
+    ],
+)
+def test_names_mean_records_with_or_without_chr(records, meant):
+    assert {name: record_of(name, records) for name in meant} == meant
+
+
+def test_chr1_is_1_in_every_file_and_string_of_regions(tmp_path):
+    lengths, found = {"1": 100, "chrM": 50}, [Region("1", 0, 4), Region("chrM", 8, 9)]
+    bed = write(tmp_path, "chr1\t0\t4\nMT\t8\t9\n")
+    assert read_bed(bed, lengths) == read_bed(bed, lengths, skip_unknown=True) == found
+    gtf = "".join(
+        f"{c}\tx\tgene\t{s + 1}\t{e}\t.\t.\t.\t\n" for c, s, e in (("chr1", 0, 4), ("M", 8, 9))
+    )
+    assert read_gtf(write(tmp_path, gtf, "r.gtf"), lengths=lengths) == found
+    assert read_regions(["chr1:1-4", "MT:9-9"], lengths) == found
+    assert read_regions("M", lengths) == [Region("chrM", 0, 50)]
+    with pytest.raises(ValueError, match=r"line 1 has the region 1:0-101, which ends beyond 1"):
+        read_bed(write(tmp_path, "chr1\t0\t101\n"), lengths)
+    around = write(
+        tmp_path,
+        "chrMT\tx\tregion\t1\t50\t.\t.\t.\tIs_circular=true\nMT\tx\tgene\t40\t60\t.\t.\t.\t\n",
+        "c.gff",
+    )
+    assert read_gtf(around, lengths=lengths) == [Region("chrM", 0, 50)]
+
+
+def test_chr1_is_1_in_genomes_splits_and_blacklists(tmp_path):
+    path = tmp_path / "g.fa"
+    path.write_text("".join(f">{name}\n{'ACGTTGCA' * 20}\n" for name in ("1", "2", "MT")))
+    genome = Genome.open(path)
+    np.testing.assert_array_equal(genome.window("chr2", 3, 9), genome.window("2", 3, 9))
+    assert Genome.open(path, ["chrM", "chr1"]).names == ["1", "MT"]
+    lengths = list(genome.lengths.values())
+    parts = ChromosomeSplit("chr2", ["M"])(genome.names, lengths)
+    assert [[each.record for each in parts[part]] for part in ("train", "valid", "test")] == [
+        [0],
+        [1],
+        [2],
+    ]
     with pytest.raises(
-        ValueError, match="no record is called chr1, chr2; the records are 1, 2"
-    ) as caught:
-        read_bed(write(tmp_path, "chr1\t0\t4\nchr2\t0\t4\n"), {"1": 100, "2": 100})
-    assert "one side writes 'chr1' where the other writes '1'" in str(caught.value)
+        ValueError, match=r"data\.split\.valid and data\.split\.test both name 1; a"
+    ):
+        ChromosomeSplit("1", "chr1")(genome.names, lengths)
+    bed = write(tmp_path, "chr1\t0\t160\ttrain\nchrMT\t0\t80\tvalid\nM\t80\t160\ttest\n")
+    assert RegionSplit(bed)(genome.names, lengths) == {
+        "train": [Interval(0, 0, 160)],
+        "valid": [Interval(2, 0, 80)],
+        "test": [Interval(2, 80, 160)],
+    }
+    data = GenomeDataModule(
+        path=path,
+        length=16,
+        batch_size=1,
+        split=RegionSplit(bed),
+        blacklist=write(tmp_path, "chr1\t16\t160\n", "black.bed"),
+    )
+    data.prepare()
+    assert [(i.record, i.start, i.end) for i in data.intervals["train"]] == [(0, 0, 16)]
 
 
 def test_a_file_without_rows_is_refused(tmp_path):
@@ -118,7 +189,7 @@ def test_a_place_is_written_as_browsers_write_it(text, region):
         ("chr1:8-5", "'chr1:8-5' has the region chr1:8-5, whose end is not after its start"),
         ("chr1:0-5", "starts before the record"),
         ("chr1:90-101", r"ends beyond chr1 \(100 bases\)"),
-        ("1:5-8", r"no record is called 1; the records are chr1.*one side writes"),
+        ("2:5-8", r"no record is called 2; the records are chr1"),
         (
             "chr1-5",
             "is not a file, a region chrom:first-last or the name of a record; write "
@@ -234,7 +305,7 @@ def test_rows_of_other_records_may_be_left_out_with_a_warning(tmp_path, caplog):
     for lengths, message in (
         ({"chr1": 5}, "ends beyond chr1"),
         ({"chr2": 9}, "no record is called chr1, chrX; the records are chr2"),
-        ({"chr1": 9, "X": 9}, "one side writes 'chr1' where the other writes '1'"),
+        ({"chr1": 9, "X": 8}, "line 2 has the region X:0-9, which ends beyond X"),
     ):
         with pytest.raises(ValueError, match=message):
             read_bed(bed, lengths, skip_unknown=True)
@@ -255,7 +326,7 @@ class Counted(str):
 
 
 @pytest.mark.parametrize(
-    "how", [lambda names: check_names(names, names, "here"), lambda names: _kept(names, names)]
+    "how", [lambda names: records_of(names, names, "here"), lambda names: _kept(names, names)]
 )
 def test_many_names_are_looked_up_in_linear_time(how):
     names = [Counted(f"contig{i}") for i in range(1000)]

@@ -166,6 +166,7 @@ def test_ambiguity_codes_are_n_or_refused(tmp_path):
         (None, ["chr1", "chr10", "chrX", "chr1_alt"]),
         ("chr([0-9]+|X)", ["chr1", "chr10", "chrX"]),
         (["chrX"], ["chrX"]),
+        (["X", 1], ["chr1", "chrX"]),
     ],
 )
 def test_records_are_chosen_by_name(tmp_path, keep, names):
@@ -179,7 +180,7 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
     for wrong, message in (
         ("chr(", "is not a regular expression"),
         ("scaffold.*", "leaves no record; the records are chr1"),
-        (["1"], "one side writes"),
+        (["2"], "data.keep: no record is called 2; the records are chr1"),
     ):
         with pytest.raises(ValueError, match=message):
             Genome.open(file, wrong)

@@ -50,6 +50,18 @@ def test_a_contig_of_another_length_is_refused_where_a_row_uses_it(b37, caplog, 
     )
 
 
+def test_the_length_of_a_contig_is_checked_wherever_it_is_in_its_line(tmp_path):
+    lines = [
+        "##fileformat=VCFv4.2",
+        "##contig=<length=12345,ID=1>",
+        COLUMNS,
+        "1\t2\t.\tC\tT\t.\t.\t.",
+    ]
+    (tmp_path / "x.vcf").write_text("\n".join(lines) + "\n")
+    with pytest.raises(ValueError, match="that 1 has 12,345 bases, and the genome has 10: a"):
+        summary_of(open_source(tmp_path / "x.vcf"))
+
+
 def test_contigs_have_the_names_that_the_rows_use():
     found = summary_of(
         Rows([("MT", 1, "A", "C"), ("1", 2, "C", "T"), ("chr1", 3, "G", "T"), ("1", 4, "T", "G")])

@@ -441,6 +441,41 @@ def test_variants_from_python(trained, inputs, tmp_path, monkeypatch):
         model.variants([("1", 8, "C", "A")], genome)
 
 
+def test_lists_of_alleles_and_missing_ones_are_scored_as_in_a_file(trained):
+    model, genome = dnadiff.load(trained, "cpu"), {"1": "ACGTACGTTAGCTAGCATCGATCG"}
+    expected = model.variants([("chr1", 3, "G", "A,C"), ("chr1", 4, "T", ".")], genome)
+    assert expected["reason"].tolist() == ["", "", "no ALT (.)"]
+    frame = pandas.DataFrame({"chrom": ["chr1"] * 2, "pos": [3, 4], "ref": ["G", "T"]})
+    for both, none in (
+        (["A", "C"], np.nan),
+        (("A", "C"), None),
+        (np.array(["A", "C"]), pandas.NA),
+        ("A,C", ""),
+        (["A", "C"], []),
+    ):
+        frame["alt"] = pandas.Series([both, none], dtype=object)
+        for given in (frame, frame.to_dict("records"), list(frame.itertuples(index=False))):
+            pandas.testing.assert_frame_equal(model.variants(given, genome), expected)
+
+
+def test_info_fields_are_replaced_wherever_their_name_is_in_their_line(
+    cli, trained, inputs, tmp_path
+):
+    text = (tmp_path / "x.vcf").read_text()
+    (tmp_path / "x.vcf").write_text(text.replace("<ID=SE,Number=1", '<Number=1,Note="ID=x",ID=SE'))
+    args = [f"checkpoint={trained}", *inputs, "output=y.vcf"]
+    assert "does not keep the INFO fields SE of x.vcf" in cli("variants", *args)[2]
+    assert (tmp_path / "y.vcf").read_text().count("ID=SE") == 1
+
+
+def test_regions_may_name_chr1_as_1(cli, trained, inputs, tmp_path):
+    (tmp_path / "r.bed").write_text("1\t30\t32\n")
+    args = [f"checkpoint={trained}", "genome=g.fa", "saturate=[r.bed,'1:31-32',chr1:31-32]"]
+    assert cli("variants", *args, "output=y.tsv")[0] == 0
+    found = read("y.tsv")
+    assert set(found["chrom"]) == {"chr1"} and found["pos"].tolist() == ([31] * 3 + [32] * 3) * 3
+
+
 def test_skipped_alleles_are_rows_without_values_in_their_order(trained):
     genome = {
         "chr1": "ACGTTGA" * 60,
