@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-import yaml
-
 from dnadiff.fields import Json
 from dnadiff.options.base import Options, Result, ShardedOptions
 from dnadiff.options.command import command, command_names, named, result_of
+from dnadiff.options.compose import yaml_file
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, config_dir, locate
 
@@ -133,8 +132,7 @@ def jobs_of(
     files = [
         p for root in (config_dir(), options.config_folder) if root for p in root.rglob("*.yaml")
     ]
-    texts = [path.read_text(encoding="utf-8") for path in files]
-    known = {target for text in texts for target in targets_of(yaml.safe_load(text))}
+    known = {target for path in files for target in targets_of(yaml_file(path))}
     for target in targets_of(settings):
         if target not in known:
             locate(target, (PACKAGE, *options.trust))

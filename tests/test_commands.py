@@ -3,6 +3,7 @@ nothing behind."""
 
 import inspect
 import os
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -11,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
+from lightning import Trainer
 
 from dnadiff.info import info
 from dnadiff.options.command import (
     command_names,
+    compose,
     is_named,
     named,
     report,
@@ -23,6 +27,7 @@ from dnadiff.options.command import (
     without_memory,
 )
 from dnadiff.options.compose import unknown_in
+from dnadiff.store.objects import config_dir
 
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
@@ -75,7 +80,76 @@ WRONG_TRAINING = {
     "data=wikitext2 data.wrap=flase": "data.wrap=flase is neither true nor false",
     "+nonsense=3": "unknown key nonsense",
     "a=[b": "cannot read the command line",
+    "trainer.max_tim=3": "unknown key trainer.max_tim; did you mean trainer.max_time?",
+    "trainer.max_time=10": "trainer.max_time 10 must be a string, a timedelta, a mapping or null",
+    "experiment=bundled data.path=x.fa optimizer=adamw": (
+        "optimizer=adamw and experiment=bundled disagree: optimizer.fused is null in the first and "
+        "true in the second; leave optimizer out, or add optimizer.fused=null"
+    ),
+    "experiment=bundled objective=mlm": (
+        "objective=mlm has no masking to choose; leave objective, or experiment, out"
+    ),
+    "lr=1": "unknown key lr; did you mean optimizer.lr?",
+    "--data fasta": "cannot read --data: write data=fasta",
+    "--num-steps=3": "cannot read --num-steps=3: write num_steps=3",
+    "fasta": "cannot read fasta: expected KEY=VALUE",
 }
+WRONG_SAMPLING = {
+    "temperature=0.8": "unknown key temperature; did you mean sampler.temperature?",
+    "steps=10": "unknown key steps; did you mean sampler.num_groups?",
+    "num_steps=10": "unknown key num_steps; did you mean sampler.num_groups?",
+    "sampler.steps=10": "unknown key sampler.steps; did you mean sampler.num_groups?",
+    "sampler.temp=1": "unknown key sampler.temp; did you mean sampler.temperature?",
+    "sampler=ancestral steps=10": "unknown key steps; did you mean sampler.num_steps?",
+    "top_k=2": "unknown key top_k; did you mean sampler.top_k?",
+    "top_p=0.9": "unknown key top_p; did you mean sampler.nucleus?",
+    "--checkpoint ecoli": "cannot read --checkpoint: write checkpoint=ecoli",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_SAMPLING)
+def test_the_names_of_other_packages_point_to_the_keys_of_the_sampler(cli, wrong):
+    status, out, err = cli("sample", "checkpoint=ecoli", *wrong.split())
+    assert status == 1 and err.startswith(f"error: {WRONG_SAMPLING[wrong]}") and not out
+
+
+CHOICES = [
+    ("experiment=bundled", "backbone/size=256x8"),
+    ("experiment=bundled", "objective=d3pm"),
+    ("experiment=bundled", "trainer=default"),
+    ("experiment=ecoli_bundled", "backbone/size=118x4"),
+    ("experiment=ecoli_bundled", "data=hg38"),
+    ("experiment=lm1b_mdlm", "backbone/size=mini"),
+    ("experiment=lm1b_mdlm", "data=owt"),
+    ("experiment=lm1b_block", "objective/masking=beta"),
+]
+
+
+@pytest.mark.parametrize(("experiment", "choice"), CHOICES)
+def test_a_choice_beside_an_experiment_wins_or_is_refused(experiment, choice):
+    """Also in quotes, as Python writes some; values win always."""
+    group, _, name = choice.partition("=")
+    quoted = [experiment.replace("=", "='") + "'", f'{group}="{name}"']
+    for given in ([experiment, choice], quoted):
+        try:
+            found = compose("train", [*given, "data.path=x"], resolve=False)
+        except ValueError as error:
+            wins = shlex.split(str(error).partition("or add ")[2])
+            assert str(error).startswith(f"{choice} and {experiment} disagree: ")
+            found = compose("train", [*given, "data.path=x", *wins], resolve=False)
+        for key in group.removesuffix("/size").split("/"):
+            found = found[key]
+        content = yaml.safe_load((config_dir() / group / f"{name}.yaml").read_text())
+        assert all(
+            found[k] == v
+            for k, v in content.items()
+            if k not in ("defaults", "path") and "$" not in f"{v}"
+        )
+
+
+def test_every_name_of_lightnings_trainer_is_a_key():
+    for name in inspect.signature(Trainer).parameters:
+        assert compose("train", [f"trainer.{name}=null"], resolve=False)["trainer"][name] is None
 
 
 @pytest.fixture

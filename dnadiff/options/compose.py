@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,11 +17,13 @@ from typing import Any
 import yaml
 
 from dnadiff.fields import signature_of
-from dnadiff.options.base import Config, Options
+from dnadiff.options.base import MISSING, Config, Options
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
 from dnadiff.store.objects import config_dir, imported, leaves, locate, quoted
 
 PLUGINS = "plugins"  # a key of every command, and the group of entry points
+# What MDLM, LLaDA and language models call the keys of a sampler.
+_SYNONYMS = {"steps": "num_groups", "num_steps": "num_groups", "top_p": "nucleus"}
 
 
 def import_plugins(overrides: Sequence[str]) -> None:
@@ -36,6 +39,17 @@ def import_plugins(overrides: Sequence[str]) -> None:
             imported(name)
     for entry in entry_points(group=f"dnadiff.{PLUGINS}"):
         entry.load()
+
+
+def yaml_file(path: Path) -> Config:
+    """The content of a YAML file of a group.
+
+    Raises:
+        ValueError: if it has none that can be read, or takes long to read.
+    """
+    from dnadiff.store.disk import read_yaml  # NumPy, which `--help` does without
+
+    return read_yaml(path, remedy="correct it")
 
 
 def override(key: str, value: object) -> str:
@@ -60,7 +74,8 @@ class Composition:
         folder: the user's own folder of YAML files.
 
     Attributes:
-        chosen: the arguments that choose a file of a group, as in `data=fasta`.
+        chosen: the arguments that choose a file of a group, as in `data=fasta`, each with the name
+            of the group and that of the file.
     """
 
     def __init__(
@@ -73,10 +88,14 @@ class Composition:
         self.name, self.options, self.folder = name, options, folder
         self.roots = [config_dir(), *([] if folder is None else [folder])]
         given = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
+        check_form(given)
         self.arguments = with_current_choices(given)
-        groups = [o.lstrip("+").partition("=")[0].partition("@")[0] for o in self.arguments]
-        pairs = zip(self.arguments, groups)
-        self.chosen = [o for o, name in pairs if any((r / name).is_dir() for r in self.roots)]
+        self.chosen: dict[str, tuple[str, str]] = {}
+        for argument in self.arguments:
+            name, _, choice = argument.lstrip("+").partition("=")
+            name, is_choice = name.partition("@")[0], not choice.startswith("{")
+            if is_choice and any((root / name).is_dir() for root in self.roots):
+                self.chosen[argument] = name, choice.strip("'\"")
 
     def config(self) -> Any:
         """The composed configuration as an OmegaConf object, with Hydra's own part.
@@ -98,6 +117,11 @@ class Composition:
                     f"the folder of --config-dir, '{self.folder}' not found; check its name"
                 )
             search = [f"hydra.searchpath=[{quoted(f'file://{self.folder.absolute()}')}]"]
+            # Before Hydra reads them, which takes long for some and is not always named.
+            said, unread = " ".join(self.arguments), set(self.folder.rglob("*.yaml"))
+            while read := {p for p in unread if re.search(rf"\b{re.escape(p.stem)}\b", said)}:
+                said = " ".join(str(yaml_file(path).get("defaults")) for path in read)
+                unread -= read
         outer = GlobalHydra.instance().hydra  # of a program that uses Hydra itself
         GlobalHydra.instance().clear()
         arguments = [*self.arguments, *search]
@@ -111,7 +135,7 @@ class Composition:
                     if added == arguments:
                         raise
                     config = compose(self.name, added, return_hydra_config=True)
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, RecursionError, TypeError) as error:
             raise ValueError(self._explain(error)) from error
         finally:
             GlobalHydra.instance().hydra = outer
@@ -163,26 +187,39 @@ class Composition:
         would have no effect."""
         from omegaconf import OmegaConf
 
-        chosen = dict(o.partition("=")[::2] for o in self.chosen)
-        experiment = chosen.pop("experiment", None)
-        if experiment in (None, "null"):
+        chosen = dict(self.chosen.values())
+        experiment = chosen.pop("experiment", "null")
+        if experiment == "null":
             return
-        named = {o.partition("=")[0] for o in self.arguments}
-        own = self._file_of("experiment", str(experiment))[1].get("defaults", ())
+        named = tuple(
+            o.lstrip("+").partition("=")[0] for o in self.arguments if o not in self.chosen
+        )
+        own = self._file_of("experiment", experiment)[1].get("defaults", ())
         own = {k: v for entry in own if isinstance(entry, dict) for k, v in entry.items()}
+        now = dict(leaves(OmegaConf.to_container(config)))  # type: ignore[arg-type]
         for name, choice in chosen.items():
             if own.get(f"override /{name}") == choice:
                 continue
             package, content = self._file_of(name, choice)
             content.pop("defaults", None)
-            for key, value in leaves(content, package):
-                now = OmegaConf.select(config, key)
-                is_open = isinstance(value, str) and ("${" in value or value == "???")
-                if now != value and not (key in named or is_open):
-                    raise ValueError(
-                        f"{name}={choice} and experiment={experiment} disagree: {key} is {value} "
-                        f"in the first and {now} in the second; add {key}={value} or {key}={now}"
-                    )
+            different = {
+                key: value
+                for key, value in leaves(content, package)
+                if now.get(key) != value
+                and not f"{key}.".startswith(tuple(f"{each}." for each in named))
+                and not (isinstance(value, str) and ("${" in value or value == MISSING))
+            }
+            if different:
+                said = (
+                    f"{key} is {_written(value)} in the first and {_written(now.get(key))} in the "
+                    "second"
+                    for key, value in different.items()
+                )
+                kept = shlex.join(override(*pair) for pair in different.items())
+                raise ValueError(
+                    f"{name}={choice} and experiment={experiment} disagree: {', '.join(said)}; "
+                    f"leave {name} out, or add {kept}"
+                )
 
     def _file_of(self, name: str, choice: str) -> tuple[str, Config]:
         """The package of a file of a group, as a prefix of its keys, and its content."""
@@ -190,16 +227,18 @@ class Composition:
         path = next((path for path in paths if path.is_file()), None)
         if path is None:  # a list of choices, or null
             return "", {}
-        text = path.read_text(encoding="utf-8")
-        package = re.match(r"# @package (\S+)", text)
+        content = yaml_file(path)
+        package = re.match(r"# @package (\S+)", path.read_text(encoding="utf-8"))
         prefix = package[1] if package else name.replace("/", ".")
-        return "" if prefix == "_global_" else f"{prefix}.", yaml.safe_load(text) or {}
+        return "" if prefix == "_global_" else f"{prefix}.", content
 
     def _explain(self, error: Exception) -> str:
         """Why arguments could not be composed, in one line."""
         from hydra.errors import OverrideParseException
 
         text = str(error)
+        if isinstance(error, (RecursionError, TypeError)):
+            return f"the defaults of a YAML file are no list, or the file is among them ({text})"
         if choice := re.search(
             r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL
         ):
@@ -219,9 +258,10 @@ class Composition:
                 f"{merged[1]}: this key takes a value of another kind (a list, a mapping or a "
                 "single value)"
             )
-        chosen = dict(o.partition("=")[::2] for o in self.chosen)
-        if (at := re.search(r"override '((\w+)/(\w+))", text)) and at[1] in chosen:
-            return f"{at[2]}={chosen.get(at[2], '...')} has no {at[3]} to choose; leave {at[1]} out"
+        chosen = dict(self.chosen.values())
+        if (at := re.search(r"override '((\w+)/(\w+))", text)) and {at[1], at[2]} & {*chosen}:
+            where = at[1] if at[1] in chosen else f"{at[2]}, or experiment,"
+            return f"{at[2]}={chosen.get(at[2], '...')} has no {at[3]} to choose; leave {where} out"
         key = re.search(r"Could not override '([^']+)'|Key '([^']+)'", text)
         if key:
             return self.unknown_key((key[1] or key[2]).partition("@")[0])
@@ -230,7 +270,7 @@ class Composition:
     def unknown_key(self, key: str) -> str:
         """The message for a key or group that the command does not have, given the groups that were
         chosen."""
-        alone = Composition(self.name, self.options, self.chosen, self.folder)
+        alone = Composition(self.name, self.options, [*self.chosen], self.folder)
         return unknown_in(key, alone.plain(alone.config(), resolve=False, required=False))
 
 
@@ -250,6 +290,17 @@ def of_constructors(config: Any, overrides: Sequence[str]) -> list[str]:
     return found
 
 
+def check_form(overrides: Sequence[str]) -> None:
+    """Raise ValueError for an argument that is not `key=value`, such as `--key value`."""
+    for argument, after in zip(overrides, [*overrides[1:], "="]):
+        key, equal, value = argument.lstrip("-").partition("=")
+        if argument.startswith("-"):
+            value = value or ("VALUE" if "=" in after else after)
+            raise ValueError(f"cannot read {argument}: write {key.replace('-', '_')}={value}")
+        if not equal and not argument.startswith("~"):
+            raise ValueError(f"cannot read {argument}: expected KEY=VALUE, as in seed=1")
+
+
 def unknown_in(key: str, config: Config) -> str:
     """The message for a key that a configuration does not have."""
     if key.startswith("data.") and not config.get("data"):
@@ -257,12 +308,18 @@ def unknown_in(key: str, config: Config) -> str:
             f"{key}: the data come from the checkpoint's run; to evaluate on others replace "
             "the whole group, as in data=fasta data.path=my.fa"
         )
-    known, parent = set(_all_keys(config)), key.rpartition(".")[0]
-    inside = {k for k in known if parent and k.rpartition(".")[0] == parent}
-    siblings = inside or {k.partition(".")[0] for k in known}
-    listed = ", ".join(sorted(k.rpartition(".")[2] for k in siblings))
-    place = f" in {parent}" if parent else ""
-    return f"unknown key {key}{closest(key, sorted(known))}; known{place}: {listed}"
+    (parent, _, name), known = key.rpartition("."), list(_all_keys(config))
+    if target := dict(leaves(config)).get(f"{parent}._target_"):
+        known += [f"{parent}.{each}" for each in signature_of(locate(target, None))[0]]
+    inside = {each.rpartition(".")[2]: each for each in known if each.rpartition(".")[0] == parent}
+    named = {each.rpartition(".")[2]: each for each in sorted(known, key=len, reverse=True)}
+    likely = [named[word] for word in (name, _SYNONYMS.get(name)) if word in named]
+    for pool in (inside if parent else dict(zip(known, known)), named):
+        likely += [pool[word] for word in difflib.get_close_matches(name, pool, 1, 0.5)]
+    hint = f"; did you mean {likely[0]}?" if likely else ""
+    place = f" in {parent}" if parent and inside else ""
+    listed = inside or {each for each in known if "." not in each}
+    return f"unknown key {key}{hint}; known{place}: {', '.join(sorted(listed))}"
 
 
 def _all_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

@@ -37,6 +37,7 @@ import time
 import uuid
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
@@ -44,6 +45,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+import yaml
 from filelock import FileLock, Timeout
 from typing_extensions import override
 
@@ -384,6 +386,8 @@ def _exchange(part: Path, target: Path) -> bool:
     )
 
 
+# Of YAML files, which are read slowly: depth, values, characters of a word, bytes of a file.
+_DEEPEST, _MOST, _LONGEST, _LARGEST = 50, 10_000, 4300, 300_000
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
@@ -448,11 +452,45 @@ def read_json(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
 
 
 def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -> dict[str, Json]:
-    """The mapping in a YAML file, with at least these keys; errors as `read_json`."""
-    import yaml
+    """The mapping in a YAML file, with at least these keys; an empty file has none. Errors as
+    `read_json`, also for a key that is there twice, and a file that would take long to read."""
+    found = _parsed(_load_yaml, "YAML", read_small(path, _LARGEST), path, remedy)
+    return _mapping({} if found is None else found, path, required, remedy)
 
-    found = _parsed(yaml.safe_load, "YAML", read_small(path), path, remedy)
-    return _mapping(found, path, required, remedy)
+
+def _load_yaml(text: str) -> Json:
+    """The value of a YAML text, whose size with all of its aliases is bounded first."""
+    sizes: dict[str | None, int] = {}  # of anchors: values, with those of aliases
+    opened: list[tuple[str | None, int]] = []  # anchor, and values before it
+    total = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes[anchor] = total - before
+        elif isinstance(event, yaml.AliasEvent):
+            if any(event.anchor == anchor for anchor, _ in opened):
+                raise ValueError(f"the alias *{event.anchor} is inside itself")
+            total += sizes.get(event.anchor, 1)
+        elif isinstance(event, yaml.NodeEvent):
+            opened += [(event.anchor, total)] * isinstance(event, yaml.CollectionStartEvent)
+            total += 1
+            if getattr(event, "style", True) is None and len(event.value) > _LONGEST:
+                raise ValueError(f"a word has {len(event.value):,} characters; put it into quotes")
+        if len(opened) > _DEEPEST:
+            raise RecursionError
+        if total > _MOST:
+            raise ValueError(f"with its aliases it has more than {_MOST:,} values")
+    return yaml.load(text, _UniqueKeys)
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping with a key that is there twice, of which YAML would keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if keys and max(keys.values()) > 1:
+            raise ValueError(f"the key {keys.most_common(1)[0][0]} is there twice")
+        return super().construct_mapping(node, deep)
 
 
 def _mapping(
