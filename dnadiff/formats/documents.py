@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any, ClassVar, Literal
 from typing_extensions import override
 
 from dnadiff.formats import table
+from dnadiff.store.disk import load_json
 from dnadiff.store.files import bare_name, open_text
 
 DocumentKind = Literal["file", "line", "row"]  # what is a document of plain text
@@ -55,11 +55,10 @@ class JsonLines(DocumentFormat):
                     continue
                 where = f"{path}: line {number}"
                 try:
-                    row = json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
-                    why = getattr(error, "msg", "nested too deeply")
+                    row = load_json(line)
+                except (ValueError, RecursionError) as error:
                     raise ValueError(
-                        f"{where} is not JSON ({why}); expected one object per line"
+                        f"{where} is not JSON ({getattr(error, 'msg', error)}); expected one object per line"
                     ) from error
                 if not isinstance(row, dict):
                     raise ValueError(

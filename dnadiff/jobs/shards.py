@@ -32,7 +32,7 @@ from dnadiff.jobs.journal import (
 )
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import shown
-from dnadiff.store.disk import atomic_write, names_file, read_json, write_json
+from dnadiff.store.disk import atomic_write, load_json, names_file, read_json, write_json
 
 FORMAT = 1
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
@@ -96,8 +96,8 @@ def unpacked(path: Path) -> Iterator[Result]:
         while head := file.read(_HEAD.size):
             try:
                 count, of_about, of_content = _HEAD.unpack(head)
-                about, content = json.loads(file.read(of_about)), file.read(of_content)
-            except (struct.error, ValueError) as error:
+                about, content = load_json(file.read(of_about).decode()), file.read(of_content)
+            except (struct.error, ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path} is damaged ({error}); remove it and compute its shard again"
                 ) from error

@@ -391,6 +391,21 @@ _DEEPEST, _MOST, _LONGEST, _LARGEST = 50, 10_000, 4300, 300_000
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
+# Of brackets in a JSON text. What the interpreter can read differs between its versions.
+_DEEPEST = 100
+_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])')  # and strings, which may hold some
+
+
+def load_json(text: str) -> Json:
+    """`json.loads`, with a RecursionError for a text with more than 100 brackets in each other."""
+    depth = 0
+    for opens, closes in _BRACKETS.findall(text):
+        depth += bool(opens) - bool(closes)
+        if depth > _DEEPEST:
+            raise RecursionError("nested too deeply")
+    return json.loads(text)
+
+
 def _parsed(
     parse: Callable[[str], Json], kind: str, content: str | bytes, source: object, remedy: str
 ) -> Json:
@@ -419,7 +434,7 @@ def json_object(
     Raises:
         ValueError: if it is not UTF-8, not JSON, or nested too deeply, or something is missing.
     """
-    return _mapping(_parsed(json.loads, "JSON", content, source, remedy), source, required, remedy)
+    return _mapping(_parsed(load_json, "JSON", content, source, remedy), source, required, remedy)
 
 
 def read_small(path: Path, most: int = 1 << 27) -> bytes:

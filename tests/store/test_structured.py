@@ -8,7 +8,7 @@ import pytest
 from dnadiff.data.genome.packed import pack
 from dnadiff.formats.table import read_csv
 from dnadiff.jobs.journal import read_journal, temporary_path
-from dnadiff.store.disk import json_object, read_json, read_npz, read_yaml
+from dnadiff.store.disk import json_object, load_json, read_json, read_npz, read_yaml
 from dnadiff.supervised.saved import load_prediction
 from dnadiff.training.run import resumable
 
@@ -16,6 +16,8 @@ DAMAGED_JSON = {
     b'{"a": ': "is not JSON",
     b'{"a": "\xff"}': "is not UTF-8 text",
     b"[" * 100_000: "is nested too deeply",
+    b"[" * 101 + b"]" * 101: "is nested too deeply",
+    b'{"a": ' * 101: "is nested too deeply",
     b"[1]": "holds a list; expected keys with values",
     b'{"b": 1}': "lacks a",
     b'{"a": ' + b"1" * 5000 + b"}": "is not JSON",
@@ -171,3 +173,16 @@ def test_a_cached_genome_with_a_file_without_end_is_packed_again(tmp_path, kind,
         assert "its packed form was changed, is incomplete" in caplog.text
         assert (folder / name).stat().st_size < 10_000 and not (folder / name).is_symlink()
         caplog.clear()
+
+
+def test_the_depth_of_json_is_limited_by_brackets_outside_of_strings():
+    inner = '"[{[\\"[{", {"a": []}'  # 2 more, and some in a string
+    text = "[" * 98 + inner + "]" * 98
+    found = load_json(text)
+    for _ in range(97):
+        (found,) = found
+    assert found == ['[{["[{', {"a": []}]
+    with pytest.raises(RecursionError, match="nested too deeply"):
+        load_json(f"[{text}]")
+    many = ", ".join(["[[]]"] * 5000)
+    assert len(load_json(f"[{many}]")) == 5000  # beside each other, not in each other

@@ -268,6 +268,8 @@ def test_files_of_all_kinds(tmp_path):
         ({"text": 7}, {}, r"t\.jsonl: line 1 has a value of type int in 'text'"),
         ("no json", {}, r"t\.jsonl: line 1 is not JSON"),
         ("[" * 100_000, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
+        ("[" * 101 + "]" * 101, {}, r"t\.jsonl: line 1 is not JSON \(nested too deeply\)"),
+        (f'{{"text": {"1" * 5000}}}', {}, r"t\.jsonl: line 1 is not JSON \(Exceeds the limit"),
         ('["a"]', {}, r"t\.jsonl: line 1 is a list; expected one object per line"),
         (
             '{"text": "a\\ud800b"}',
