@@ -180,7 +180,7 @@ def _rowwise(scan: str, x: Tensor, *others: OptionalTensor) -> Backend:
     backend, portable, device = _backend(scan, x), SCANS["portable"], x.device.type
     if x.numel() == 0 or backend.keeps_dtype:
         return backend if x.numel() else portable
-    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    autocast = device != "meta" and torch.is_autocast_enabled(device)
     same = all(other is None or other.dtype == x.dtype for other in others)
     exact = same and not autocast and x.dtype in (torch.float32, torch.float64)
     return backend if exact else portable
@@ -281,8 +281,8 @@ def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
     states = walk.states or walk.restart or start is not None
     backend = _backend(scan, u, inputs.A.shape[1], states)
     if u.numel():
-        found = backend.scan(ScanInputs(*_cast(backend, u.dtype, *inputs)), walk)
-        return found._replace(y=found.y.to(u.dtype))
+        y, *found = backend.scan(ScanInputs(*_cast(backend, u.dtype, *inputs)), walk)
+        return ScanStates(y.to(u.dtype), *found)
     y = u * inputs.D.to(u.dtype)
     last = u.new_zeros(len(u), *inputs.A.shape, dtype=dtype) if start is None else start
     if block is None or walk.restart:
@@ -597,8 +597,8 @@ def _check_scan_inputs(inputs: ScanInputs) -> None:
         "D": (E,),
         "delta_bias": (E,),
     }
-    for (name, shape), x in zip(expected.items(), inputs[1:], strict=True):
-        if x is not None and x.shape != shape:
+    for name, shape in expected.items():
+        if (x := getattr(inputs, name)) is not None and x.shape != shape:
             _check_shape(name, x, shape, f" for u of shape {(Bt, L, E)} and {N} states")
 
 

@@ -63,7 +63,7 @@ def linear_log_sum(
         columns = _ENTRIES.get(device, 2**24) // max(1, len(features))
         block = max(_MIN_COLUMNS, columns // _ALIGNED * _ALIGNED)
     product = torch.promote_types(features.dtype, weight.dtype)
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         product = torch.get_autocast_dtype(device)
     options = tuple(banned), block, product
     return _LinearLogSum.apply(features, weight, bias, ids.contiguous(), *options)

@@ -40,7 +40,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.library import CustomOpDef, Library
+from torch.library import CustomOpDef
 
 from dnadiff.networks.kernels.backend import OptionalTensor
 
@@ -317,7 +317,6 @@ def rows(*tensors: OptionalTensor) -> tuple[list[Any], list[int]]:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_IMPLEMENTATIONS = Library("dnadiff", "FRAGMENT")
 
 
 def operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
@@ -332,8 +331,9 @@ def operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
         made = torch.library.custom_op(f"dnadiff::{name}", kernel, mutates_args=(), device_types=())
         made.register_fake(kernel)
         for device in ("CPU", "CUDA"):
-            # `custom_op` would wrap it; a module may be imported again
-            _IMPLEMENTATIONS.impl(name, kernel, device, allow_override=True)
+            # the library of the operator: `register_kernel` would wrap the function, and a library of
+            # our own would keep it when the module is imported again
+            made._lib.impl(name, kernel, device)
         return made
 
     return define

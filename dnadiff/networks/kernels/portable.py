@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -349,17 +350,12 @@ def difference(backend: Backend, gpu: int) -> str:
         if not torch.cuda.is_available():
             return "it needs a CUDA device, and PyTorch finds none"
         device = torch.device("cuda", gpu)
-    # No call of PyTorch saves both if they differ.
-    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # missing in the stubs
-    products = (torch.backends.cuda.matmul, cpu)
-    before = [product.fp32_precision for product in products]
     try:
-        for product in products:
-            # with TF32 or bfloat16 products, rounding alone would exceed the tolerance
-            product.fp32_precision = "ieee"
-        ours, theirs = (
-            probe(each, device, backend.fuses_mixer) for each in (backend, PortableBackend())
-        )
+        with ExitStack() as undo:
+            _full_precision(undo)
+            ours, theirs = (
+                probe(each, device, backend.fuses_mixer) for each in (backend, PortableBackend())
+            )
     # a missing driver, compiler or package: whatever it is, it is the reason
     except Exception as error:
         words = ("bad_alloc", "allocate memory", "failed to map segment")
@@ -369,14 +365,23 @@ def difference(backend: Backend, gpu: int) -> str:
                 f"there is no memory left for the kernels of {type(backend).__name__} ({error})"
             ) from error
         return str(error) or repr(error)
-    finally:
-        for product, precision in zip(products, before, strict=True):
-            product.fp32_precision = precision
     worst = max(
         float((x - y).abs().max() / (1e-6 + y.abs().max()))
         for x, y in zip(ours, theirs, strict=True)
     )
     return "" if worst < 1e-4 else f"its results differ from the portable scan's by {worst:.1e}"
+
+
+def _full_precision(undo: ExitStack) -> None:
+    """No TF32 or bfloat16 products until `undo` ends: rounding alone would exceed the tolerance."""
+    cpu = getattr(torch.backends.mkldnn, "matmul", None)
+    if cpu is None:  # before PyTorch 2.9: one setting for all devices
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+        return
+    for products in (torch.backends.cuda.matmul, cpu):  # no call saves both if they differ
+        undo.callback(setattr, products, "fp32_precision", products.fp32_precision)
+        products.fp32_precision = "ieee"
 
 
 def probe(

@@ -197,6 +197,28 @@ def test_the_probe_runs_on_the_gpu_of_the_calling_thread(in_place_of_cpu):
         torch.cuda.set_device(before)
 
 
+SEPARATE = hasattr(torch.backends.mkldnn, "matmul")  # precisions of devices, since PyTorch 2.9
+
+
+@pytest.mark.skipif(SEPARATE, reason="PyTorch has a precision for each device")
+def test_kernels_are_compared_in_full_precision(in_place_of_cpu):
+    before, seen = torch.get_float32_matmul_precision(), set()
+
+    class Seen(CppBackend):
+        def linear(self, x, weight):
+            seen.add(torch.get_float32_matmul_precision())
+            return super().linear(x, weight)
+
+    in_place_of_cpu(Seen())
+    try:
+        torch.set_float32_matmul_precision("medium")
+        assert available_scans()["cpu"] == "" and seen == {"highest"}
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(not SEPARATE, reason="PyTorch has one precision for all devices")
 def test_products_on_gpu_and_cpu_may_have_different_precision(in_place_of_cpu):
     gpu, other = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
     before, seen = (gpu.fp32_precision, other.fp32_precision), set()

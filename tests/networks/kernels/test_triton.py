@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
@@ -22,9 +23,13 @@ from dnadiff.networks.kernels.facade import SCANS, available_scans, selective_sc
 from dnadiff.networks.kernels.portable import PortableBackend
 
 HERE = Path(__file__).parent
+try:
+    TRITON = tuple(int(part) for part in version("triton").split(".")[:2])
+except PackageNotFoundError:
+    TRITON = (0, 0)
 needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="Triton is not installed (Linux: pip install triton)",
+    TRITON < triton_scan.MIN_TRITON,
+    reason=f"needs Triton {'.'.join(map(str, triton_scan.MIN_TRITON))} or later (Linux)",
 )
 
 
