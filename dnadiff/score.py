@@ -49,7 +49,7 @@ class ScoreOptions(ModelOptions, ShardedOptions):
     spacing: PositiveInt = 32
     """per_base: distance in bases between positions masked together"""
     stranded: bool = False
-    """per_base: read the given strand alone"""
+    """per_base: read strand + of the records alone, whatever the strand of a region"""
     resume: bool = False
     """continue the unfinished output"""
 

@@ -158,6 +158,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         model.denoiser.to(options.device)
         window = model.window(options.window)
     genome = Genome.open(options.genome)
+    on_strands = is_fine_tuned and model.stranded
     regions: list[Region] = []
     if options.saturate is None:
         source: VariantSource = open_source(str(options.vcf))
@@ -170,9 +171,10 @@ def variants(options: VariantsOptions) -> list[Job]:
                 f"{len(regions)} regions of saturate have strand -; leave stranded out, which "
                 "averages both strands, or remove these regions"
             )
-        source = variant.Saturation(regions, genome, options.deletions)
+        source = variant.Saturation(regions, genome, options.deletions, on_strands)
+    places = [list(region[:3]) + [region.strand] * on_strands for region in regions]
     inputs = {
-        "variants": [list(region[:3]) for region in regions] or sha256(resolve(str(options.vcf))),
+        "variants": places or sha256(resolve(str(options.vcf))),
         "genome": genome.digest,
         "window": window,
         "indels": "normalized",
@@ -182,7 +184,8 @@ def variants(options: VariantsOptions) -> list[Job]:
     if is_fine_tuned:
         target = model.classes[model.number_of(options.target)]
         writer.predicted = model.target.contrast_name(target)
-        log.info(f"predictions are {writer.predicted}")
+        strand = f", read on strand {'of the region' if regions else '+'}" if on_strands else ""
+        log.info(f"predictions are {writer.predicted}{strand}")
         predict = model.contrasts(options.target, options.batch_size)
         compare = partial(effects.predicted_effects, predict, alleles)
         return [

@@ -396,6 +396,7 @@ class Row(NamedTuple):
         where: file and line, for messages.
         pos: position of the first base of REF, counted from 1.
         text: the line of a VCF file; empty for other sources.
+        reverse: the variant is read on strand -; its alleles are always those of strand +.
     """
 
     where: str
@@ -405,6 +406,7 @@ class Row(NamedTuple):
     ref: str
     alts: tuple[str, ...]
     text: str = ""
+    reverse: bool = False
 
 
 def row_of(where: str, chrom: str, pos: str, name: str, ref: str, alt: str, text: str = "") -> Row:

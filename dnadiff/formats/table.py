@@ -15,6 +15,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
@@ -125,7 +126,7 @@ class Parquet(TableFormat):
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"{path} is not a parquet file, or is damaged "
-                f"({' '.join(str(error).split())[:120]}); fetch it again"
+                f"({shorten(str(error), 200)}); fetch it again"
             ) from error
 
 

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -250,7 +251,7 @@ class Composition:
             return f"{group}={wanted} does not exist{hint}; known: {', '.join(sorted(known))}"
         if isinstance(error, OverrideParseException):
             return (
-                f"cannot read the command line: {' '.join(text.split())[:160]} ; quote values with "
+                f"cannot read the command line: {shorten(text, 200)} ; quote values with "
                 "special characters, as in 'path=\"a b.fa\"'"
             )
         if merged := re.match(r"Error merging override (.*)", text):

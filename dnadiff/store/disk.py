@@ -42,6 +42,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -538,7 +539,7 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except Exception as error:  # of many kinds
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = shorten(str(error), 200) or type(error).__name__
         raise ValueError(
             f"{path} is damaged or cut short ({reason}); use another copy of it, or remove it"
         ) from None

@@ -29,6 +29,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 from typing_extensions import override
@@ -810,7 +811,7 @@ def fetch_hub(name: str, required: Sequence[str], optional: Sequence[str] = ()) 
         huggingface_hub.HfApi().model_info(repository, revision=revision)
         path = snapshot(local_files_only=False)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        reason = shorten(f"{type(error).__name__}: {error}", 200)
         path = Path()
         with suppress(Exception):
             path = snapshot(local_files_only=True)

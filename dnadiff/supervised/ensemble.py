@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import NamedTuple
 
 import numpy as np
@@ -325,7 +326,7 @@ def load(
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = " ".join(str(error).split())[:120]
+        reason = shorten(str(error), 200)
         raise ValueError(
             f"device {device} cannot be used on this machine, or with this build of torch "
             f"({reason}); use cpu"
@@ -362,7 +363,7 @@ def load(
         )
     # Values that `finetune` does not write.
     except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = shorten(str(error), 300)
         raise ValueError(
             f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
             f"({reason}); {REMEDY}"

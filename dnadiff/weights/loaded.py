@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -471,7 +472,7 @@ def names_file(path: Path) -> Iterator[None]:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        reason = " ".join(text.split())[:300]
+        reason = shorten(text, 300)
         raise ValueError(
             f"{path} does not describe a model that can be built ({reason}); use another copy of it"
         ) from error

@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -209,7 +210,7 @@ class HubPart(Documents):
             except (ValueError, OSError, RuntimeError) as error:
                 # of pyarrow and of `datasets`; none names the file
                 source = ", ".join(self._local_files()) or self.hub.id
-                message = " ".join(str(error).split())[:160]
+                message = shorten(str(error), 200)
                 raise ValueError(
                     f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: "
                     f"{message}); fetch it again"
@@ -231,7 +232,7 @@ class HubPart(Documents):
         try:
             rows = datasets.load_dataset(hub.id, hub.subset, data_files=files, **how)
         except Exception as error:  # several libraries raise, depending on what fails
-            message = " ".join(str(error).split())[:160]
+            message = shorten(str(error), 200)
             parts = ", ".join(f"{part}: FILE" for part in hub.splits)
             raise ValueError(
                 f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub "

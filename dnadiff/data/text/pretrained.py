@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,7 +137,7 @@ def refused(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise ValueError(f"{what} ({' '.join(str(error).split())[:120]})") from error
+        raise ValueError(f"{what} ({shorten(str(error), 200)})") from error
 
 
 class SubwordTokenizer:

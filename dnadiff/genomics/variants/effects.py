@@ -293,7 +293,7 @@ def predicted_effects(
         predict: windows to predictions (R, n) of R seeds, on the scale on which differences are
             taken.
     """
-    pairs = [pair(alleles.reference, edit, alleles.window) for edit in edits]
+    pairs = [pair(alleles.reference, edit, alleles.window, edit.reverse) for edit in edits]
     found = predict([each.ref for each in pairs] + [each.alt for each in pairs])
     found = found.reshape(-1, 2, len(edits))
     difference, seeds = found[:, 1] - found[:, 0], len(found)

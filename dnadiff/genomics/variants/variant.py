@@ -63,6 +63,7 @@ class Edit(NamedTuple):
         start: 0-based.
         ref, alt: upper-case letters.
         differs: REF is not what the genome has there.
+        reverse: a stranded network reads the other strand (`Row.reverse`).
         shifts: places besides this one at which an insertion or deletion has the same result, as in
             a repeat; half of them, rounded down, are on the left.
     """
@@ -72,6 +73,7 @@ class Edit(NamedTuple):
     ref: str
     alt: str
     differs: bool = False
+    reverse: bool = False
     shifts: int = 0
 
     @property
@@ -174,7 +176,8 @@ class Alleles:
         differs = any(a != b for a, b in known)  # N says nothing
         found: list[Edit | Skipped] = []
         for alt in row.alts:
-            edit = self._edit_of(row, Edit(record, start, ref, alt.upper(), differs), here)
+            given = Edit(record, start, ref, alt.upper(), differs, row.reverse)
+            edit = self._edit_of(row, given, here)
             found.append(Skipped(edit, differs) if isinstance(edit, str) else edit)
         place = f"{row.where}: {row.chrom}:{row.pos}"
         message = f"{place} has REF {shown(ref)}, the genome {shown(here)}"
@@ -413,6 +416,9 @@ class Saturation(VariantSource):
 
     A deletion is written with the base before it, as in VCF, or at the first position with the base
     after it. Overlapping regions give their variants repeatedly.
+
+    Args:
+        stranded: a network reads the variants on the strand of their region.
     """
 
     name = "saturate"
@@ -420,12 +426,14 @@ class Saturation(VariantSource):
     regions: Sequence[Region]
     reference: Reference
     deletions: bool = False
+    stranded: bool = False
 
     @override
     def __iter__(self) -> Iterator[Row]:
-        for chrom, start, end, *_ in self.regions:
+        for chrom, start, end, _, strand in self.regions:
             for first in range(start, end, _PIECE):
-                yield from self._rows(chrom, first, min(first + _PIECE, end))
+                for row in self._rows(chrom, first, min(first + _PIECE, end)):
+                    yield row._replace(reverse=self.stranded and strand == "-")
 
     def _rows(self, chrom: str, start: int, end: int) -> Iterator[Row]:
         length, low = self.reference.lengths[chrom], max(start - 1, 0)

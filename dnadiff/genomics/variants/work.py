@@ -17,6 +17,7 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.data.base import run_data
+from dnadiff.data.records import Interval
 from dnadiff.fields import Json
 from dnadiff.formats.regions import VariantSource, VcfSource, header_fields, record_of
 from dnadiff.genomics.variants.effects import (
@@ -38,6 +39,7 @@ from dnadiff.jobs.journal import Earlier
 from dnadiff.progress import table
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import open_text
+from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
     from dnadiff.weights.loaded import Loaded
@@ -253,8 +255,8 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
     """The training part of a model on a genome, with a warning if both have records of equal names
     that are not the same.
 
-    Nothing is downloaded. Without the data of the run, or with another genome, no interval is
-    known.
+    Nothing is downloaded. Without the data of the run, the split and the number of bases that the
+    model records have to fit the genome. With another genome no interval is known.
     """
     try:
         data = run_data(loaded.config.get("data"), loaded.tokenizer, trust)
@@ -263,7 +265,8 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         data.prepare()
         own = data.open()
     except (ValueError, OSError) as error:
-        return TrainingPart({}, f"not known ({' '.join(str(error).split())[:120]})")
+        reason = " ".join(str(error).split()).partition("; ")[0]  # without the remedy
+        return _recorded_part(loaded, reference, trust) or TrainingPart({}, f"not known ({reason})")
     same: dict[str, str] = {}  # records of the training data, with their names in the genome
     other: set[str] = set()
     for name, length in own.lengths.items():
@@ -287,11 +290,36 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         )
     if not same:
         return TrainingPart({}, f"not known (the model was trained on {data.name})")
-    intervals: dict[str, list[tuple[int, int]]] = {name: [] for name in same.values()}
-    for interval in sorted(data.intervals["train"]):
-        if (record := same.get(data.names[interval.record])) is not None:
-            intervals[record].append((interval.start, interval.end))
-    return TrainingPart(intervals, f"split {data.split.describe()}")
+    names = list(map(same.get, data.names))
+    return _part_of(names, data.intervals["train"], data.split.describe())
+
+
+def _recorded_part(
+    loaded: Loaded, reference: Reference, trust: Sequence[str]
+) -> TrainingPart | None:
+    """The training part by the recorded split alone, if the records that it divides have as many
+    bases as those of the training."""
+    about, names = loaded.origin.data or {}, list(reference.lengths)
+    lengths = list(reference.lengths.values())
+    try:
+        split = build(loaded.config["data"]["split"], trust=(PACKAGE, *trust))
+        parts = split(names, lengths)
+    except (ValueError, LookupError, TypeError):
+        return None
+    used = {each.record for intervals in parts.values() for each in intervals}
+    if sum(lengths[number] for number in used) != about.get("tokens"):
+        return None
+    own = [name if number in used else None for number, name in enumerate(names)]
+    return _part_of(own, parts["train"], f"{split.describe()}; bases not compared")
+
+
+def _part_of(names: Sequence[str | None], train: Iterable[Interval], split: str) -> TrainingPart:
+    """The training intervals of the records that have a name in the genome."""
+    intervals: dict[str, list[tuple[int, int]]] = {name: [] for name in names if name is not None}
+    for record, *place in sorted(train):
+        if (name := names[record]) is not None:
+            intervals[name].append((place[0], place[1]))
+    return TrainingPart(intervals, f"split {split}")
 
 
 def dependency(network: Network, edit: Edit, span: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Indels that can be written in several ways: each spelling is the same edit, with the same numbers."""
+"""Indels that can be written in several ways: each spelling is one edit, with the same numbers."""
 
 import itertools
 

@@ -2,11 +2,13 @@
 
 import gzip
 import json
+import random
 
 import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Row
 from dnadiff.genomics.variants.effects import PREDICTED_COLUMNS, PredictedEffect
 from dnadiff.genomics.variants.work import writer_of
@@ -34,13 +36,14 @@ def fine_tuned(tmp_path):
     """fine_tuned(head): arguments of the command with a saved classifier of two classes, a genome,
     and variants at the ends of its records."""
 
-    def save(head):
+    def save(head, stranded=False):
         torch.manual_seed(0)
-        made = build_classifier(DiT(DNA.vocab, **NETWORK), head, HeadInputs(), 2, LENGTH, False)
+        backbone = DiT(DNA.vocab, **NETWORK)
+        made = build_classifier(backbone, head, HeadInputs(), 2, LENGTH, stranded)
         about = {
             "name": "x",
             "classes": ["a", "b"],
-            "stranded": False,
+            "stranded": stranded,
             "layer": None,
             "head": head,
             "seeds": [1],
@@ -136,6 +139,40 @@ def test_the_batch_size_reaches_the_networks_and_is_a_setting(
         set(sizes) == {3}
         and json.loads((tmp_path / "y.tsv.json").read_text())["settings"]["batch_size"] == 3
     )
+
+
+def values_of(path):
+    rows = [line.split("\t") for line in path.read_text().splitlines()[1:]]
+    return {(int(row[1]), row[4]): [float(each) for each in row[5:8]] for row in rows}
+
+
+@pytest.mark.parametrize("stranded", [True, False])
+def test_a_stranded_run_reads_a_region_on_its_strand(fine_tuned, cli, tmp_path, stranded):
+    letters = "".join(random.Random(4).choices("ACGT", k=60))
+    args = [*fine_tuned(MEAN_HEAD, stranded)[:1], "accelerator=cpu", "window=15"]
+    args += ["saturate=r.bed", "deletions=true"]
+    (tmp_path / "g.fa").write_text(f">c\n{letters}\n")
+    (tmp_path / "rc.fa").write_text(f">c\n{reverse_complement(letters)}\n")
+    for strand, genome, (start, end) in (
+        ("-", "g.fa", (20, 29)),
+        ("+", "g.fa", (20, 29)),
+        ("+", "rc.fa", (31, 40)),
+    ):
+        (tmp_path / "r.bed").write_text(f"c\t{start}\t{end}\tx\t0\t{strand}\n")
+        output = f"{strand}{genome}.tsv"
+        status, _, err = cli("variants", *args, f"genome={genome}", f"output={output}")
+        assert status == 0 and ("read on strand of the region" in err) == stranded, err
+    minus, plus, mirrored = (
+        values_of(tmp_path / name) for name in ("-g.fa.tsv", "+g.fa.tsv", "+rc.fa.tsv")
+    )
+    snvs = [key for key in minus if key[0] > 20 and letters[key[0] - 1] != key[1]]
+    for pos, alt in snvs:
+        other = mirrored[61 - pos, reverse_complement(alt)]
+        assert minus[pos, alt] == pytest.approx(other, abs=1e-5)
+    assert len(snvs) >= 27
+    differ = max(abs(minus[key][0] - plus[key][0]) for key in snvs)
+    assert differ > 1e-4 if stranded else differ == 0
+    assert cli("variants", *args, "genome=rc.fa", "output=+g.fa.tsv", "resume=true")[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import math
 import random
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pandas
@@ -551,6 +552,28 @@ def test_variants_of_the_training_part_are_counted(trained, tmp_path):
     assert not part.contains(Edit("two", 0, "A", "C")) and part.contains(Edit("one", 4815, "", "C"))
     other = training_part(loaded, Sequences({"one": letters[:-7] + "CCCCCCC"}))
     assert not other.known and "not known" in other.note
+
+
+def test_the_recorded_split_counts_variants_without_the_training_data(cli, tmp_path):
+    loaded, lengths = checkpoint.load("human_chr20"), {"1": 249_250_621, "chr20": 63_025_520}
+    part = training_part(loaded, SimpleNamespace(lengths=lengths))
+    assert part.note == "split regions (bundled:human_chr20_GRCh37.split.bed); bases not compared"
+    assert [
+        part.contains(Edit(chrom, at, "A", "C"))
+        for chrom, at in (("chr20", 0), ("chr20", 8_500_000), ("chr20", 9_500_000), ("1", 0))
+    ] == [True, False, False, False]
+    for other in ({"20": 64_444_167}, {"1": 63_025_520}, {}):  # GRCh38, and no chromosome 20
+        part = training_part(loaded, SimpleNamespace(lengths=other))
+        assert not part.known and part.note == (
+            "not known (data is missing: this model was exported without the path of its data "
+            "(human chr20 (GRCh37)))"
+        )
+    (tmp_path / "g.fa").write_text(f">20\n{'ACGTTGCA' * 10}\n")
+    (tmp_path / "x.tsv").write_text("chrom\tpos\tref\talt\n20\t10\tC\tA\n")
+    args = ["checkpoint=human_chr20", "vcf=x.tsv", "genome=g.fa", "window=32", "accelerator=cpu"]
+    status, out, err = cli("variants", *args, "output=y.tsv")
+    assert status == 0 and f"in the training part of the model  {part.note}\n" in out, err
+    assert json.loads((tmp_path / "y.tsv.json").read_text())["training_part"] == part.note
 
 
 def test_an_interrupted_gzip_is_one_file(tmp_path):
