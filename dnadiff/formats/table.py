@@ -32,6 +32,7 @@ log = logging.getLogger("dnadiff")
 Choose = Callable[[list[str]], Sequence[str]]
 _ROWS = 1024  # rows of a parquet file read at once
 _MAX_BLANK = 1_000_000  # lines; gzip makes a gigabyte of line ends from a megabyte
+_DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}
 csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
 
 
@@ -191,19 +192,33 @@ def read_cells(
         ValueError: for a missing column, a row with too few or too many fields, or a file that is
             not a table.
     """
-    wanted = list(columns)
+    wanted, kind = list(columns), format_of(path, delimiter)
 
     def choose(header: list[str]) -> Sequence[str]:
         name_of = {name.strip(): name for name in header}
         for key, name in wanted:
             if name not in name_of:
+                if issubclass(kind, Delimited):
+                    _check_delimiter(path, header, kind.delimiter, key, name)
                 raise ValueError(
                     f"{path} has no column {name!r}; its columns are {', '.join(name_of)}: set "
                     f"{key} to one of them"
                 )
         return [name_of[name] for _, name in wanted]
 
-    yield from format_of(path, delimiter).rows(path, choose, blank)
+    yield from kind.rows(path, choose, blank)
+
+
+def _check_delimiter(path: str, header: list[str], own: str, key: str, column: str) -> None:
+    """ValueError, with the remedy, if a header without a column has it under another delimiter."""
+    for other, word in _DELIMITERS.items():
+        if column in (cell.strip(' "') for cell in own.join(header).split(other)):
+            named = {",": "name it .csv", "\t": "name it .tsv"}.get(other)
+            remedy = named or f"write it with {_DELIMITERS.get(own, repr(own))}"
+            if key.startswith("task."):
+                shown = ascii(other)[1:-1]
+                remedy = f"set 'task.delimiter=\"{shown}\"'" + (f", or {named}" if named else "")
+            raise ValueError(f"{path} is separated by {word}, not by {own!r}; {remedy}")
 
 
 def read_rows(
@@ -246,8 +261,8 @@ def delimited(
                 yield rows.line_num, row
     except csv.Error as error:
         raise ValueError(
-            f"{path}: line {rows.line_num} is not a row of a table ({error}); give a comma- or "
-            "tab-separated file"
+            f"{path}: line {rows.line_num} is not a row of a table ({error}); correct it if the "
+            f"delimiter is {delimiter!r}, else set it (task.delimiter), or name a file of tabs .tsv"
         ) from None
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
@@ -283,9 +283,30 @@ def canonical_key(bases: np.ndarray) -> bytes:
 def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
     """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered
     in order of appearance."""
+    return numbered(map(canonical_key, sequences))
+
+
+def numbered(keys: Iterable[bytes]) -> np.ndarray:
+    """The number of each key, (S,) int64, in order of appearance."""
     number: dict[bytes, int] = {}
-    keys = map(canonical_key, sequences)
     return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+
+
+def conflicts(copies: np.ndarray, labels: np.ndarray) -> tuple[int, int]:
+    """The number of sequences that occur with different labels, and of their items; missing values
+    do not differ from others.
+
+    Args:
+        copies: (S,) the same number for items of one sequence.
+        labels: as in `Items`.
+    """
+    values = labels.reshape(len(labels), -1)
+    low = np.full((copies.max() + 1, values.shape[1]), np.nan)
+    high = low.copy()
+    np.fmin.at(low, copies, values)
+    np.fmax.at(high, copies, values)
+    differs = np.any(low < high, axis=1)
+    return int(differs.sum()), int(differs[copies].sum())
 
 
 def _components(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:

@@ -31,7 +31,9 @@ from dnadiff.supervised.items import (
     canonical_key,
     cluster_by_shared_kmers,
     cluster_copies,
+    conflicts,
     connect,
+    numbered,
     sample_clusters,
 )
 from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
@@ -287,6 +289,14 @@ class LabeledTask(ABC):
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
         division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)
+        key = np.ndarray.tobytes if self.stranded else canonical_key
+        differing, rows = conflicts(numbered(map(key, division.bases)), division.labels)
+        if differing:
+            log.warning(
+                f"{found.source}: {differing:,} sequences occur with different labels ({rows:,} "
+                f"rows{'' if self.stranded else ', either strand'})"
+            )
+            found.notes["sequences_with_different_labels"] = {"sequences": differing, "rows": rows}
         if not division.divided:
             division.split_off("test", self.test_fraction, self.seed)
         if missing := division.missing_classes("test"):

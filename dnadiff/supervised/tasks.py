@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from typing_extensions import Unpack, override
@@ -22,7 +23,7 @@ from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
-from dnadiff.formats.regions import Region, read_bed, record_of
+from dnadiff.formats.regions import Region, listing, read_bed, record_of
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
 from dnadiff.store.address import expand_user
@@ -44,7 +45,8 @@ _BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
 METADATA = "metadata.yaml"
 COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
 _STRANDS = {"+": "+", "-": "-", "": "+", ".": "+"}
-SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), ("split",)
+SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), "split"
+SPLITS = (SPLIT, "fold", "set", "subset", "part", "partition", "dataset")  # usual names
 
 
 @checked
@@ -57,6 +59,7 @@ class CsvTask(LabeledTask):
     training rows are used.
 
     Args:
+        split_column: None: the column `split`, if it has such values (`splits`).
         delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
     """
 
@@ -66,10 +69,12 @@ class CsvTask(LabeledTask):
         sequence_column: Name = "sequence",
         label_column: Name | list[Name] = "label",
         split_column: Name | None = None,
-        delimiter: str | None = None,
+        delimiter: Any = None,  # which may be white space
         name: Name | None = None,
         **settings: Unpack[LabeledTaskSettings],
     ) -> None:
+        if delimiter == r"\t":
+            delimiter = "\t"
         if delimiter is not None and not (
             isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'
         ):
@@ -94,10 +99,29 @@ class CsvTask(LabeledTask):
             for table, part in find_tables(self.path):
                 self._add_rows(table, part, None, found, tokenizer)
             return found
+        if split is None and not self.redivide:
+            split = self._given_split()
         if split is not None:
             found.divided, found.split_source = True, f"column {split!r}"
         self._add_rows(self.path, "train", split, found, tokenizer)
         return found
+
+    def _given_split(self) -> str | None:
+        """The column `split`, if it divides the rows; others that may do are logged."""
+        used = None
+        for name, problem in splits(self.path, self.delimiter).items():
+            if name in (self.sequence_column, *self.label_columns):
+                continue
+            if name.lower() == SPLIT and problem is None:
+                used = name
+                log.info(
+                    f"{self.path}: column {name!r} divides the rows; task.redivide=true divides "
+                    "them at random"
+                )
+                continue
+            problem = problem or f"set task.split_column={name} to divide the rows by it"
+            log.warning(f"{self.path}: column {name!r} is not used: {problem}")
+        return used
 
     def _add_rows(
         self,
@@ -531,13 +555,10 @@ class GenomicBenchmark(LabeledTask):
                 f"{self.name}, or to a table"
             )
         header = read_header(find_tables(self.path)[0][0] if path.is_dir() else self.path)
-        sequence, label, split = (
-            next((name for name in names if name in header), None)
-            for names in (SEQUENCE, LABEL, SPLIT)
+        sequence, label = (
+            next((name for name in names if name in header), None) for names in (SEQUENCE, LABEL)
         )
-        return CsvTask(
-            self.path, sequence or SEQUENCE[0], label or LABEL[1], None if path.is_dir() else split
-        )
+        return CsvTask(self.path, sequence or SEQUENCE[0], label or LABEL[1])
 
 
 def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:
@@ -588,11 +609,24 @@ def find_sources(folder: Path, name: str) -> list[Path]:
 
 def _is_divided(path: Path) -> bool:
     try:
-        columns = [name for name in SPLIT if name in read_header(str(path))]
-        rows = read_rows(str(path), {"task.split_column": columns[0]}) if columns else ()
-        return {"train", "test"} <= {PART_NAMES.get(cells[0].lower()) for _, cells in rows}
+        return None in splits(str(path)).values()
     except (ValueError, OSError):
         return False
+
+
+def splits(path: str, delimiter: str | None = None) -> dict[str, str | None]:
+    """The columns of a table with a usual name of a split, each with the reason why it cannot be
+    one; None if it can: it has rows for training and test, and no other values than parts."""
+    found: dict[str, str | None] = {}
+    for name in read_header(path, delimiter):
+        if name.lower() in SPLITS:
+            rows = read_rows(path, {"task.split_column": name}, delimiter)
+            values = sorted({cells[0] for _, cells in rows})
+            parts = {PART_NAMES.get(value.lower()) for value in values}
+            is_split = None not in parts and {"train", "test"} <= parts
+            shown = listing(list(map(repr, values)), 3)
+            found[name] = None if is_split else f"it holds {shown}; a split holds train and test"
+    return found
 
 
 @checked

@@ -471,3 +471,165 @@ def test_none_is_a_class(tmp_path):
     )
     (tmp_path / "t.csv").write_text(f"sequence,label\n{rows}")
     assert sorted(CsvTask(tmp_path / "t.csv").load(DNA).classes) == ["none", "tata"]
+
+
+def case_rows(count: int = 120) -> list[tuple[str, str]]:
+    """Sequences of 60 bases with their classes, which have TATAAT or not."""
+    random, rows = np.random.default_rng(11), []
+    for number in range(count):
+        letters = random_letters(random, 60)
+        rows.append((f"{letters[:20]}TATAAT{letters[26:]}" if number % 2 else letters, number % 2))
+    return [(letters, str(label)) for letters, label in rows]
+
+
+def write_rows(path: Path, header: list[str], rows, delimiter: str = ",") -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
+    return path
+
+
+def number_of(data) -> dict[str, int]:
+    return {part: sum(each.values()) for part, each in data.counts().items()}
+
+
+@pytest.mark.parametrize("name", ["split", "Split"])
+def test_a_column_split_divides_the_rows_and_the_log_says_so(tmp_path, caplog, name):
+    caplog.set_level(logging.INFO)
+    rows = [(*row, "Test" if i >= 100 else "train") for i, row in enumerate(case_rows())]
+    path = write_rows(tmp_path / "t.csv", ["sequence", "label", name], rows)
+    data = CsvTask(path).load(DNA)
+    assert number_of(data) == {"train": 90, "valid": 10, "test": 20}
+    assert sequences(data.test) == [row[0] for row in rows[100:]]
+    assert caplog.messages == [
+        f"{path}: column {name!r} divides the rows; task.redivide=true divides them at random"
+    ]
+    assert data.notes["split"] == f"column {name!r}"
+    assert everything(GenomicBenchmark(path, "toy").load(DNA)) == everything(data)
+    caplog.clear()
+    again = CsvTask(path, redivide=True).load(DNA)
+    assert number_of(again)["test"] == 24 and not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("split", ["train", ""], "it holds '', 'train'; a split holds train and test"),
+        ("split", ["train", "valid"], "it holds 'train', 'valid'; a split holds train and test"),
+        ("split", ["1", "2", "3", "4", "5"], "it holds '1', '2', '3' and 2 more; a split"),
+        ("fold", ["0", "1"], "it holds '0', '1'; a split holds train and test"),
+        ("set", ["train", "test"], "set task.split_column=set to divide the rows by it"),
+    ],
+)
+def test_a_column_that_may_divide_the_rows_is_named(tmp_path, caplog, name, values, message):
+    rows = [(*row, value) for row, value in zip(case_rows(), itertools.cycle(values))]
+    path = write_rows(tmp_path / "t.csv", ["sequence", "label", name], rows)
+    data = CsvTask(path).load(DNA)
+    assert number_of(data) == {"train": 86, "valid": 10, "test": 24}
+    (line,) = caplog.messages
+    assert line.startswith(f"{path}: column {name!r} is not used: {message}")
+
+
+def test_a_column_of_labels_is_no_split(tmp_path, caplog):
+    rows = [(letters, "train" if label == "1" else "test") for letters, label in case_rows()]
+    path = write_rows(tmp_path / "t.csv", ["sequence", "split"], rows)
+    data = CsvTask(path, label_column="split").load(DNA)
+    assert data.classes == ["test", "train"] and number_of(data)["test"] == 24
+    assert not caplog.messages
+
+
+def test_equal_sequences_with_different_labels_are_counted(tmp_path, caplog):
+    rows = case_rows()
+    others = [(letters, str(1 - int(label))) for letters, label in rows[:40]]
+    complements = [(reverse_complement(letters), label) for letters, label in others]
+    path, header = tmp_path / "t.csv", ["sequence", "label"]
+    for copies, settings, expected in (
+        (others, {}, (40, 80)),
+        (others, {"stranded": True}, (40, 80)),
+        (complements, {}, (40, 80)),
+        (complements, {"stranded": True}, None),
+        (others, {"kind": "regression"}, (40, 80)),
+        (rows[:40], {}, None),
+        ([(rows[0][0], ""), *others[1:]], {"kind": "multilabel"}, (39, 78)),
+    ):
+        caplog.clear()
+        write_rows(path, header, [*rows, *copies])
+        notes = CsvTask(path, **settings).load(DNA).notes
+        lines = [line for line in caplog.messages if "holds 0 and 1 alone" not in line]
+        if expected is None:
+            assert not lines and "sequences_with_different_labels" not in notes
+            continue
+        strand = "" if settings.get("stranded") else ", either strand"
+        assert lines == [
+            f"{path}: {expected[0]} sequences occur with different labels ({expected[1]} "
+            f"rows{strand})"
+        ]
+        assert notes["sequences_with_different_labels"] == dict(
+            zip(("sequences", "rows"), expected)
+        )
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("0", "1", "0.0"), "classes '0' and '0.0' in column 'label', which are one number"),
+        (("01", "1"), "classes '01' and '1' in column 'label', which are one number"),
+        (("Yes", "no", "yes"), "classes 'Yes' and 'yes' in column 'label', which differ in case"),
+        (("a  b", "a b"), "classes 'a  b' and 'a b' in column 'label', which differ in case"),
+    ],
+)
+def test_classes_that_mean_the_same_are_refused(tmp_path, names, message):
+    rows = [(letters, name) for (letters, _), name in zip(case_rows(), itertools.cycle(names))]
+    path = write_rows(tmp_path / "t.csv", ["sequence", "label"], rows)
+    with pytest.raises(ValueError, match=message):
+        CsvTask(path).load(DNA)
+
+
+def test_names_that_python_reads_as_one_number_are_different_classes(tmp_path):
+    rows = [(letters, "1_1" if label == "1" else "11") for letters, label in case_rows(40)]
+    path = write_rows(tmp_path / "t.csv", ["sequence", "label"], rows)
+    assert CsvTask(path).load(DNA).classes == ["11", "1_1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "message"),
+    [
+        ("t.csv", "\t", r"""separated by tabs, not by ','; set 'task\.delimiter="\\t"', or name"""),
+        ("t.txt", "\t", r"""set 'task\.delimiter="\\t"', or name it \.tsv"""),
+        ("t.csv", ";", r"""separated by semicolons, not by ','; set 'task\.delimiter=";"'"""),
+        ("t.csv", "|", r"""separated by bars, not by ','; set 'task\.delimiter="\|"'"""),
+        ("t.csv", " ", r"""separated by spaces, not by ','; set 'task\.delimiter=" "'"""),
+        (
+            "t.tsv",
+            ",",
+            r"""separated by commas, not by '\\t'; set 'task\.delimiter=","', or name""",
+        ),
+    ],
+)
+def test_another_delimiter_is_named_with_the_key_that_sets_it(tmp_path, name, delimiter, message):
+    path = write_rows(tmp_path / name, ["sequence", "label"], case_rows(40), delimiter)
+    with pytest.raises(ValueError, match=message):
+        CsvTask(path).load(DNA)
+    shown = r"\t" if delimiter == "\t" else delimiter  # as the message writes it
+    assert number_of(CsvTask(path, delimiter=shown).load(DNA))["test"] == 8
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "message"),
+    [
+        ("t.csv", "\t", r"separated by tabs, not by ','; name it \.tsv"),
+        ("t.csv", ";", "separated by semicolons, not by ','; write it with commas"),
+        ("t.tsv", ",", r"separated by commas, not by '\\t'; name it \.csv"),
+    ],
+)
+def test_another_delimiter_of_a_table_of_predict_is_named(tmp_path, name, delimiter, message):
+    path = write_rows(tmp_path / name, ["sequence", "label"], case_rows(4), delimiter)
+    with pytest.raises(ValueError, match=message):
+        list(table_rows(str(path), Columns()))
+
+
+def test_a_quoted_header_with_another_delimiter_names_the_key(tmp_path):
+    (tmp_path / "t.csv").write_text('"sequence";"label"\n"ACGT";"1"\n')
+    with pytest.raises(
+        ValueError, match=r"line 1 is not a row .*is ',', else set it \(task\.delim"
+    ):
+        CsvTask(tmp_path / "t.csv").load(DNA)

@@ -169,7 +169,21 @@ class ClassTarget(TaskTarget):
                 f"{source} has one class, {names[0]!r}, in {label_source}; classification needs "
                 "two or more"
             )
-        if len(names) > MAX_NUMBERS and all(map(_is_float, names)) and "." in "".join(names):
+        read = dict[float | str, str]()
+        for name in names:
+            meaning = _read_name(name)
+            if (other := read.setdefault(meaning, name)) != name:
+                how = "differ in case or spaces" if isinstance(meaning, str) else "are one number"
+                raise ValueError(
+                    f"{source} has the classes {other!r} and {name!r} in "
+                    f"{label_source}, which {how}; write them in one way, or give them "
+                    "different names"
+                )
+        if (
+            len(names) > MAX_NUMBERS
+            and all(isinstance(meaning, float) for meaning in read)
+            and "." in "".join(names)
+        ):
             raise ValueError(
                 f"{source} has {len(names):,} different numbers such as {names[0]} in "
                 f"{label_source}, and classification expects names of "
@@ -399,9 +413,9 @@ def _log_mean(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     return torch.stack([one.double() + math.log(w) for one, w in pairs if w > 0]).logsumexp(0)
 
 
-def _is_float(text: str) -> bool:
+def _read_name(name: str) -> float | str:
+    """The number that a name is, or the name without differences of case and white space."""
     try:
-        float(text)
+        return float(name.replace("_", " "))  # which Python leaves out
     except ValueError:
-        return False
-    return True
+        return " ".join(name.split()).casefold()
