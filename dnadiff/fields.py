@@ -28,6 +28,8 @@ from pydantic import ValidationError as Invalid
 from typing_extensions import TypedDict, is_typeddict
 
 Json = Any  # a value that JSON can hold
+JsonDict = dict[str, Json]
+JsonMap = Mapping[str, Json]
 # A resolved configuration: nested dicts of plain values, as Hydra composes them.
 Config = dict[str, Any]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from numpy import ndarray
 from numpy.typing import ArrayLike
 from torch import Tensor
 
@@ -387,7 +388,7 @@ class Model:
         num_draws: Natural = 8,
         seed: Natural = 1,
         batch_size: PositiveInt = 32,
-    ) -> np.ndarray:
+    ) -> ndarray:
         """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`;
         exact for an autoregressive model.
 
@@ -414,7 +415,7 @@ class Model:
         stranded: bool = False,
         dtype: str = "float32",
         batch_size: int = 32,
-    ) -> Embeddings | list[np.ndarray]:
+    ) -> Embeddings | list[ndarray]:
         """The network's features of each sequence, pooled over positions: `(S, D)`, or with
         `pool="none"` a list of `(L_i, D)`.
 
@@ -447,7 +448,7 @@ class Model:
         spacing: PositiveInt = 32,
         stranded: bool = False,
         batch_size: PositiveInt = 32,
-    ) -> list[np.ndarray]:
+    ) -> list[ndarray]:
         """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
         for N; see `dnadiff.genomics.information`.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 import numpy as np
 import torch
 from annotated_types import Interval
+from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.design.conditioning import Constrained
@@ -30,7 +31,7 @@ from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
-from dnadiff.fields import Json, check_value
+from dnadiff.fields import JsonDict, check_value
 
 if TYPE_CHECKING:
     import pandas
@@ -103,11 +104,11 @@ class SampleBatch(NamedTuple):
     """
 
     targets: list[Target]
-    tokens: list[np.ndarray]
+    tokens: list[ndarray]
     nfe: int
     rows: int
-    log_weight: np.ndarray | None
-    rewards: np.ndarray | None = None
+    log_weight: ndarray | None
+    rewards: ndarray | None = None
     reward_calls: int = 0
 
 
@@ -196,7 +197,7 @@ class ConditionalSampler:
         groups = [list(range(len(targets)))]
         if any(self.sampler.window_for(length) < length for length in lengths.tolist()):
             groups = [np.flatnonzero(lengths == length).tolist() for length in np.unique(lengths)]
-        tokens: dict[int, np.ndarray] = {}
+        tokens: dict[int, ndarray] = {}
         weight, nfe, rows = np.zeros(len(targets)), 0, 0
         for group in groups:
             made = self.prepared([targets[i] for i in group], weighted)
@@ -275,7 +276,7 @@ class ConditionalSampler:
     def _cond(self, num_rows: int) -> Tensor | None:
         return None if self.labels is None else self.labels.expand(num_rows, -1)
 
-    def text(self, target: Target, tokens: np.ndarray) -> str:
+    def text(self, target: Target, tokens: ndarray) -> str:
         """The text of a sample; given letters keep their case."""
         drawn, letters = self.tokenizer.decode(tokens), target.pattern.letters
         if letters is None:
@@ -285,7 +286,7 @@ class ConditionalSampler:
 
     def facts(
         self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
-    ) -> list[dict[str, Json]]:
+    ) -> list[JsonDict]:
         """The attributes of `Design` of each sample of a batch other than its weight, with bounds
         from `num_draws` network calls (0 leaves them out)."""
         if not num_draws:
@@ -293,7 +294,7 @@ class ConditionalSampler:
         bounds = self.bounds(batch, numbers, num_draws, seed)
         return [{"log_prob": bound} for bound in bounds.tolist()]
 
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
         """Further entries of the header of each sample."""
         return [{}] * len(batch.targets)
 
@@ -305,7 +306,7 @@ class ConditionalSampler:
 
     def bounds(
         self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int
-    ) -> np.ndarray:
+    ) -> ndarray:
         """Estimates of a lower bound on log p of the generated part given the fixed part, in nats:
         (B,), with `num_draws` calls each.
 
@@ -364,13 +365,13 @@ def padded(patterns: Sequence[Pattern], pad_id: int) -> tuple[Tensor, Tensor, Te
     return ids, codes, torch.arange(shape[1]) < lengths[:, None]
 
 
-def effective_size(log_weight: np.ndarray) -> float:
+def effective_size(log_weight: ndarray) -> float:
     """The effective sample size (sum w)^2 / sum w^2."""
     w = np.exp(log_weight - log_weight.max())
     return float(w.sum() ** 2 / (w**2).sum())
 
 
-def systematic_resample(log_weight: np.ndarray, count: int, uniform: float) -> np.ndarray:
+def systematic_resample(log_weight: ndarray, count: int, uniform: float) -> ndarray:
     """Indices (count,) of samples drawn in proportion to their weights, ascending: systematic
     resampling with one uniform in (0, 1)."""
     w = np.exp(log_weight - log_weight.max())

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
@@ -57,9 +58,9 @@ class Pattern(NamedTuple):
         letters: (L,) uint8, the given letters in their case; 0 elsewhere. None for text.
     """
 
-    ids: np.ndarray
-    codes: np.ndarray
-    letters: np.ndarray | None = None
+    ids: ndarray
+    codes: ndarray
+    letters: ndarray | None = None
 
 
 class Motif(NamedTuple):
@@ -72,7 +73,7 @@ class Motif(NamedTuple):
     """
 
     text: str
-    codes: np.ndarray
+    codes: ndarray
     start: int
 
     def first(self, length: int) -> int:
@@ -87,7 +88,7 @@ class Motif(NamedTuple):
         return first
 
 
-def codes_of(text: str, what: str) -> np.ndarray:
+def codes_of(text: str, what: str) -> ndarray:
     """The codes (L,) of IUPAC letters in either case; others are a ValueError that names `what` and
     the first one's 1-based position."""
     codes = _CODE_OF_BYTE[list(text.encode("ascii", "replace"))]
@@ -213,7 +214,7 @@ def dna_tokenizer(tokenizer: Tokenizer) -> DNATokenizer:
     return tokenizer
 
 
-def allowed_letters(tokenizer: Tokenizer) -> np.ndarray:
+def allowed_letters(tokenizer: Tokenizer) -> ndarray:
     """The tokens that each IUPAC code allows, (16, V); for text, all rows allow every token."""
     table = np.zeros((16, tokenizer.vocab.size), bool)
     if isinstance(tokenizer, DNATokenizer):
@@ -224,7 +225,7 @@ def allowed_letters(tokenizer: Tokenizer) -> np.ndarray:
     return table
 
 
-def gc_bounds(codes: np.ndarray) -> tuple[int, int]:
+def gc_bounds(codes: ndarray) -> tuple[int, int]:
     """The minimum and the maximum number of G and C that `codes (L,)` allow."""
     return int((codes & 9 == 0).sum()), int((codes & 6 != 0).sum())
 
@@ -247,7 +248,7 @@ class Target(NamedTuple):
     shown: tuple[int, int]
     designed: tuple[int, int]
     about: dict[str, str]
-    start: np.ndarray | None = None
+    start: ndarray | None = None
 
 
 class Request(ABC):
@@ -362,7 +363,7 @@ class Templates(Request):
         each: int,
         mask_id: int,
         designed: tuple[int, int] | None = None,
-        start: Sequence[np.ndarray] | None = None,
+        start: Sequence[ndarray] | None = None,
     ) -> None:
         for name, pattern in patterns:
             check_has_masks(pattern, mask_id, f"template {name}")
@@ -444,7 +445,7 @@ def starting_from(
         )
     elif len(patterns) == 1:
         patterns = [*patterns] * len(sequences)
-    starts: list[np.ndarray] = []
+    starts: list[ndarray] = []
     for (name, text), pattern in zip(sequences, patterns):
         if len(pattern.ids) != len(text):
             raise ValueError(
@@ -557,7 +558,7 @@ def window_around(start: int, end: int, total: int, length: int) -> tuple[int, i
 
 
 def masked_interval(
-    tokenizer: Tokenizer, ids: np.ndarray, letters: np.ndarray, start: int, end: int
+    tokenizer: Tokenizer, ids: ndarray, letters: ndarray, start: int, end: int
 ) -> Pattern:
     """The pattern of `ids (L,)` with [start, end) masked."""
     ids, letters = ids.copy(), letters.copy()

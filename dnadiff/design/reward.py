@@ -14,6 +14,7 @@ from types import FunctionType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import ArrayLike
 from typing_extensions import override
 
@@ -26,7 +27,7 @@ from dnadiff.jobs.journal import sha256
 from dnadiff.store.address import shown
 from dnadiff.store.files import open_text, resolve
 
-Values: TypeAlias = np.ndarray  # (S,) float64
+Values: TypeAlias = ndarray  # (S,) float64
 R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
@@ -420,7 +421,7 @@ _INDEX = np.full(256, 4)
 _INDEX[list(b"ACGTacgt")] = [0, 1, 2, 3] * 2
 
 
-def letter_matches(motif: str) -> np.ndarray:
+def letter_matches(motif: str) -> ndarray:
     """Scores (W, 4) of IUPAC letters: 1 for a base that a letter allows, 0 for others and for every
     base at N."""
     codes = codes_of(motif, f"reward.motif {motif!r}")
@@ -431,13 +432,13 @@ def letter_matches(motif: str) -> np.ndarray:
     return np.where(codes[:, None] == FREE, 0.0, (codes[:, None] >> np.arange(4)) & 1)
 
 
-def log_odds(counts: np.ndarray) -> np.ndarray:
+def log_odds(counts: ndarray) -> ndarray:
     """Log-odds in bits (W, 4) of counts against equal base frequencies."""
     share = (counts + _PSEUDOCOUNT / 4) / (counts.sum(-1, keepdims=True) + _PSEUDOCOUNT)
     return np.log2(share * 4)
 
 
-def read_jaspar(path: str | Path, name: str | None = None) -> np.ndarray:
+def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
     """The counts (W, 4) of one matrix of a file in JASPAR format; raises ValueError naming the file
     and the line or the matrix if there is none, or if one is damaged."""
     source, found = f"reward.matrix {shown(path)}", list[tuple[str, dict[str, list[float]]]]()

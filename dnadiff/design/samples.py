@@ -28,7 +28,7 @@ from dnadiff.design.request import Request
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
-from dnadiff.fields import Config, Json, PositiveInt, check_value
+from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
 from dnadiff.formats.sequences import synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.memorization import TrainingIndex
@@ -203,7 +203,7 @@ def sampler_name(sampler: Sampler) -> str:
     return type(sampler).__module__.rpartition(".")[2]
 
 
-def sampler_settings(sampler: Sampler) -> dict[str, Json]:
+def sampler_settings(sampler: Sampler) -> JsonDict:
     """Every setting of a sampler and its class, for the JSON file; a value that JSON cannot
     represent becomes a string."""
     settings = {
@@ -213,14 +213,14 @@ def sampler_settings(sampler: Sampler) -> dict[str, Json]:
     return json.loads(json.dumps(settings, default=str))
 
 
-def header_settings(sampler: Configurable) -> dict[str, Json]:
+def header_settings(sampler: Configurable) -> JsonDict:
     """The settings of a sampler that differ from the defaults of its class, for a FASTA header.
 
     Settings of a nested sampler or strategy are called `outer.inner`, and its class `outer.class`.
     All settings, including the defaults, are in the JSON file next to the FASTA file
     (`sampler_settings`).
     """
-    found: dict[str, Json] = {}
+    found: JsonDict = {}
     parameters = inspect.signature(type(sampler)).parameters
     for name, value in sampler.settings().items():
         inner, default = vars(sampler)[name], parameters[name].default
@@ -288,7 +288,7 @@ def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytearray]]:
         yield header, body
 
 
-def summarize_weights(log_weight: np.ndarray, each: int) -> dict[str, Json]:
+def summarize_weights(log_weight: np.ndarray, each: int) -> JsonDict:
     """The effective sample size, and the log of the probability mass that satisfies the
     constraints, over the targets."""
     groups = log_weight.reshape(-1, each)
@@ -309,7 +309,7 @@ JSONL = ".jsonl"
 TEXT = (".txt", JSONL)
 
 
-def record_of(output: Path, name: str, text: str, about: Mapping[str, Json]) -> bytes:
+def record_of(output: Path, name: str, text: str, about: JsonMap) -> bytes:
     """A record of a file of this name: FASTA whose header has `key=value` pairs, a line of JSON, or
     the text followed by an empty line.
 
@@ -336,8 +336,8 @@ def header_of(
     sampler: Sampler,
     seed: int,
     changed: Mapping[str, tuple[Json, Json]],
-    method: Mapping[str, Json],
-) -> dict[str, Json]:
+    method: JsonMap,
+) -> JsonDict:
     """How the samples were made, for their headers: the name of the sampler on the command line,
     and settings that are not the default.
 
@@ -346,7 +346,7 @@ def header_of(
         method: of a design.
     """
     # The calls are those of the batch, known afterwards.
-    about: dict[str, Json] = {"sampler": sampler_name(sampler), "calls": 0}
+    about: JsonDict = {"sampler": sampler_name(sampler), "calls": 0}
     about |= header_settings(sampler)
     about |= {name: value for name, (value, default) in changed.items() if value != default}
     return about | {**method, "seed": seed}
@@ -362,7 +362,7 @@ def check_suffix(output: Path, is_dna: bool) -> None:
         )
 
 
-_REWARDS: dict[str, Json] = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
+_REWARDS: JsonDict = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
 # Totals that are sums over batches.
 _ADDED = ("nfe", "rows", "tokens", "seconds")
 
@@ -392,20 +392,20 @@ class SampleJob(ResumableJob):
     output: Path
     seed: int
     batch_size: int
-    header_of_records: Mapping[str, Json]
+    header_of_records: JsonMap
     weighted: bool
     gc: float | None
     resampled: int | None
-    settings: Mapping[str, Json]
-    started: Mapping[str, Json]
-    inputs: Mapping[str, Json]
+    settings: JsonMap
+    started: JsonMap
+    inputs: JsonMap
     index: TrainingIndex | None = None
-    design: Mapping[str, Json] | None = None
+    design: JsonMap | None = None
     page: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         self.converts = self.resampled is not None
-        self.totals: dict[str, Json] = {
+        self.totals: JsonDict = {
             "nfe": 0,
             "rows": 0,
             "tokens": 0,
@@ -416,7 +416,7 @@ class SampleJob(ResumableJob):
             "sampler_options": self.started,
             **({} if self.design is None else _REWARDS),
         }
-        self.content: dict[str, Json] = {}
+        self.content: JsonDict = {}
         self._written_gc: tuple[int, int] | None = None
 
     @property
@@ -496,10 +496,10 @@ class SampleJob(ResumableJob):
         )
 
     @override
-    def finish(self, collected: Path) -> dict[str, Json]:
+    def finish(self, collected: Path) -> JsonDict:
         totals, request, sampler = self.totals, self.request, self.generator.sampler
         gc, number = self._written_gc or totals["gc"], len(request)
-        extra: dict[str, Json] = {}
+        extra: JsonDict = {}
         if self.gc is not None:
             extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
         if self.weighted and not self.output.name.removesuffix(".gz").endswith(".txt"):
@@ -512,7 +512,7 @@ class SampleJob(ResumableJob):
             # The longest exact match of each record with the training part, either strand.
             found = memorization.of_file(self.output, self.index)
             extra["copies"] = memorization.summary(found)
-        steps: dict[str, Json] = {}
+        steps: JsonDict = {}
         if self.design is None:
             # Upper limit of the network calls that fill the masks of a batch; methods of designs
             # make more.
@@ -548,7 +548,7 @@ class SampleJob(ResumableJob):
         return self.content
 
     @override
-    def side_file(self, head: Mapping[str, Json], content: Mapping[str, Json]) -> Json:
+    def side_file(self, head: JsonMap, content: JsonMap) -> Json:
         about = {"file": head["file"], "sha256": head["sha256"], "synthetic": True}
         return super().side_file({**about, "dnadiff": head["dnadiff"]}, content)
 
@@ -611,7 +611,7 @@ class SampleJob(ResumableJob):
                     about["log_weight"] = f"{batch.log_weight[row]:.6f}"
                 text = generator.text(target, sequence)
                 content += record_of(self.output, target.name, text, about)
-            totals: dict[str, Json] = {"nfe": batch.nfe, "rows": batch.rows}
+            totals: JsonDict = {"nfe": batch.nfe, "rows": batch.rows}
             totals["tokens"] = sum(map(len, batch.tokens))
             if self.gc is not None:
                 totals["gc"] = list(generator.gc(batch))

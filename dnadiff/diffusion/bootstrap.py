@@ -12,6 +12,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 UNDECIDED = "no interval, so no verdict"
 MIN_BLOCKS = 5  # fewer blocks give no usable estimate of their spread
@@ -27,7 +28,7 @@ class ConfidenceInterval(NamedTuple):
     high: float
 
 
-def blocks(num_items: int, block_size: int) -> np.ndarray:
+def blocks(num_items: int, block_size: int) -> ndarray:
     """Block number of each item, `(num_items,)`: consecutive runs of `effective_block_size` items
     (the last may be shorter)."""
     return np.arange(num_items) // effective_block_size(num_items, block_size)
@@ -40,9 +41,9 @@ def effective_block_size(num_items: int, block_size: int) -> int:
 
 
 def ratio(
-    numerator: np.ndarray,
-    denominator: np.ndarray,
-    block: np.ndarray | None = None,
+    numerator: ndarray,
+    denominator: ndarray,
+    block: ndarray | None = None,
     num_resamples: int = 2000,
     seed: int = 0,
 ) -> ConfidenceInterval:

@@ -25,7 +25,7 @@ from typing_extensions import override
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.records import Interval, grouped, padded_batches, pieces
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict
 from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.progress import table
@@ -46,7 +46,7 @@ COLUMNS: tuple[str, ...] = (
 log = logging.getLogger("dnadiff")
 
 
-def settings_of(job: ScoreJob | TrackJob, *keys: str) -> dict[str, Json]:
+def settings_of(job: ScoreJob | TrackJob, *keys: str) -> JsonDict:
     """What all numbers of an input depend on."""
     denoiser = job.model.denoiser
     return {
@@ -227,7 +227,7 @@ class ScoreJob(ResumableJob):
         return "".join(rows).encode(), len(rows)
 
     @override
-    def finish(self, collected: Path) -> dict[str, Json]:
+    def finish(self, collected: Path) -> JsonDict:
         nats, se = per_base(self.total_score)
         return {
             "records": len(self.lengths),

@@ -10,12 +10,12 @@ shards.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeAlias
 
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonMap
 from dnadiff.jobs.journal import Earlier
 
 Report: TypeAlias = Callable[..., None]  # items that are finished, and tokens read for them
@@ -32,7 +32,7 @@ class Result(NamedTuple):
 
     items: int
     content: bytes
-    about: Mapping[str, Json] = MappingProxyType({})
+    about: JsonMap = MappingProxyType({})
 
 
 def ignore(items: int, tokens: int, **notes: str) -> None:
@@ -57,7 +57,7 @@ class Job(ABC):
     stream: ClassVar[str]
     label: str
     output: Path
-    settings: Mapping[str, Json]
+    settings: JsonMap
     earlier: Earlier = MappingProxyType({})
     side_files: Sequence[Path] = ()
     prepared: Json = None
@@ -128,7 +128,7 @@ class ResumableJob(Job):
         """The file that a `ResumableOutput` collects."""
         return self.output
 
-    def resume(self, done: int, notes: Mapping[str, Json]) -> None:
+    def resume(self, done: int, notes: JsonMap) -> None:
         """Continue after what the journal says: the number and the `totals` of the finished
         items."""
         self.totals, self.position = {**self.totals, **notes}, done
@@ -147,7 +147,7 @@ class ResumableJob(Job):
         """Write the output of the collected results, atomically."""
         raise NotImplementedError
 
-    def finish(self, collected: Path) -> Mapping[str, Json]:
+    def finish(self, collected: Path) -> JsonMap:
         """Write the side files when the output is complete; what its JSON file says.
 
         Args:
@@ -155,7 +155,7 @@ class ResumableJob(Job):
         """
         return {}
 
-    def side_file(self, head: Mapping[str, Json], content: Mapping[str, Json]) -> Json:
+    def side_file(self, head: JsonMap, content: JsonMap) -> Json:
         """The JSON file next to the output.
 
         Args:

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TypeAlias
 
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.renamed import VERSION, with_current_names
 from dnadiff.store.disk import (
     atomic_write,
@@ -104,7 +104,7 @@ class ResumableOutput:
     def __init__(
         self,
         output: Path,
-        settings: Mapping[str, Json],
+        settings: JsonMap,
         resume: bool = False,
         overwrite: bool = False,
         earlier: Earlier = _NOTHING,
@@ -117,7 +117,7 @@ class ResumableOutput:
         self.bgzip = bgzip and self.is_compressed
         self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
         self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
-        self.notes: dict[str, Json] = {}
+        self.notes: JsonDict = {}
         self._file: FileIO | None = None
         if self.journal.is_file() and (resume or not overwrite):
             if not resume:
@@ -129,7 +129,7 @@ class ResumableOutput:
         else:
             check_output(output, overwrite)
 
-    def _resume(self, found: Mapping[str, Json]) -> None:
+    def _resume(self, found: JsonMap) -> None:
         remedy = "start over: overwrite=true, without resume"
         before = with_current_names(found["settings"])
         if (differs := first_difference(before, self.settings, self.earlier)) is not None:
@@ -159,7 +159,7 @@ class ResumableOutput:
             return bgzip_blocks(content)
         return gzip.compress(content, mtime=0) if self.is_compressed else content
 
-    def append_packed(self, content: bytes, count: int, notes: dict[str, Json]) -> None:
+    def append_packed(self, content: bytes, count: int, notes: JsonDict) -> None:
         """`append` of bytes as they are written."""
         due = time.monotonic() - self._saved >= self.interval
         with names_file(self.part, len(content)):
@@ -232,7 +232,7 @@ class ResumableOutput:
                     self._write_journal()
 
 
-def read_journal(output: Path) -> dict[str, Json]:
+def read_journal(output: Path) -> JsonDict:
     """The journal of an unfinished file; a ValueError if it is damaged."""
     path, remedy = temporary_path(output, "journal"), "start over: overwrite=true, without resume"
     found = read_json(path, tuple(sorted(_KEYS)), remedy)
@@ -250,7 +250,7 @@ def read_journal(output: Path) -> dict[str, Json]:
     return found
 
 
-def check_of(content: Mapping[str, Json]) -> int:
+def check_of(content: JsonMap) -> int:
     """The checksum of a journal, or of the entry of a shard."""
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
@@ -291,12 +291,12 @@ def json_path(output: Path) -> Path:
     return output.with_name(output.name + ".json")
 
 
-def head_of(output: Path) -> dict[str, Json]:
+def head_of(output: Path) -> JsonDict:
     """What the JSON file next to a finished output says of the file itself."""
     return {"file": output.name, "sha256": sha256(output), "dnadiff": VERSION}
 
 
-def is_complete(output: Path, settings: Mapping[str, Json], earlier: Earlier = _NOTHING) -> bool:
+def is_complete(output: Path, settings: JsonMap, earlier: Earlier = _NOTHING) -> bool:
     """Whether the file exists with the JSON file of a finished run of these settings, and is
     unchanged since."""
     try:
@@ -314,7 +314,7 @@ def plain(value: Json) -> Json:
 
 
 def first_difference(
-    was: Mapping[str, Json], now: Mapping[str, Json], earlier: Earlier = _NOTHING
+    was: JsonMap, now: JsonMap, earlier: Earlier = _NOTHING
 ) -> tuple[str, str, str] | None:
     """The first key whose values differ in two mappings, and both values, shortened; None if the
     mappings are equal.

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.data.kmers import UNKNOWN, codes, reverse_complement_codes
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.fields import Json, NonNegative
+from dnadiff.fields import JsonDict, NonNegative
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     check_length,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
     from sklearn.base import BaseEstimator, TransformerMixin
 
-    Features: TypeAlias = "np.ndarray | csr_matrix"  # (S, F)
+    Features: TypeAlias = "ndarray | csr_matrix"  # (S, F)
 
 _CLEAR = 0.05  # an accuracy of the length alone that much above chance is reported
 _BLOCK = 1 << 22  # positions whose k-mers are counted at once
@@ -79,7 +80,7 @@ class Estimators:
         """Gradient boosting without early stopping, one for each number of trees per output."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-        shared: dict[str, Json] = {"early_stopping": False, "random_state": 0, **settings}
+        shared: JsonDict = {"early_stopping": False, "random_state": 0, **settings}
         make: type[BaseEstimator] = HistGradientBoostingClassifier
         if self.boosting_loss is not None:
             make, shared = HistGradientBoostingRegressor, {"loss": self.boosting_loss, **shared}
@@ -91,7 +92,7 @@ class Estimators:
 
         return (KNeighborsClassifier if self.boosting_loss is None else KNeighborsRegressor)(number)
 
-    def fit(self, model: BaseEstimator, features: Features, labels: np.ndarray) -> Any:
+    def fit(self, model: BaseEstimator, features: Features, labels: ndarray) -> Any:
         """A fitted model, or one for each output."""
         from sklearn.base import clone
 
@@ -154,7 +155,7 @@ class SklearnModel(TaskModel):
         """
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         return super().describe() | {
             key: value for key, value in vars(self).items() if key not in self.not_settings
         }
@@ -229,7 +230,7 @@ class KmerBoosting(SklearnModel):
         self.k, self.rounds, self.rate = k, tuple(rounds), rate
 
     @override
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
+    def features(self, items: Items, stranded: bool) -> ndarray:
         counts = kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded)
         if not stranded:
             kmers = np.arange(4**self.k, dtype=np.uint64)
@@ -254,7 +255,7 @@ class LengthAlone(OneFeature):
     """Gradient boosting on the length of the sequence alone: how much the length reveals."""
 
     @override
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
+    def features(self, items: Items, stranded: bool) -> ndarray:
         return items.lengths.numpy()[:, None].astype(np.float32)
 
 
@@ -280,13 +281,13 @@ class GCAlone(OneFeature):
     """Gradient boosting on the GC content alone; it is 0.5 for a sequence without a known base."""
 
     @override
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
+    def features(self, items: Items, stranded: bool) -> ndarray:
         bases = self.bases(items.ids.numpy())
         known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
 
-def kmer_counts(bases: np.ndarray, k: int, both_strands: bool, block: int = _BLOCK) -> csr_matrix:
+def kmer_counts(bases: ndarray, k: int, both_strands: bool, block: int = _BLOCK) -> csr_matrix:
     """How often each k-mer occurs in each row, (S, 4**k) float64.
 
     Args:
@@ -319,7 +320,7 @@ HEXAMER = 6
 SHORTEST = 2 * HEXAMER + min(SPACERS)
 
 
-def log_odds(consensus: str, percent: tuple[int, ...]) -> np.ndarray:
+def log_odds(consensus: str, percent: tuple[int, ...]) -> ndarray:
     """Bits of each base against uniform bases, (6, 5): the rest of a position is shared by the
     other three bases, an unknown base has 0."""
     found = np.zeros((len(consensus), UNKNOWN + 1))
@@ -329,7 +330,7 @@ def log_odds(consensus: str, percent: tuple[int, ...]) -> np.ndarray:
     return found
 
 
-def hexamer_scores(bases: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def hexamer_scores(bases: ndarray, matrix: ndarray) -> ndarray:
     """The score of the hexamer that starts at each base: (S, L - 5) for `bases (S, L)`."""
     count = bases.shape[1] - len(matrix) + 1
     return sum(
@@ -338,7 +339,7 @@ def hexamer_scores(bases: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     )
 
 
-def best_scores(bases: np.ndarray, lengths: np.ndarray, spacer_penalty: float) -> np.ndarray:
+def best_scores(bases: ndarray, lengths: ndarray, spacer_penalty: float) -> ndarray:
     """The best pair of hexamers on the given strand, in bits, (S,); that of the worst possible pair
     for a sequence of less than 27 bases.
 
@@ -383,7 +384,7 @@ class PromoterMotif(SklearnModel):
         self.spacer_penalty = spacer_penalty
 
     @override
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
+    def features(self, items: Items, stranded: bool) -> ndarray:
         bases, lengths = self.bases(items.ids.numpy()), items.lengths.numpy()
         scores = best_scores(bases, lengths, self.spacer_penalty)
         if not stranded:
@@ -408,7 +409,7 @@ def embed(
     batch_size: int,
     both_strands: bool,
     report: Report = no_report,
-) -> np.ndarray:
+) -> ndarray:
     """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
 
     The network is put into evaluation mode. One that reads both strands itself processes an item
@@ -445,10 +446,10 @@ class FrozenModel(SklearnModel):
     ) -> None:
         self.backbone, self.random, self.batch_size = backbone, random, batch_size
         self.about, self.device = dict(about or {}), device
-        self._embeddings: dict[tuple[bool, bytes], np.ndarray] = {}
+        self._embeddings: dict[tuple[bool, bytes], ndarray] = {}
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         return TaskModel.describe(self) | self.about
 
     @override
@@ -459,7 +460,7 @@ class FrozenModel(SklearnModel):
             self._embeddings.clear()
 
     @override
-    def features(self, items: Items, stranded: bool) -> np.ndarray:
+    def features(self, items: Items, stranded: bool) -> ndarray:
         """As `embed`, with sequences of earlier calls (under another division of the data) taken
         from memory."""
         keys = [

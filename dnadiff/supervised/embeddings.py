@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from typing_extensions import override
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     import anndata
     import pandas
 
-Vectors: TypeAlias = list[np.ndarray]  # (D,) of each sequence, or (L_i, D)
+Vectors: TypeAlias = list[ndarray]  # (D,) of each sequence, or (L_i, D)
 log = logging.getLogger("dnadiff")
 
 
@@ -68,7 +69,7 @@ def pool_of(name: str) -> Pool:
     return POOLS[name]
 
 
-class Embeddings(np.ndarray):
+class Embeddings(ndarray):
     """Vectors of S sequences (S, D). An array in every other respect; what is computed from it has
     no names.
 
@@ -79,7 +80,7 @@ class Embeddings(np.ndarray):
     names: list[str] | None = None
 
     @classmethod
-    def of(cls, vectors: np.ndarray, names: Sequence[str]) -> Embeddings:
+    def of(cls, vectors: ndarray, names: Sequence[str]) -> Embeddings:
         """The vectors with the names of their sequences; those that occur twice get numbers, so
         that all names differ."""
         found = np.asarray(vectors).view(cls)
@@ -178,7 +179,7 @@ class Embedder:
             pass  # refuses a layer that the network does not have
 
     @torch.no_grad()
-    def __call__(self, sequences: Sequence[np.ndarray], batch_size: int = 32) -> list[np.ndarray]:
+    def __call__(self, sequences: Sequence[ndarray], batch_size: int = 32) -> list[ndarray]:
         """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each
         position; NaN for DNA without a known base."""
         device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
@@ -312,7 +313,7 @@ class EmbedJob(Job):
             self.write_file(file, self, self._vectors(results))
 
     @property
-    def offsets(self) -> np.ndarray:
+    def offsets(self) -> ndarray:
         """The first row of each sequence among the rows of all, and their number: (S + 1,)."""
         is_single = not self.embedder.pool.per_position
         rows = [1 if is_single else r.end - r.start for r in self.source.regions]
@@ -365,7 +366,7 @@ def write_npz(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
     sequence i are `offsets[i]:offsets[i + 1]`.
     """
     dtype = job.embedder.dtype.newbyteorder("<")
-    about: dict[str, np.ndarray] = {key: np.array(x) for key, x in job.columns().items()}
+    about: dict[str, ndarray] = {key: np.array(x) for key, x in job.columns().items()}
     about["settings"] = np.array(json.dumps(job.about))
     if job.embedder.pool.per_position:
         about["offsets"] = job.offsets

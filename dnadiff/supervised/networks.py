@@ -21,7 +21,7 @@ from typing_extensions import Unpack, override
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, Positive, PositiveInt, check_value, checked
+from dnadiff.fields import Config, Json, JsonDict, Positive, PositiveInt, check_value, checked
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
@@ -101,7 +101,7 @@ class NetworkModel(TaskModel):
         self.build_classifier(data, 0)
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
         trainer = {key: value for key, value in self.trainer.items() if key not in _OF_MACHINE}
         described = super().describe() | {"lr": lr} | self.recipe.describe()
@@ -121,7 +121,7 @@ class NetworkModel(TaskModel):
         recipe, budget = self.recipe, Budget(self.recipe.minutes)
         classifier = self.build_classifier(data, seed)
         classifier.target = self._target(data)
-        prepared: dict[str, Json] = {}
+        prepared: JsonDict = {}
         if recipe.head_epochs != 0:
             assert isinstance(classifier, Classifier)
             prepared = train_head(classifier.to(self.device), data, recipe, seed, budget, report)
@@ -145,7 +145,7 @@ class NetworkModel(TaskModel):
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
         self.valid_score, self.valid_predictions = module.best_score, module.best_valid
-        self.fit_info: dict[str, Json] = {
+        self.fit_info: JsonDict = {
             **prepared,
             **found.describe(),
             **classifier.target.record(module.best_score),
@@ -162,7 +162,7 @@ class NetworkModel(TaskModel):
         target = data.target.fit(data.train.labels)
         return target.balanced(data.train.labels) if self.recipe.balanced else target
 
-    def record(self, score: ValidScore, data: TaskData) -> dict[str, Json]:
+    def record(self, score: ValidScore, data: TaskData) -> JsonDict:
         """The validation score of a fit on `data`, as it is stored in `fit_info`."""
         return self._target(data).record(score)
 
@@ -326,7 +326,7 @@ class FineTunedModel(NetworkModel):
         self.frozen, self.adapter = frozen or Frozen(), adapter
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         described = super().describe() | self.about  # the defaults are those of earlier versions
         if self.head != MEAN_HEAD:
             described["head"] = dict(self.head)
@@ -376,7 +376,7 @@ class GridSearch(TaskModel):
         self.candidates = candidates
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         candidates = [model.describe() for _, model in self.candidates]
         return super().describe() | {"candidates": candidates}
 
@@ -391,7 +391,7 @@ class GridSearch(TaskModel):
 
     @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        tried: list[dict[str, Json]] = []
+        tried: list[JsonDict] = []
         best = self.candidates[0][1]
         for settings, model in self.candidates:
             classifier = model.fit(data, seed, report)
@@ -434,7 +434,7 @@ class OneHotModel(NetworkModel):
         self.inputs = HeadInputs(one_hot=True, length=length)
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         described = super().describe() | {"head": repr(self.head)}
         return described | {"inputs": asdict(self.inputs)} if self.inputs.length else described
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Json
+from dnadiff.fields import JsonDict
 from dnadiff.supervised.items import Items, TaskData, assign_folds, sample_clusters
 
 _FEWEST_VALID = 10  # validation items
@@ -47,7 +47,7 @@ class FixedSplit:
         """The items that are scored."""
         return data.test
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         """What decides the divisions, ready for JSON."""
         return {"protocol": self.name}
 
@@ -84,7 +84,7 @@ class FewItems(FixedSplit):
     varies: ClassVar[bool] = True
 
     @override
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         return {**super().describe(), "train_items": self.train_items}
 
     @override
@@ -105,7 +105,7 @@ class FewItems(FixedSplit):
                 f"items{labeled}; give at most that, or null"
             )
         num_valid = max(_FEWEST_VALID, round(len(valid) * self.train_items / len(train)))
-        parts: dict[str, Json] = {}
+        parts: JsonDict = {}
         for name, items, number in (
             ("train", train, self.train_items),
             ("valid", valid, num_valid),

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.formats.table import read_csv
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import expand_user
@@ -244,7 +244,7 @@ class ResultsFolder:
             if digest not in listed_digests(path):
                 append_row(path, row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
 
-    def write_summary(self, task: str, result: Mapping[str, Json]) -> None:
+    def write_summary(self, task: str, result: JsonMap) -> None:
         """Store the summary of a task, replacing an earlier one with as many training items."""
         number = result.get("task", {}).get("train_items")
         key = task if number is None else f"{task}, train_items {number}"
@@ -301,7 +301,7 @@ def save_prediction(
     """Write a prediction atomically."""
     own = {"found": prediction.fit_info, "weights_sha256": prediction.weights}
     valid = prediction.valid_predictions
-    of_valid: dict[str, Json] = {} if valid is None else {"valid_predictions": valid.numpy()}
+    of_valid: JsonDict = {} if valid is None else {"valid_predictions": valid.numpy()}
     with atomic_write(path, overwrite=True) as file:
         np.savez_compressed(
             file,
@@ -443,12 +443,12 @@ def write_weights(path: Path, network: nn.Module) -> WeightsFile:
     return WeightsFile(path, hashlib.sha256(content).hexdigest())
 
 
-def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json]) -> None:
+def save(folder: Path, seed: int, weights: WeightsFile, about: JsonMap) -> None:
     """Save the classifier of a seed in `folder/seed_N`, replacing an earlier one; a copy that is
     the same already is not written again."""
     target = folder / f"seed_{seed}"
     description = target / DESCRIPTION
-    content: dict[str, Json] = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
+    content: JsonDict = {"format": FORMAT, "seed": seed, **about, "sha256": weights.sha256}
     text = json.dumps(content, default=str)
     content = json.loads(text, parse_constant=lambda _: None)  # NaN is not JSON
     content["check"] = _check_of(content)
@@ -462,7 +462,7 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: Mapping[str, Json
     write_json(description, content)
 
 
-def read_description(path: Path) -> dict[str, Json]:
+def read_description(path: Path) -> JsonDict:
     """The description of a saved classifier; ValueError if it is damaged or of another version."""
     about = read_json(path, _KEYS, REMEDY)
     if about.pop("check") != _check_of(about):
@@ -475,5 +475,5 @@ def read_description(path: Path) -> dict[str, Json]:
     return about
 
 
-def _check_of(content: Mapping[str, Json]) -> int:
+def _check_of(content: JsonMap) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())

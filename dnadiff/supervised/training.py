@@ -34,6 +34,7 @@ from dnadiff.fields import (
     Config,
     Fraction,
     Json,
+    JsonDict,
     Natural,
     NonNegative,
     Positive,
@@ -175,7 +176,7 @@ class Recipe:
                 "of them out"
             )
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         """What stored predictions depend on: the first five, and others that are not off."""
         always, off = ("epochs", "batch_size", "weight_decay", "warmup", "patience"), vars(Recipe())
         return {k: v for k, v in vars(self).items() if k in always or v != off[k]}
@@ -424,9 +425,9 @@ class Found(NamedTuple):
     trials: list[Trial]
     speed: Speed | None = None
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         """For `fit_info`."""
-        found: dict[str, Json] = {
+        found: JsonDict = {
             "lr": self.lr,
             "planned_epochs": self.plan.epochs,
             "batches_per_epoch": self.plan.batches,
@@ -663,7 +664,7 @@ def train_head(
     max_sequences: int = MAX_SEQUENCES,
     max_bytes: int = MAX_BYTES,
     lr: float = LR,
-) -> dict[str, Json]:
+) -> JsonDict:
     """Train the head of a classifier, in place, and return what was done, empty if nothing was; the
     network stays as it is.
 

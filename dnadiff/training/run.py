@@ -18,7 +18,7 @@ from lightning import Trainer
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.fields import Config, Json
+from dnadiff.fields import Config, Json, JsonDict
 from dnadiff.progress import duration, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
@@ -93,7 +93,7 @@ class TrainingRun:
     weight_decay: float
     matmul_precision: str
 
-    def run(self) -> tuple[dict[str, Json], Path]:
+    def run(self) -> tuple[JsonDict, Path]:
         """Train and return the contents of `metrics.json` and the run folder.
 
         Everything that can be refused is refused before the run folder is created or cleared.
@@ -279,7 +279,7 @@ def metrics_file(trainer: Trainer) -> MetricsFile:
     return first
 
 
-def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> dict[str, Json]:
+def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> JsonDict:
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the
     final table."""
     rows, seconds = metrics_file(trainer).rows(), metrics_file(trainer).seconds
@@ -291,7 +291,7 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     callbacks = trainer.callbacks  # type: ignore[attr-defined]  # set by the callback connector
     # Of the current number of validation windows.
     best = next((c.best for c in callbacks if isinstance(c, Checkpoints)), math.inf)
-    metrics: dict[str, Json] = {
+    metrics: JsonDict = {
         "finished": done,
         "step": trainer.global_step,
         "tokens": module.tokens_seen,

@@ -24,7 +24,7 @@ from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import FILE_SETS, DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Fraction, Json, Natural, check_value
+from dnadiff.fields import Config, Fraction, Json, JsonDict, Natural, check_value
 from dnadiff.store.disk import atomic_write, check_output, read_json, read_small, write_json
 from dnadiff.store.objects import build
 from dnadiff.store.remote import fetch_hub, is_hub_commit
@@ -98,7 +98,7 @@ class _Caduceus:
     n_layer: Layers
     vocab_size: Count
     pad_vocab_size_multiple: Width = 8
-    ssm_cfg: dict[str, Json] | None = None
+    ssm_cfg: JsonDict | None = None
     rms_norm: bool = True
     norm_epsilon: Fraction = 1e-5
     residual_in_fp32: bool = True
@@ -106,8 +106,8 @@ class _Caduceus:
     bidirectional_strategy: str | None = None
     bidirectional_weight_tie: bool = True
     rcps: bool = False
-    complement_map: dict[str, Json] | None = None
-    dnadiff_labels: dict[str, Json] | None = None
+    complement_map: JsonDict | None = None
+    dnadiff_labels: JsonDict | None = None
 
 
 @dataclass(frozen=True)

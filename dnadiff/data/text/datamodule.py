@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.data.base import (
@@ -420,7 +421,7 @@ class TextDataModule(SequenceDataModule):
         return [Interval(0, tokens.starts_at(i.start), tokens.starts_at(i.end)) for i in documents]
 
     @override
-    def sequences(self, split: str) -> list[np.ndarray]:
+    def sequences(self, split: str) -> list[ndarray]:
         return [self.tokens(split).tokens[i.start : i.end] for i in self._part(split)]
 
     @property
@@ -635,7 +636,7 @@ class StreamLoader(Loader):
     """
 
     since: Callable[[int], Iterator[str]]
-    encode: Callable[[list[str]], list[np.ndarray]]
+    encode: Callable[[list[str]], list[ndarray]]
     length: int
     batch_size: int
     vocab: Vocab
@@ -672,7 +673,7 @@ class StreamLoader(Loader):
             self._restart(0, 0)
         self._complete, number = False, self._returned
         together = self.batch_size * self.process.world_size
-        step: list[tuple[np.ndarray, Place]] = []  # blocks, and the place after each
+        step: list[tuple[ndarray, Place]] = []  # blocks, and the place after each
         for block in self._blocks(*self._places[-1][1]):
             step.append(block)
             if len(step) < together * self.process.accumulated:
@@ -696,10 +697,10 @@ class StreamLoader(Loader):
             )
         self._complete = True
 
-    def _blocks(self, document: int, token: int) -> Iterator[tuple[np.ndarray, Place]]:
+    def _blocks(self, document: int, token: int) -> Iterator[tuple[ndarray, Place]]:
         """The blocks from a token of a document on, and the place after each."""
         size = self.length - 2 * (self.ends is not None)
-        texts, held = self.since(document), list[np.ndarray]()  # `held` begins with `document`
+        texts, held = self.since(document), list[ndarray]()  # `held` begins with `document`
         while some := list(itertools.islice(texts, _AHEAD)):
             held += self.encode(some)
             text, ends = np.concatenate(held), np.cumsum([len(ids) for ids in held])

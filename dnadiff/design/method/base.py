@@ -30,6 +30,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 from typing_extensions import override
 
@@ -46,12 +47,12 @@ from dnadiff.diffusion.sampler.base import (
     draw_in_chunks,
     time_of,
 )
-from dnadiff.fields import Json, PositiveInt, check_value, checked
+from dnadiff.fields import Json, JsonDict, PositiveInt, check_value, checked
 
 # Digits after the decimal point, in headers.
 _DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
 # Bases of sequences -> longest match of each with the training data.
-LongestMatch = Callable[[Iterable[np.ndarray]], np.ndarray]
+LongestMatch = Callable[[Iterable[ndarray]], ndarray]
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ class DesignRun:
 
     def sampled(
         self, weighted: bool = True, numbers: Sequence[int] | None = None
-    ) -> tuple[Tensor, np.ndarray | None]:
+    ) -> tuple[Tensor, ndarray | None]:
         """Samples (B, L) of the model and their log weights (B,), drawn by its sampler; `numbers`
         key their noise, by default those of the designs."""
         numbered = list(zip(self.numbers if numbers is None else numbers, self.targets))
@@ -337,7 +338,7 @@ class Designer(ConditionalSampler):
     @override
     def facts(
         self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
-    ) -> list[dict[str, Json]]:
+    ) -> list[JsonDict]:
         assert batch.rewards is not None
         number, target = len(batch.targets), batch.targets[0]
         columns: dict[str, Sequence[Json]] = {
@@ -356,7 +357,7 @@ class Designer(ConditionalSampler):
         return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
 
     @override
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[dict[str, Json]]:
+    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
         """What `facts` says of each design and the bound on its log-probability, rounded."""
         return [
             {key: round(x, _DIGITS[key]) if key in _DIGITS else x for key, x in facts.items()}

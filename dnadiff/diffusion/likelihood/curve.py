@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
@@ -34,7 +35,7 @@ _CANDIDATES = 1024  # group boundaries that the dynamic program considers
 MAX_LOST = 0.02
 
 
-def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
+def uniform_sizes(length: int, num_groups: int) -> ndarray:
     """Sizes of the groups that `dnadiff.diffusion.sampler.grouped.Grouped` unmasks: `(K,)`, their
     sum is `length`.
 
@@ -46,12 +47,12 @@ def uniform_sizes(length: int, num_groups: int) -> np.ndarray:
     return np.diff(starts)
 
 
-def optimal_sizes(h: np.ndarray, num_groups: int) -> np.ndarray:
+def optimal_sizes(h: ndarray, num_groups: int) -> ndarray:
     """`optimal_sizes_for` a single number of groups."""
     return optimal_sizes_for(h, [num_groups])[num_groups]
 
 
-def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, np.ndarray]:
+def optimal_sizes_for(h: ndarray, group_counts: Sequence[int]) -> dict[int, ndarray]:
     """Sizes of K groups that minimize the code length under `h (L,)`, for each K: `(K,)` in
     unmasking order, their sum is L.
 
@@ -84,7 +85,7 @@ def optimal_sizes_for(h: np.ndarray, group_counts: Sequence[int]) -> dict[int, n
     return sizes
 
 
-def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
+def code_length(h: ndarray, sizes: Sequence[int] | ndarray) -> float:
     """sum_k s_k h(n_k) in nats, for `h (L,)` at n = 0 .. L-1 and `sizes (K,)` in unmasking order.
 
     Raises:
@@ -100,7 +101,7 @@ def code_length(h: np.ndarray, sizes: Sequence[int] | np.ndarray) -> float:
     return float((sizes * h[visible]).sum())
 
 
-def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
+def discrete_time(h: ndarray, alpha: Sequence[float] | ndarray) -> float:
     """The cost of T ancestral steps in nats: the discrete-time NELBO (arXiv 2406.07524v2, section
     3.3), as a code of random groups.
 
@@ -131,7 +132,7 @@ def discrete_time(h: np.ndarray, alpha: Sequence[float] | np.ndarray) -> float:
     return len(h) * float(nats)
 
 
-def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> float:
+def lost_structure(h: ndarray, nats: float, alone: float | None = None) -> float:
     """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if
     there is no structure to lose.
 
@@ -144,8 +145,8 @@ def lost_structure(h: np.ndarray, nats: float, alone: float | None = None) -> fl
 
 
 def fewest_groups(
-    h: np.ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None
-) -> np.ndarray | None:
+    h: ndarray, max_lost: float = MAX_LOST, optimal: bool = False, alone: float | None = None
+) -> ndarray | None:
     """Sizes of the fewest equal (or `optimal`) groups with at most `max_lost` lost structure:
     `(K,)`; None without structure to lose.
 
@@ -154,7 +155,7 @@ def fewest_groups(
     if math.isnan(lost_structure(h, 0.0, alone)):
         return None
 
-    def enough(sizes: np.ndarray) -> bool:
+    def enough(sizes: ndarray) -> bool:
         return lost_structure(h, code_length(h, sizes), alone) <= max_lost + 1e-12
 
     equal = next(sizes for k in range(1, len(h) + 1) if enough(sizes := uniform_sizes(len(h), k)))
@@ -164,7 +165,7 @@ def fewest_groups(
     return next((best[k] for k in sorted(best) if enough(best[k])), equal)
 
 
-def curve_from(content: Json, length: int) -> np.ndarray:
+def curve_from(content: Json, length: int) -> ndarray:
     """h(0) .. h(length - 1) in nats from a `code_length_table`, by linear interpolation at equal
     fractions of visible tokens.
 
@@ -195,7 +196,7 @@ NUM_GROUPS = (1, 2, 4, 8, 16, 32, 64, 128)
 APPLIES_TO = "sampler=grouped, temperature 1, nothing cut, no guidance; n/a for other orders"
 
 
-def stored_points(length: int) -> np.ndarray:
+def stored_points(length: int) -> ndarray:
     """The n at which a `code_length_table` stores h: dense at both ends, where h may be steep, and
     sparse in the middle."""
     near = np.unique(np.round(np.geomspace(1, length, min(length, 64))).astype(np.int64)) - 1
@@ -227,11 +228,11 @@ class CurveSums:
     @classmethod
     def of(
         cls,
-        masked: np.ndarray,
-        nats: np.ndarray,
-        start: np.ndarray,
-        tokens: np.ndarray,
-        unit: np.ndarray,
+        masked: ndarray,
+        nats: ndarray,
+        start: ndarray,
+        tokens: ndarray,
+        unit: ndarray,
         length: int,
     ) -> CurveSums:
         """From one measurement for each sequence and draw.
@@ -338,7 +339,7 @@ class CurveSums:
                 gains[k] += (code_length(h, sizes) - code_length(h, uniform_sizes(len(h), k))) / 2
         return gains
 
-    def standard_error(self, values: np.ndarray, bias: float = 0.0) -> float | None:
+    def standard_error(self, values: ndarray, bias: float = 0.0) -> float | None:
         """Standard error of a number from its `values` in the `bootstrap_replicates`; None for
         fewer than 5 units.
 
@@ -351,7 +352,7 @@ class CurveSums:
         return math.hypot(float(values.std(ddof=1)) * math.sqrt(n / (n - 1)), bias)
 
 
-def _per_unit(unit: np.ndarray, *values: np.ndarray) -> list[Floats]:
+def _per_unit(unit: ndarray, *values: ndarray) -> list[Floats]:
     """The sums of `values (S,)` over the sequences of each unit: (U,)."""
     return [np.bincount(unit, each).astype(np.float64) for each in values]
 
@@ -385,7 +386,7 @@ def _through_bins(
     return h
 
 
-def _edges(draws: np.ndarray) -> np.ndarray:
+def _edges(draws: ndarray) -> ndarray:
     """Bins of n = 1 .. L-1, `(bins + 1,)` edges: one n at both ends, then a quarter of the distance
     to the nearer end, up to L/64.
 
@@ -406,9 +407,7 @@ def _edges(draws: np.ndarray) -> np.ndarray:
     return np.array(edges)
 
 
-def _without_noise_increases(
-    values: np.ndarray, weights: np.ndarray, variances: np.ndarray
-) -> np.ndarray:
+def _without_noise_increases(values: ndarray, weights: ndarray, variances: ndarray) -> ndarray:
     """The closest non-increasing sequence (isotonic regression), except where the values differ
     from it significantly."""
     from sklearn.isotonic import isotonic_regression
@@ -432,7 +431,7 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
     optimal, gains = optimal_sizes_for(h, group_counts), sums.optimal_gains(group_counts)
     bit = length * math.log(2)
 
-    def cost(sizes: np.ndarray, nats: float | None = None) -> Json:
+    def cost(sizes: ndarray, nats: float | None = None) -> Json:
         """The cost of groups of these sizes; `nats` replaces their code length under h. Bins of
         twice the size err four times as much."""
         curves = [h, coarse, *replicates]
@@ -569,7 +568,7 @@ class StoredCurve:
             best = optimal_sizes(h, num_groups)
         return {"num_groups": None, "sizes": (equal if best is None else best).tolist()}
 
-    def curve(self, length: int) -> np.ndarray | None:
+    def curve(self, length: int) -> ndarray | None:
         """h(n) for sequences of `length` tokens, as stored by `evaluate`; None if there is none of
         this model."""
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from numpy.typing import NDArray
 
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
@@ -33,9 +34,9 @@ class Curve:
             for a single block.
     """
 
-    visible: np.ndarray
-    nats: np.ndarray
-    se: np.ndarray
+    visible: ndarray
+    nats: ndarray
+    se: ndarray
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,10 @@ class Likelihood:
             for.
     """
 
-    nats: Mapping[str, np.ndarray]
-    tokens: Mapping[str, np.ndarray]
-    counts: np.ndarray
-    available: np.ndarray
+    nats: Mapping[str, ndarray]
+    tokens: Mapping[str, ndarray]
+    counts: ndarray
+    available: ndarray
     block_size: int
     protocol: str = COUNT
     by_block: BlockMeasurements | None = None
@@ -78,7 +79,7 @@ class Likelihood:
             by_block = by_block.with_draws(more.by_block)
         return replace(self, nats=nats, counts=counts, by_block=by_block)
 
-    def per_sequence(self, group: str = "all") -> np.ndarray:
+    def per_sequence(self, group: str = "all") -> ndarray:
         """(S,) nats of each sequence: the mean over draws."""
         return self.nats[group].mean(1)
 
@@ -87,7 +88,7 @@ class Likelihood:
         Carlo noise."""
         return self.interval_of(self.per_sequence(group), group)
 
-    def variance_mc(self, group: str = "all") -> np.ndarray:
+    def variance_mc(self, group: str = "all") -> ndarray:
         """(S,) Monte Carlo variance of `per_sequence`, nats squared; NaN if a single draw cannot
         estimate it.
 
@@ -105,7 +106,7 @@ class Likelihood:
         """Monte Carlo standard error in nats per token, for these sequences."""
         return float(np.sqrt(self.variance_mc(group).sum()) / self.tokens[group].sum())
 
-    def difference(self, other: np.ndarray, group: str = "all") -> ConfidenceInterval:
+    def difference(self, other: ndarray, group: str = "all") -> ConfidenceInterval:
         """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the
         same tokens."""
         return self.interval_of(self.per_sequence(group) - other, group)
@@ -134,12 +135,12 @@ class Likelihood:
             by_block=None,
         )
 
-    def interval_of(self, nats: np.ndarray, group: str = "all") -> ConfidenceInterval:
+    def interval_of(self, nats: ndarray, group: str = "all") -> ConfidenceInterval:
         """Any `nats (S,)` of the tokens of a group, in nats per token with the interval of
         `interval`."""
         return ratio(nats, self.tokens[group], blocks(len(self.available), self.block_size))
 
-    def cross_entropy(self) -> np.ndarray:
+    def cross_entropy(self) -> ndarray:
         """(S, draws) mean cross-entropy of the masked tokens of each draw: an estimate of h at n =
         available - counts.
 
@@ -198,9 +199,7 @@ class Likelihood:
         }
 
 
-def _weighted_mean(
-    values: np.ndarray, weights: np.ndarray, block: np.ndarray
-) -> tuple[float, float]:
+def _weighted_mean(values: ndarray, weights: ndarray, block: ndarray) -> tuple[float, float]:
     """Weighted mean of `values` and its standard error, which allows for dependence within a
     block."""
     mean, num_blocks = float(np.average(values, weights=weights)), len(np.unique(block))

@@ -35,7 +35,7 @@ from dnadiff.diffusion.denoiser import (
 )
 from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
-from dnadiff.fields import Json, Positive, PositiveInt, checked
+from dnadiff.fields import JsonDict, Positive, PositiveInt, checked
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
 # positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
@@ -213,13 +213,13 @@ class Configurable:
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable: ClassVar[bool] = True
 
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> JsonDict:
         """Every constructor argument with its value; nested samplers and remasking strategies are
         dicts with their class name.
 
         Each argument must be stored in an attribute of its name.
         """
-        found: dict[str, Json] = {}
+        found: JsonDict = {}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 continue

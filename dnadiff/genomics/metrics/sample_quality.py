@@ -17,7 +17,7 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from numpy.typing import DTypeLike
 from typing_extensions import override
 
 from dnadiff.data.kmers import UNKNOWN
-from dnadiff.fields import Json
+from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
@@ -263,7 +263,7 @@ class SampleQuality:
             for m in copied
         ]
 
-    def content(self) -> dict[str, Json]:
+    def content(self) -> JsonDict:
         """Plain values for JSON."""
         rows = {
             m.key: {
@@ -508,8 +508,8 @@ class JudgeJob(Job):
 
     evaluator: SampleQualityEvaluator
     output: Path
-    about: Mapping[str, Json]
-    options: Mapping[str, Json]
+    about: JsonMap
+    options: JsonMap
     searched: str | None
     draw: Callable[[SampleQuality], bytes]
 
@@ -519,7 +519,7 @@ class JudgeJob(Job):
         windows = {"samples": self.evaluator.samples, "real": self.evaluator.real}
         digests = {key: hashlib.sha256(x.tobytes()).hexdigest() for key, x in windows.items()}
         self.settings = {**self.options, **digests, "searched": self.searched}
-        self.content: dict[str, Json] = {}
+        self.content: JsonDict = {}
 
     @override
     def starts(self) -> list[int]:

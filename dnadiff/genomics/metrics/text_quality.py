@@ -25,7 +25,7 @@ from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
-from dnadiff.fields import Config, Json
+from dnadiff.fields import Config, JsonDict
 from dnadiff.store.address import expand_user, file_name, shown
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import open_text
@@ -209,7 +209,7 @@ def encode_with_separators(texts: Sequence[str], tokenizer: Tokenizer) -> ndarra
 
 def summary(
     nats: ndarray | None, tokens: ndarray, texts: Iterable[ndarray], repetition: ndarray
-) -> dict[str, Json]:
+) -> JsonDict:
     """Plain values for JSON: means over texts (perplexity: over tokens) with 95 % intervals.
 
     Args:
@@ -218,7 +218,7 @@ def summary(
         texts: whose token distributions have an entropy.
         repetition: (S,) fraction of the n-grams of each text that occurred before in the same text.
     """
-    found: dict[str, Json] = {"texts": len(tokens), "tokens": int(tokens.sum())}
+    found: JsonDict = {"texts": len(tokens), "tokens": int(tokens.sum())}
     ones, of_entropy = np.ones(len(tokens)), np.array(list(map(entropy, texts)))
     values = {"entropy": ratio(of_entropy, ones), "repetition": ratio(repetition, ones)}
     if nats is not None:
@@ -247,9 +247,7 @@ def repeated(tokens: ndarray, n: int) -> ndarray:
     return result
 
 
-def describe(
-    texts: Sequence[ndarray], n: int, nats: Sequence[ndarray] | None = None
-) -> dict[str, Json]:
+def describe(texts: Sequence[ndarray], n: int, nats: Sequence[ndarray] | None = None) -> JsonDict:
     """`summary` of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
     there is a model."""
     repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
@@ -259,7 +257,7 @@ def describe(
 
 def by_position(
     texts: ndarray, starts: Sequence[int], n: int, nats: ndarray | None = None
-) -> list[dict[str, Json]]:
+) -> list[JsonDict]:
     """Statistics of each segment of texts of equal length; a segment extends from its start to the
     next one.
 

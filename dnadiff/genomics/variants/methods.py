@@ -27,7 +27,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
-from dnadiff.fields import Json, Natural, PositiveInt, checked
+from dnadiff.fields import JsonDict, Natural, PositiveInt, checked
 from dnadiff.genomics.information import by_length, window_nats
 from dnadiff.genomics.variants.variant import (
     TOKENIZER,
@@ -395,7 +395,7 @@ class VariantMethod:
     def check(self, edit: Edit) -> None:
         """Raise ValueError for a variant that this method has no answer for."""
 
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> JsonDict:
         """Its name and arguments."""
         return {"method": self.name, **vars(self)}
 
@@ -715,5 +715,5 @@ class ByKind(VariantMethod):
         self._of[edit.kind].check(edit)
 
     @override
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> JsonDict:
         return {"method": self.name, **{kind: x.settings() for kind, x in vars(self).items()}}

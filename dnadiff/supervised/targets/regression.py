@@ -11,10 +11,11 @@ from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.fields import Json
+from dnadiff.fields import JsonDict
 from dnadiff.supervised.metrics import REGRESSION_METRICS, ScoredValues
 from dnadiff.supervised.targets.base import Label, Predicted, TaskTarget, masked_mean, spread
 
@@ -72,8 +73,8 @@ class LabelTransform(NamedTuple):
         form: how a transformed column is called.
     """
 
-    apply: Callable[[np.ndarray], np.ndarray]
-    invert: Callable[[np.ndarray], np.ndarray]
+    apply: Callable[[ndarray], ndarray]
+    invert: Callable[[ndarray], ndarray]
     lower: float
     form: str
 
@@ -100,17 +101,17 @@ class PredictedValues(Predicted):
 
     @property
     @override
-    def values(self) -> np.ndarray:
+    def values(self) -> ndarray:
         return self.transform.invert(self.combined)
 
     @property
     @override
-    def spread(self) -> np.ndarray:
+    def spread(self) -> ndarray:
         return spread(self.transform.invert(self.each_seed.astype(np.float64)))
 
     @property
     @override
-    def combined(self) -> np.ndarray:
+    def combined(self) -> ndarray:
         return self.each_seed.astype(np.float64).mean(0)
 
 
@@ -162,7 +163,7 @@ class RegressionTarget(TaskTarget):
         return self.transform.name(name)
 
     @override
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> JsonDict:
         return {
             **super().settings(),
             "loss": self.loss_name,
@@ -174,7 +175,7 @@ class RegressionTarget(TaskTarget):
     @override
     def read(
         self, labels: Sequence[str], source: str, label_source: str
-    ) -> tuple[TaskTarget, np.ndarray]:
+    ) -> tuple[TaskTarget, ndarray]:
         target, values = super().read(labels, source, label_source)
         for name, column in zip(self.names, values.T):
             if len(distinct := np.unique(column[np.isfinite(column)])) == FEW:
@@ -212,7 +213,7 @@ class RegressionTarget(TaskTarget):
         return value
 
     @override
-    def as_array(self, labels: Sequence[Label]) -> np.ndarray:
+    def as_array(self, labels: Sequence[Label]) -> ndarray:
         values = np.array(labels, np.float64).reshape(len(labels), self.num_outputs)
         values = self.transform.apply(values)
         for name, column in zip(self.names, values.T):
@@ -262,7 +263,7 @@ class RegressionTarget(TaskTarget):
         return float(self.loss(self.loss_function.unlink((predictions - mean) / std), labels))
 
     @override
-    def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
+    def details(self, runs: Sequence[ScoredValues]) -> JsonDict:
         scatter = {}
         for name, column in zip(self.names, runs[0].columns):
             count = len(column.rows)
@@ -274,7 +275,7 @@ class RegressionTarget(TaskTarget):
         return {"scatter": scatter}
 
     @override
-    def predicted(self, each_seed: np.ndarray) -> PredictedValues:
+    def predicted(self, each_seed: ndarray) -> PredictedValues:
         return PredictedValues(self.names, each_seed, self.transform)
 
     @override
