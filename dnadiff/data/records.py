@@ -10,10 +10,10 @@ strand, case and weight of a batch are computed on whole arrays.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from torch.nn.utils.rnn import pad_sequence
 from dnadiff import fields as checks
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
+
+T = TypeVar("T")
+TOKENS = 1 << 18  # of a batch, padding included: what a network reads at once
 
 Integers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -523,19 +526,35 @@ def grouped(
         yield group
 
 
+def padded_groups(
+    items: Iterable[T], length: Callable[[T], int], most: int, tokens: int = TOKENS
+) -> Iterator[list[T]]:
+    """Consecutive items in groups of at most `most`, which have at most so many tokens when they
+    are padded to the longest; an item of more tokens is a group of its own."""
+    group: list[T] = []
+    longest = 0
+    for item in items:
+        longest = max(longest, length(item))
+        if group and (len(group) == most or (len(group) + 1) * longest > tokens):
+            yield group
+            group, longest = [], length(item)
+        group.append(item)
+    if group:
+        yield group
+
+
 def padded_batches(
-    sequences: Sequence[Tensor], batch_size: int, pad_id: int
+    sequences: Sequence[Tensor], batch_size: int, pad_id: int, tokens: int = TOKENS
 ) -> Iterator[PaddedRows]:
-    """All sequences in batches, the longest first, each batch padded to its longest; depends only
-    on lengths and batch size.
+    """All sequences in batches (`padded_groups`), the longest first, each batch padded to its
+    longest; depends only on lengths and batch size.
 
     Raises:
         ValueError: if the batch size is below 1.
     """
     checks.check_value("batch_size", batch_size, checks.PositiveInt)
     order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
-    for first in range(0, len(order), batch_size):
-        number = order[first : first + batch_size]
+    for number in padded_groups(order, lambda i: len(sequences[i]), batch_size, tokens):
         chosen = [sequences[i] for i in number]
         ids = pad_sequence(chosen, batch_first=True, padding_value=pad_id).long()
         valid = torch.arange(ids.shape[1]) < torch.tensor([[len(one)] for one in chosen])

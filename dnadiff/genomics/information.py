@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dnadiff.data.genome.inputs import ArrayInput, SequenceInput
-from dnadiff.data.records import Interval
+from dnadiff.data.records import Interval, padded_groups
 from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
 from dnadiff.diffusion.likelihood.estimators import (
     WindowBatch,
@@ -35,7 +35,7 @@ def by_length(
     every network supports."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     for _, same in groupby(order, key=lambda i: len(encoded[i])):
-        while batch := list(islice(same, batch_size)):
+        for batch in padded_groups(same, lambda i: len(encoded[i]), batch_size):
             yield batch, torch.stack([encoded[i] for i in batch]).to(device)
 
 

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from textwrap import shorten
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dnadiff.data.records import padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import Json, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
@@ -128,18 +130,7 @@ def chunks(queries: Iterable[Query], first: int = 0, size: int = CHUNK) -> Itera
     A longer query is a chunk of its own. Chunks that start with the first query of a chunk are the
     same whatever came before.
     """
-    chunk: list[Query] = []
-    longest = 0
-    for number, query in enumerate(queries):
-        if number < first:
-            continue
-        longest = max(longest, len(query.ids))
-        if chunk and (len(chunk) + 1) * longest > size:
-            yield chunk
-            chunk, longest = [], len(query.ids)
-        chunk.append(query)
-    if chunk:
-        yield chunk
+    return padded_groups(islice(queries, first, None), lambda q: len(q.ids), size, size)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.data.kmers import canonical, reverse_complement
+from dnadiff.data.records import padded_groups
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Json
@@ -195,7 +196,9 @@ def strand_batches(
 ) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
     """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to
     read."""
-    for index in items.lengths.argsort(stable=True).split(batch_size):
+    lengths, order = items.lengths.tolist(), items.lengths.argsort(stable=True).tolist()
+    for number in padded_groups(order, lengths.__getitem__, batch_size):
+        index = torch.tensor(number)
         batches = [make_batch(items, index, vocab)]
         if both_strands:
             reverse = torch.ones(len(index), dtype=torch.bool)

@@ -7,12 +7,15 @@ import pytest
 import torch
 
 from dnadiff.data.records import padded_batches, pieces
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics import scores
+from dnadiff.genomics.information import by_length
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.score import score
+from dnadiff.supervised.items import Items, strand_batches
 from dnadiff.weights import checkpoint
 
 
@@ -363,6 +366,24 @@ def test_batches_are_padded_behind_and_say_so():
     assert first.number == [1, 2] and first.valid is None
     assert second.number == [0, 3] and second.ids.tolist() == [[7, 8], [7, 4]]
     np.testing.assert_array_equal(second.valid, [[True, True], [True, False]])
+
+
+def test_a_batch_is_bounded_by_its_tokens_also_beside_one_long_record():
+    """One record of 200,000 bases and 18 of 24, which predict and embed padded to 3.8 million."""
+    lengths = [24] * 9 + [200_000] + [24] * 9
+    sequences = [torch.full((length,), 7, dtype=torch.uint8) for length in lengths]
+    shapes = [tuple(ids.shape) for _, ids, _ in padded_batches(sequences, 32, 4)]
+    assert shapes == [(1, 200_000), (18, 24)]
+    assert [
+        len(chosen) for chosen, _ in by_length(sequences[9:10] * 3, 32, torch.device("cpu"))
+    ] == [1, 1, 1]
+    items = Items.from_sequences([s.numpy() for s in sequences], [0] * 19, 4)
+    found = list(strand_batches(items, 32, DNATokenizer().vocab, True))
+    assert [[tuple(b.ids.shape) for b in strands] for _, strands in found] == [
+        [(18, 24)] * 2,
+        [(1, 200_000)] * 2,
+    ]
+    assert torch.cat([number for number, _ in found]).tolist() == [*range(9), *range(10, 19), 9]
 
 
 @pytest.mark.parametrize("command", ["score", "compress", "decompress"])

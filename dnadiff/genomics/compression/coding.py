@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -150,11 +151,12 @@ def code(
     emitted = torch.tensor(vocab.emitted, device=device)
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
-    masks = padded_batches(maskable, batch_size, 0)
+    # No other limit: files of earlier versions have these batches.
+    masks = padded_batches(maskable, batch_size, 0, sys.maxsize)
     # Small tensors made between large ones would fragment the heap.
     result = [sequence.clone() for sequence in sequences]
     for (number, ids, valid), (_, mask, _) in zip(
-        padded_batches(sequences, batch_size, vocab.pad_id), masks, strict=True
+        padded_batches(sequences, batch_size, vocab.pad_id, sys.maxsize), masks, strict=True
     ):
         x0, masked, padded = ids.to(device), mask.to(device) > 0, valid is not None
         valid = torch.ones_like(masked) if valid is None else valid.to(device)
