@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import dnadiff
 from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.formats.table import has_page_checksums
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.options.command import compose
 from dnadiff.supervised import predictions
@@ -343,6 +344,8 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert predict(*args)[0] == 0
     expected = [(tmp_path / file).read_bytes() for file in files]
     if name.endswith(".parquet"):
+        metadata = pyarrow.parquet.read_metadata(tmp_path / name)
+        assert has_page_checksums(tmp_path / name, metadata)
         assert pyarrow.parquet.read_table(tmp_path / name).column("label").to_pylist() == [
             row["label"] for row in csv.DictReader((world / "test.csv").open())
         ]

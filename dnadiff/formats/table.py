@@ -111,8 +111,9 @@ class Parquet(TableFormat):
                 if not columns:
                     return
                 if not has_page_checksums(source, file.metadata):
-                    log.info(
-                        f"{path}: its pages have no checksums, so damage to them may go unnoticed"
+                    log.warning(
+                        f"{path}: its pages have no checksums, so damage to them may go unnoticed; "
+                        "pyarrow writes them with write_page_checksum=True"
                     )
                 for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns))):
                     found = [batch.column(name).to_pylist() for name in columns]

@@ -387,13 +387,13 @@ def _exchange(part: Path, target: Path) -> bool:
     )
 
 
-# Of YAML files, which are read slowly: depth, values, characters of a word, bytes of a file.
-_DEEPEST, _MOST, _LONGEST, _LARGEST = 50, 10_000, 4300, 300_000
+# Levels of JSON and YAML. What the interpreter can read differs between its versions.
+_DEEPEST = 100
+# Of YAML files, which are read slowly: values, characters of a word and of a file.
+_MOST, _LONGEST, _LARGEST = 10_000, 4300, 300_000
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
-# Of brackets in a JSON text. What the interpreter can read differs between its versions.
-_DEEPEST = 100
 _BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])')  # and strings, which may hold some
 
 

@@ -399,7 +399,7 @@ def write_parquet(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> N
     kinds = {key: pa.int64() if key in ("start", "end") else pa.string() for key in columns}
     fields = [*kinds.items(), ("embedding", pa.list_(vector) if per_position else vector)]
     schema = pa.schema(fields, metadata={"dnadiff": json.dumps(job.about)})
-    with parquet.ParquetWriter(file, schema) as writer:
+    with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
         for group in groups:
             stacked = np.concatenate(group) if per_position else np.stack(group)
             values = pa.FixedSizeListArray.from_arrays(pa.array(stacked.ravel()), type=vector)

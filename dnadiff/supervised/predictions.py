@@ -240,7 +240,7 @@ class PredictionTable:
         rows = self.read(source)
         with (
             atomic_write(target, overwrite=True) as file,
-            pyarrow.parquet.ParquetWriter(file, schema) as writer,
+            pyarrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer,
         ):
             while group := list(itertools.islice(rows, _ROW_GROUP)):
                 # In a column of text, NaN would be a class.

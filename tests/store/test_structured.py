@@ -186,3 +186,14 @@ def test_the_depth_of_json_is_limited_by_brackets_outside_of_strings():
         load_json(f"[{text}]")
     many = ", ".join(["[[]]"] * 5000)
     assert len(load_json(f"[{many}]")) == 5000  # beside each other, not in each other
+
+
+def test_yaml_has_the_same_limit(tmp_path):
+    for levels, message in ((100, ""), (101, "is nested too deeply")):
+        inner = "[" * (levels - 1) + "]" * (levels - 1)
+        (tmp_path / "x.yaml").write_text(f"a: {inner}\n")
+        if message:
+            with pytest.raises(ValueError, match=message):
+                read_yaml(tmp_path / "x.yaml")
+        else:
+            assert len(str(read_yaml(tmp_path / "x.yaml")["a"])) == 2 * (levels - 1)

@@ -11,6 +11,7 @@ import dnadiff
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import CausalDenoiser, Denoiser
 from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.table import has_page_checksums
 from dnadiff.networks.backbone.base import CausalBackbone
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
@@ -196,7 +197,9 @@ def test_parquet_of_regions_has_their_coordinates(cli, trained, model, inputs, t
     assert status == 0, err
     from pyarrow import parquet
 
-    found = parquet.read_table(tmp_path / "e.parquet")
+    path = tmp_path / "e.parquet"
+    found = parquet.read_table(path)
+    assert has_page_checksums(path, parquet.read_metadata(path))
     assert found.drop_columns("embedding").to_pylist() == [
         {
             "name": "c2:1-4(-)",

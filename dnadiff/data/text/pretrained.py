@@ -409,7 +409,7 @@ class Pretrained(TokenizerSource):
         files: list[Path] = []
         try:
             from huggingface_hub import hf_hub_download
-            from huggingface_hub.errors import EntryNotFoundError
+            from huggingface_hub.utils import EntryNotFoundError
 
             how = {"revision": self.revision, "local_files_only": not hub_is_reachable()}
             fetch = partial(hf_hub_download, repository, **how)

@@ -149,7 +149,7 @@ class ParquetTable(Table):
         found = super().read(rows)
         with (
             atomic_write(output, overwrite=True) as file,
-            pyarrow.parquet.ParquetWriter(file, schema) as target,
+            pyarrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as target,
         ):
             while group := list(itertools.islice(found, _ROW_GROUP)):
                 columns = {name: [row[name] for row in group] for name in self.names}

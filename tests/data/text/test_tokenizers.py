@@ -356,7 +356,7 @@ def test_repositories_of_the_hub(monkeypatch, tmp_path, files, bert, byte_pairs)
     def download(repository, name, revision, local_files_only):
         asked.append((repository, revision, local_files_only))
         if not (tmp_path / name).exists():
-            raise huggingface_hub.errors.EntryNotFoundError(name)
+            raise huggingface_hub.utils.EntryNotFoundError(name)
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)

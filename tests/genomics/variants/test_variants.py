@@ -5,13 +5,16 @@ import json
 import math
 import random
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas
 import pytest
+from pyarrow import parquet
 
 import dnadiff
+from dnadiff.formats.table import has_page_checksums
 from dnadiff.genomics.variants.effects import RowScorer
 from dnadiff.genomics.variants.variant import Edit, Sequences
 from dnadiff.genomics.variants.work import training_part
@@ -105,6 +108,7 @@ def test_every_format_has_the_same_numbers(cli, trained, inputs):
         )
     table = read("y.tsv")
     pandas.testing.assert_frame_equal(pandas.read_parquet("y.parquet"), table, check_dtype=False)
+    assert has_page_checksums(Path("y.parquet"), parquet.read_metadata("y.parquet"))
     with open_text("Y.VCF.GZ") as file, open("y.vcf") as plain:
         text = file.read()
         assert text == plain.read()
