@@ -219,6 +219,33 @@ def test_scripts_that_continuous_integration_runs_exist():
         assert all("timeout-minutes" in job for job in content["jobs"].values())
 
 
+def test_actions_are_pinned_by_commit_and_name_their_version():
+    found = [
+        line.partition("uses:")[2].strip()
+        for path in (ROOT / ".github").rglob("*.yml")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if "uses:" in line
+    ]
+    pinned = re.compile(r"([\w.-]+/[\w./-]+)@([0-9a-f]{40}) # v\d+\.\d+\.\d+")
+    actions = [pinned.fullmatch(line) for line in found]
+    assert found and all(actions), [line for line in found if not pinned.fullmatch(line)]
+    assert len({match[0] for match in actions}) == len({match[1] for match in actions})
+
+
+def test_the_image_runs_as_a_user_and_others_write_to_none_of_its_folders():
+    lines = (ROOT / "packaging" / "docker" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    users = [line.split()[1].partition(":")[0] for line in lines if line.startswith("USER ")]
+    assert users and users[-1] not in ("root", "0")
+    last = max(number for number, line in enumerate(lines) if line.startswith("USER "))
+    assert [line.split()[0] for line in lines[last + 1 :]] == ["CMD"]
+    modes = re.findall(r"chmod (?:-R )?(\S+)", "\n".join(lines))
+    assert modes and not [
+        mode
+        for mode in modes
+        if re.search(r"(^|,)[ugoa]*[oa][ugoa]*[+=][^,]*w|^[+=]\w*w|[2367]$", mode)
+    ]
+
+
 def test_python_versions_of_classifiers_are_tested():
     jobs = yaml.safe_load(
         (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
