@@ -195,8 +195,8 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
 
 
 def configure_logging() -> None:
-    """Show messages of this package at level INFO, and of Lightning only what a user must act
-    on."""
+    """Show messages of this package at level INFO, and of other libraries only what a user must
+    act on."""
     log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
     log.handlers[0].setFormatter(PrintableLines())
@@ -205,7 +205,9 @@ def configure_logging() -> None:
         # Lightning sets the level of its own root logger when it is imported, but not of this
         # child.
         logging.getLogger(f"lightning.{name}.utilities.rank_zero").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"lightning.*")
+    # Not those of CUDA, which tell why it cannot be used.
+    libraries = r"(lightning|sklearn|scipy|numpy|pandas|pydantic|anndata|torch\.(?!cuda)).*"
+    warnings.filterwarnings("ignore", module=libraries)
     harmless = (
         r"lr_scheduler\.step|isinstance\(treespec|num_workers|Grad strides do not match|"
         r"FSDP2-wrapped module .* returned a view"

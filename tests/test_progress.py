@@ -1,5 +1,6 @@
 import io
 import logging
+import warnings
 
 from dnadiff.progress import Progress, configure_logging, duration, printable, table
 
@@ -71,3 +72,12 @@ def test_messages_of_the_log_are_escaped_line_by_line(capsys):
     configure_logging()
     logging.getLogger("dnadiff").info("one\x1b[2J\ntwo")
     assert capsys.readouterr().err == "one\\x1b[2J\ntwo\n"
+
+
+def test_commands_show_no_warnings_of_libraries():
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        configure_logging()
+        for module in ("sklearn.base", "torch.nn", "torch.cuda", "my_reward"):
+            warnings.warn_explicit(module, UserWarning, "x.py", 1, module)
+    assert [str(one.message) for one in shown] == ["torch.cuda", "my_reward"]

@@ -5,6 +5,7 @@ Those configured in `configs/baselines/` are called with a tokenizer first.
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -170,9 +171,10 @@ class SklearnModel(TaskModel):
         models = Estimators(data.target.fit(labels))
         fitted, tried = {}, dict[str, float]()
         unfitted = self.candidates(models, int(labels.isfinite().sum(0).min()))
-        for name, model in unfitted.items():
-            fitted[name] = models.fit(model, train, labels.numpy())
-            tried[name] = models.score(fitted[name], valid, data.valid.labels)
+        with warnings.catch_warnings(action="ignore"):  # such as that classes are numbers
+            for name, model in unfitted.items():
+                fitted[name] = models.fit(model, train, labels.numpy())
+                tried[name] = models.score(fitted[name], valid, data.valid.labels)
         choose, score = (max, "valid_accuracy") if models.of_classes else (min, "valid_loss")
         best = choose(tried, key=lambda name: tried[name])
         self.fit_info = {"tried": tried, "chosen": best, score: tried[best]}

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
@@ -13,6 +14,17 @@ from dnadiff.supervised.baselines import (
 from dnadiff.supervised.items import Items, TaskData
 
 DNA = DNATokenizer()
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_classes_give_no_warning_of_a_library():
+    rng = np.random.default_rng(0)
+    items = Items.from_sequences(
+        list(rng.integers(7, 11, (60, 30)).astype(np.uint8)), np.arange(60) % 40, DNA.vocab.pad_id
+    )
+    data = TaskData("many", [f"c{i}" for i in range(40)], items, items, items)
+    for model in (KmerLogistic(DNA, 2), KmerBoosting(DNA, 2, rounds=(2,)), GCAlone(DNA)):
+        assert model.fit_predict(data).shape == (60, 40)
 
 
 def counts(*sequences: str, both_strands: bool) -> list[dict[int, float]]:
