@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
 from dnadiff.options.base import Accelerator, Checkpoint, Group, Options, Result, group
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user, shown_addresses
+from dnadiff.store.address import expand_user
 from dnadiff.store.objects import build
 from dnadiff.supervised import runs
 
@@ -225,10 +225,10 @@ def finetune(options: FinetuneOptions) -> Result:
     studies = list(found.values())
     settings = dict(options) | (study.settings if several is None else {})
     with disk.atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
-        text = yaml.safe_dump(shown_addresses(settings), sort_keys=False, width=120)
+        text = yaml.safe_dump(settings, sort_keys=False, width=120)
         file.write(text.encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    shown = f"python -m dnadiff.finetune {shlex.join(shown_addresses(options.overrides))}"
+    shown = f"python -m dnadiff.finetune {shlex.join(options.overrides)}"
     write_suite(run_dir / "report.html", studies, [shown])
     # Last: while it does not exist, the command can be started again.
     disk.write_json(output, result)

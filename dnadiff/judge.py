@@ -12,7 +12,7 @@ from pydantic import Field
 from dnadiff.fields import Natural
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user, shown
+from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -77,7 +77,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     lengths = sorted({len(bases) for bases in samples})
     if len(lengths) > 1:
         raise ValueError(
-            f"{shown(options.samples)}: records have {lengths[0]:,} to {lengths[-1]:,} bases; "
+            f"{options.samples}: records have {lengths[0]:,} to {lengths[-1]:,} bases; "
             "samples must have the same length, so cut them to it"
         )
     length = lengths[0]
@@ -85,7 +85,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     if options.real is not None or data is None:
         of_real = {}
         records = memorization.read_bases(str(options.real))
-        real, source = memorization.cut(records, length), shown(options.real)
+        real, source = memorization.cut(records, length), options.real
     else:
         of_real = {"data": data.describe()}
         real = memorization.held_out_windows(data, options.part, length)
@@ -106,7 +106,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     settings = {"both_strands": not stranded, **options.only("order", "num_splits", "seed")}
     evaluator = sample_quality.SampleQualityEvaluator(samples, real, training, **settings)
     about = {
-        "samples": {"path": shown(options.samples), "number": len(samples)},
+        "samples": {"path": options.samples, "number": len(samples)},
         "real": {"source": source, "number": len(evaluator.real), **of_real},
         "searched": None if searched is None else searched.describe(),
         "settings": settings,

@@ -13,7 +13,6 @@ from dnadiff.fields import Json, Natural, PositiveInt
 from dnadiff.options.base import Accelerator, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import Progress, table
-from dnadiff.store.address import shown
 from dnadiff.store.objects import build
 
 _OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys of sampling
@@ -81,10 +80,10 @@ def judge_text(options: JudgeTextOptions) -> Result:
     for key in options.given(*_OF_SAMPLING) if options.samples is not None else ():
         raise ValueError(
             f"{key} is for samples of checkpoint=, and the texts of "
-            f"samples={shown(options.samples)} exist already; leave it out"
+            f"samples={options.samples} exist already; leave it out"
         )
     judge = text_quality.JudgeModel.load(options.judge, options.trust, options.device)
-    samples: dict[str, Json] = {"source": shown(options.samples)}
+    samples: dict[str, Json] = {"source": options.samples}
     drawn, starts, is_same = None, [0], False
     if options.samples is not None:
         found = [judge.encoded(text) for text in text_quality.read_texts(options.samples)]
@@ -108,7 +107,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
         drawn = np.stack(rows).astype(np.int64)
         is_same = model.tokenizer == judge.tokenizer
         found = judge.read(drawn, model.tokenizer)
-        samples = {"source": shown(model.path), "seed": options.seed}
+        samples = {"source": str(model.path), "seed": options.seed}
         samples["sampler"] = chosen["_target_"]
         stride = options.stride
         if stride is None and "window" in chosen:

@@ -13,7 +13,7 @@ from pydantic import model_validator
 from dnadiff.fields import Json, Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user, shown_addresses
+from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ VALUES = (
     *("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt"),
     *("gc", "resample", "proposals", "write"),
 )
-FILES = ("template", "infill", "genome", "start")
-CONDITIONS = ("motif", "prompt", "label", "feature", *FILES)
+CONDITIONS = ("motif", "prompt", "label", "feature", "template", "infill", "genome", "start")
 log = logging.getLogger("dnadiff")
 
 
@@ -198,7 +197,6 @@ def sample(options: SampleOptions) -> list[Job]:
         of_method = {"method": options.method["_target_"].split(".")[-2]}
         of_method |= {} if of_method["method"] == "best_of_n" else {"beta": options.beta}
         given = options.only("reward", "target", "method", "beta", "start", "num_draws")
-        given = {key: shown_addresses(value) for key, value in given.items()}
         num_draws = given.pop("num_draws")
         about = given | ({} if method.uses_beta else {"beta": None})
         built = build(options.reward, trust=(PACKAGE, *options.trust))
@@ -243,7 +241,6 @@ def sample(options: SampleOptions) -> list[Job]:
         "guidance": (options.guidance, 1),
         "gc": (gc, None),
     }
-    inputs = {k: v for k, v in options.only(*CONDITIONS).items() if v is not None}
     return [
         samples.SampleJob(
             model=model.loaded,
@@ -260,7 +257,7 @@ def sample(options: SampleOptions) -> list[Job]:
             resampled=options.num_samples if options.resample else None,
             settings=settings_of_output,
             started=options.sampler,
-            inputs={k: shown_addresses(v) if k in FILES else v for k, v in inputs.items()},
+            inputs={k: v for k, v in options.only(*CONDITIONS).items() if v is not None},
             index=index,
             design=about,
             page=page,

@@ -34,7 +34,7 @@ from dnadiff.data.windows import (
 )
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Json, Natural, PositiveInt, checked
-from dnadiff.store.address import CACHED, file_name, is_remote
+from dnadiff.store.address import CACHED, file_name, is_remote, shortened
 from dnadiff.store.files import bare_name
 from dnadiff.store.objects import PACKAGE, build
 
@@ -275,6 +275,7 @@ class SequenceDataModule:
     start_method: StartMethod | None = None
 
     def __post_init__(self) -> None:
+        self.path = shortened(self.path)
         self.paths = self.path_names()
         if not self.paths:
             raise ValueError("data.path names no file; set it to a file or to a list of files")

@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from dnadiff.store.address import shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
 
 log = logging.getLogger("dnadiff")
@@ -619,6 +620,7 @@ def open_source(path: str | Path) -> VariantSource:
         FileNotFoundError, ValueError: if there is no such file, or it is neither VCF, BCF nor a
             table.
     """
+    path = shortened(str(path))
     with closing(_first_bytes(path)) as pieces:
         first = next(pieces).lstrip(b"\xef\xbb\xbf")
     if first.startswith(b"BCF"):

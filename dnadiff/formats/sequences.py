@@ -28,6 +28,7 @@ from dnadiff.formats.nucleotides import (
     NUCLEOTIDES,
     not_a_nucleotide,
 )
+from dnadiff.store.address import shortened
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import ByteReader, check_content, chunks, decompressed, resolve
 
@@ -113,6 +114,7 @@ def events(path: str | Path) -> Iterator[Header | bytes]:
             no name, no sequence, the name of an earlier record or a letter that is not a
             nucleotide.
     """
+    path = shortened(str(path))
     file = resolve(path)
     check_content(path, file)
     with file.open("rb") as raw:

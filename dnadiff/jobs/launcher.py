@@ -117,7 +117,7 @@ class Launcher(ABC):
 
         Args:
             output: the file that it writes.
-            overrides: arguments of its command line.
+            overrides: arguments of its command line, with secrets, which only the shards get.
             shard: None; a launcher runs all shards.
             config_folder: the user's own folder of YAML files.
 
@@ -136,7 +136,7 @@ class Launcher(ABC):
         mark, folder = MergeMark(path), ShardFolder.of(path)
         check_output(path, overwrite or mark.is_under_way)
         own = [f"--config-dir={config_folder}"] * (config_folder is not None)
-        given = without(overrides, ("launcher", "shard", "overwrite"))
+        given = without(overrides, ("hydra", "launcher", "shard", "overwrite"))
         # shards do not write the output
         replaces = f"overwrite={str(overwrite or mark.has_output).lower()}"
         run_dir = f"hydra.run.dir={quoted(str(folder.path / 'run'))}"
@@ -162,9 +162,8 @@ class Launcher(ABC):
                 bar.close()
         merging = [f"output={quoted(str(path))}", f"overwrite={str(overwrite).lower()}"]
         merging += [o for o in given if o.startswith("trust=")]
-        merge = [sys.executable, "-m", "dnadiff.merge", *own, *merging]
-        if status := subprocess.run(merge, check=False).returncode:
-            raise SystemExit(status)
+        # In this process, which knows complete addresses.
+        importlib.import_module("dnadiff.__main__").main(["merge", *own, *merging])
 
     def _unfinished(self, folder: ShardFolder) -> list[Shard]:
         """The shards to run; the first one of complete ones, which refuses another configuration

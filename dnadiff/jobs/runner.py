@@ -30,7 +30,7 @@ from dnadiff.jobs.journal import (
 )
 from dnadiff.jobs.shards import Shard, ShardFolder, packed, without
 from dnadiff.progress import Progress
-from dnadiff.store.address import expand_user, shown
+from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output, write_json
 
 _OWN = ("shard", "launcher", "resume", "overwrite")  # keys that say how a process is started
@@ -251,7 +251,7 @@ def _complete(job: ResumableJob, stream: ResumableOutput, options: RunOptions) -
             given = without(options.overrides, ("resume", "overwrite"))
             if not any(each.startswith("output=") for each in given):
                 given.append(f"output={job.output}")
-            line = shlex.join([*map(shown, given), "resume=true"])
+            line = shlex.join([*given, "resume=true"])
             log.info(f"resume it with: python -m dnadiff.{options.command} {line}")
         raise
 

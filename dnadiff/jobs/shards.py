@@ -31,7 +31,6 @@ from dnadiff.jobs.journal import (
     temporary_path,
 )
 from dnadiff.renamed import VERSION
-from dnadiff.store.address import shown
 from dnadiff.store.disk import atomic_write, load_json, names_file, read_json, write_json
 
 FORMAT = 1
@@ -127,8 +126,7 @@ class Manifest:
     Attributes:
         command: its name.
         count: number of shards.
-        overrides: arguments of the command, for merging. They may contain a signed address, which
-            merging reads: only the owner of the file may read it then.
+        overrides: arguments of the command, for merging.
         streams: by name.
     """
 
@@ -175,8 +173,6 @@ class Manifest:
             with names_file(path):
                 part.parent.mkdir(parents=True, exist_ok=True)
                 with part.open("wb") as file:
-                    if any(shown(override) != override for override in self.overrides):
-                        os.fchmod(file.fileno(), 0o600)
                     file.write((json.dumps(content, indent=1) + "\n").encode())
                     file.flush()
                     os.fsync(file.fileno())

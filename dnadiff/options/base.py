@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 from pydantic.fields import FieldInfo
 
 from dnadiff.fields import Natural, PositiveInt, check_value
+from dnadiff.store.address import shortened
 
 if TYPE_CHECKING:
     import pandas
@@ -133,8 +134,9 @@ class Options(BaseModel):
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """The arguments of the command line but for those of Hydra, as they are recorded."""
-        return tuple(each for each in self.arguments if not each.startswith("hydra."))
+        """The arguments of the command line but for those of Hydra, as they are recorded: without
+        secrets."""
+        return tuple(each for each in shortened(self.arguments) if not each.startswith("hydra."))
 
     @property
     def arguments(self) -> tuple[str, ...]:

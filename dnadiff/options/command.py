@@ -142,7 +142,7 @@ class Command(Generic[P]):
             return build(launcher, trust=None).launch(
                 self.name,
                 values["output"],
-                list(options.overrides),
+                options.arguments,
                 shard=values["shard"],
                 overwrite=options.overwrite,
                 config_folder=options.config_folder,

@@ -20,6 +20,7 @@ import yaml
 from dnadiff.fields import signature_of
 from dnadiff.options.base import MISSING, Config, Options
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
+from dnadiff.store.address import shortened, shown
 from dnadiff.store.objects import config_dir, imported, leaves, locate, quoted
 
 PLUGINS = "plugins"  # a key of every command, and the group of entry points
@@ -89,6 +90,7 @@ class Composition:
         self.name, self.options, self.folder = name, options, folder
         self.roots = [config_dir(), *([] if folder is None else [folder])]
         given = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
+        given = shortened(given)
         check_form(given)
         self.arguments = with_current_choices(given)
         self.chosen: dict[str, tuple[str, str]] = {}
@@ -115,7 +117,7 @@ class Composition:
         if self.folder is not None:
             if not self.folder.is_dir():
                 raise ValueError(
-                    f"the folder of --config-dir, '{self.folder}' not found; check its name"
+                    f"the folder of --config-dir, '{shown(self.folder)}' not found; check its name"
                 )
             search = [f"hydra.searchpath=[{quoted(f'file://{self.folder.absolute()}')}]"]
             # Before Hydra reads them, which takes long for some and is not always named.
@@ -170,7 +172,7 @@ class Composition:
                 f"dnadiff.{self.name} --help shows how)"
             ) from error
         assert isinstance(content, dict)
-        return {str(key): value for key, value in content.items()}
+        return {str(key): shortened(value) for key, value in content.items()}
 
     def choices(self) -> dict[str, list[str]]:
         """The config groups that the command reads and the names in each, as in

@@ -32,7 +32,7 @@ from dnadiff.report.page import (
     write_page,
 )
 from dnadiff.report.run import divergences
-from dnadiff.store.address import expand_user, shown_addresses
+from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output, read_json
 from dnadiff.weights.loaded import Loaded
 
@@ -176,9 +176,7 @@ class DesignPage:
             compared = compare_designs(table.sequences, windows, real.both_strands, self.seed)
             if real.rewards is not None and has_log_prob:
                 points = self._log_probs(real.scored), real.rewards
-        given = [
-            one for one in shown_addresses(overrides) if one.partition("=")[0] not in _RESTARTS
-        ]
+        given = [one for one in overrides if one.partition("=")[0] not in _RESTARTS]
         write_page(
             self.file,
             "designs",

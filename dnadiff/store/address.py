@@ -1,9 +1,14 @@
-"""The parts of an address such as `s3://bucket/genomes/x.fa.gz`."""
+"""The parts of an address such as `s3://bucket/genomes/x.fa.gz`, and its secrets.
+
+A query may be secret. Commands read, print and write addresses without it (`shortened`), and only
+`parse`, in the memory of the process, knows the complete ones. A shortened address that is read in
+another process names the copy in the cache.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
@@ -12,10 +17,17 @@ from urllib.parse import unquote, urlsplit
 CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
-_USER, _QUERY = (
-    re.compile(r"(https?:/+)[^/?#@\s]*@", re.IGNORECASE),
-    re.compile(r"(https?:/[^?]*)\?.*", re.DOTALL | re.IGNORECASE),
+# Of web servers, and of whatever else is no object store, whose names may contain `?`.
+_SERVER = r"(?:https?:/|(?!(?:s3|gs|hf|file):)[a-z]\w*://)"
+_USER = re.compile(r"(\w+:/+)[^/?#@\s]*@", re.IGNORECASE)
+_QUERY = re.compile(
+    rf"""({_SERVER}[^?]*)\?(?!\.\.\.(?:$|[\s'",\]}}])).*""", re.DOTALL | re.IGNORECASE
 )
+_SHORT = re.compile(r".*\?\.\.\.\d*")
+# An address is what follows `key=`, a quoted text, or a part of a list or mapping.
+_BEFORE = re.compile(r"(?:[\w.@/+~-]*=)?(?:cached:)?(?=\w+:/)")
+_PART = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+:/[^\s,\[\]{}'"]*""", re.IGNORECASE)
+_complete: dict[str, str] = {}  # addresses by what `shortened` made of them
 
 
 def is_remote(path: object) -> bool:
@@ -91,18 +103,15 @@ def parse(path: object) -> Address:
             f"{shown(text)} is not an address; expected one that begins with "
             f"{', '.join(f'{scheme}://' for scheme in SCHEMES)}"
         )
-    address = Address(found[1].lower(), f"{found[1].lower()}://{found[2]}")
+    complete = f"{found[1].lower()}://{found[2]}"
+    address = Address(found[1].lower(), _complete.get(complete, complete))
     if address.is_http and " " in text:
         raise ValueError(f"{shown(text)!r} contains a space; write %20 for a space in an address")
     if not text.isprintable():
         raise ValueError(
             f"{shown(text)!r} contains a control character, or a space of another kind; remove it"
         )
-    if address.is_http and "@" in urlsplit(address.text).netloc:
-        raise ValueError(
-            f"{shown(text)} contains a user name, which is not sent to the server; give an address "
-            "without it, or a local file"
-        )
+    _short(address.text)
     if not address.name or address.name in (".", ".."):
         raise ValueError(
             f"{shown(text)} names no file; expected "
@@ -122,14 +131,63 @@ def shown(text: object) -> str:
     return _QUERY.sub(r"\1?...", _USER.sub(r"\1", str(text)))
 
 
-def shown_addresses(value: Any) -> Any:
-    """A value of a configuration, or a list or mapping of such, with addresses as files show them
-    (`shown`)."""
+def shown_addresses(value: Any, show: Callable[[str], str] = shown) -> Any:
+    """A value of a configuration, or a list or mapping of such, with addresses as files show
+    them."""
     if isinstance(value, Mapping):
-        return {key: shown_addresses(each) for key, each in value.items()}
+        return {key: shown_addresses(each, show) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shown_addresses(each) for each in value]
-    return shown(value) if isinstance(value, str) else value
+        return [shown_addresses(each, show) for each in value]
+    return show(value) if isinstance(value, str) else value
+
+
+def shortened(value: Any) -> Any:
+    """As `shown_addresses`, of what this process will read: `parse` knows the complete addresses.
+
+    Those that differ in their query alone get a number, as in `https://server/file?...2`.
+
+    Args:
+        value: or arguments of a command line, `key=value`.
+
+    Raises:
+        ValueError: for an address with a user name or a password.
+    """
+    return shown_addresses(value, _without_secrets)
+
+
+def is_short(address: str) -> bool:
+    """Whether an address is one that `shortened` made."""
+    return _SHORT.fullmatch(address) is not None
+
+
+def _without_secrets(text: str) -> str:
+    if (start := _BEFORE.match(text)) is not None:
+        return start[0] + _short(text[start.end() :])
+    return _PART.sub(_short_part, text)
+
+
+def _short_part(found: re.Match[str]) -> str:
+    quote = found[0][0] if found[0][0] in "'\"" else ""
+    if not quote:
+        return _short(found[0])
+    return quote + _short(found[0][1:-1].replace(f"\\{quote}", quote)) + quote
+
+
+def _short(address: str) -> str:
+    if _USER.match(address):
+        raise ValueError(
+            f"{shown(address)} contains a user name, which is not sent to the server; give an "
+            "address without it, or a local file"
+        )
+    if is_short(address) or shown(address) == address:
+        return address
+    scheme, rest = address.split(":", 1)
+    address = f"{scheme.lower()}://{rest.lstrip('/')}"
+    name, number = shown(address), 1
+    while _complete.setdefault(name, address) != address:
+        number += 1
+        name = f"{shown(address)}{number}"
+    return name
 
 
 def file_name(path: object) -> str:

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO, TypeAlias
 
-from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse
+from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
 from dnadiff.store.disk import check_regular
 from dnadiff.store.remote import fetch, store_of, stored
 
@@ -147,6 +147,7 @@ def open_binary(path: str | Path) -> Iterator[ByteReader]:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is empty or damaged; also for errors met while the caller reads.
     """
+    path = shortened(str(path))
     file = resolve(path)
     check_content(path, file)
     with file.open("rb") as raw, decompressed(path, raw) as content:

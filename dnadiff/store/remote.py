@@ -15,6 +15,7 @@ copy of what is there, so that it says of a complete output what it says of a lo
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import http.client
 import logging
@@ -35,7 +36,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from dnadiff.fields import PositiveInt
-from dnadiff.store.address import Address, is_remote, parse, shown
+from dnadiff.store.address import Address, is_remote, is_short, parse, shown
 from dnadiff.store.disk import (
     Json,
     cache_dir,
@@ -414,6 +415,8 @@ def fetch(address: Address) -> Path:
         OSError, ValueError: if it cannot be fetched, in one line that names the address.
     """
     target = target_of(address)
+    if is_short(address.text):  # of another process: what it fetched
+        return stored(address)
     if address.text in _current and _note_of(target, address) is not None:
         return target
     with _part_of(target, address.shown) as part:
@@ -498,14 +501,21 @@ def stored(address: Address) -> Path:
     Raises:
         FileNotFoundError: if there is none.
     """
-    target = target_of(address)
-    if _note_of(target, address) is None:
-        raise FileNotFoundError(
-            f"{address.shown} is not in the cache, and what a checkpoint names is not fetched; "
-            "name it on the command line to allow that, as "
-            f"in data=fasta data.path={address.shown}"
-        )
-    return target
+    target, copies = target_of(address), {}
+    if _note_of(target, address) is not None:
+        return target
+    if is_short(address.text):
+        for copy in cache_dir("remote").glob(f"*/{glob.escape(address.name)}"):
+            note = _note_of(copy)
+            if note is not None and shown(note["address"]) == address.shown:
+                copies[note["sha256"]] = copy
+    if len(copies) == 1:
+        return copies.popitem()[1]
+    raise FileNotFoundError(
+        f"{address.shown} is {'several files' if copies else 'not'} in the cache, and what a "
+        "checkpoint names is not fetched; name it on the command line to allow that, as "
+        f"in data=fasta data.path={address.shown}"
+    )
 
 
 def target_of(address: Address) -> Path:
@@ -519,15 +529,16 @@ def _note(target: Path) -> Path:
     return target.with_name(f".{target.name}.json")
 
 
-def _note_of(target: Path, address: Address) -> dict[str, Json] | None:
-    """What is known of a complete copy; None if there is none, or it was changed."""
+def _note_of(target: Path, address: Address | None = None) -> dict[str, Json] | None:
+    """What is known of a complete copy; None if there is none, it was changed, or it is of another
+    address."""
     with suppress(OSError, ValueError):
         note = read_json(_note(target), ("address", "size", "version", "sha256", "fetched"))
         # Those of earlier versions have no hash of the address, and its query.
         of = note.get("address_sha256") or _digest(str(note["address"]))
-        if (of, note["size"]) == (_digest(address.text), target.stat().st_size) and note[
-            "sha256"
-        ] == content_hash(target):
+        is_same = address is None or of == _digest(address.text)
+        known = target.stat().st_size, content_hash(target)
+        if is_same and (note["size"], note["sha256"]) == known:
             return note
     return None
 

@@ -20,7 +20,6 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, is_built
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, table
-from dnadiff.store.address import shown_addresses
 from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised import labeled, saved, study
 from dnadiff.supervised.baselines import (
@@ -371,7 +370,7 @@ class TaskStudy:
             )
         network = loaded.denoiser.backbone
         version = saved.code_version(type(network), self.config | self.settings)
-        provenance = {**origin, "command": " ".join(shown_addresses(self.overrides))}
+        provenance = {**origin, "command": " ".join(self.overrides)}
         stored = saved.ResultsFolder(folder, provenance, version, kept)
         steps = sum(
             sum(m.num_steps(r.data) for r in rounds) * len(study.distinct_seeds(m, seeds, protocol))
@@ -417,7 +416,7 @@ class TaskStudy:
                         "name": data.name,
                         "longest": data.max_length,
                         "items": trained.counts(),
-                        "settings": shown_addresses(self.task),
+                        "settings": self.task,
                     },
                     "seeds": sorted(other for of, other in stored.networks if of == name),
                     "settings": settings,

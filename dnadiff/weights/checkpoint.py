@@ -26,7 +26,7 @@ from pathlib import Path
 from dnadiff.data.tokenizer import FILE_SETS
 from dnadiff.fields import Json
 from dnadiff.networks.backbone.base import Backbone
-from dnadiff.store.address import Address, expand_user, is_remote, parse
+from dnadiff.store.address import Address, expand_user, is_remote, parse, shown_addresses
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.objects import PACKAGE
 from dnadiff.store.remote import (
@@ -224,7 +224,8 @@ def load_file(
             match its configuration.
     """
     content = read(path, provide)
-    described, config = content["hyper_parameters"], content["hyper_parameters"]["config"]
+    described = content["hyper_parameters"]
+    config = shown_addresses(described["config"])  # an earlier version stored complete ones
     with names_file(path):
         tokenizer = built_tokenizer(described["tokenizer"], trust, path)
         state = {
@@ -305,7 +306,7 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
         )
     config = {key: content[key] for key in MODEL} | other_process(content)
     if content["data"] is not None:  # of published weights nothing is known
-        config["data"] = content["data"]
+        config["data"] = shown_addresses(content["data"])
     labels = label_names(content, network.num_labels)
     return Loaded(
         denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin

@@ -1,8 +1,6 @@
 """A job that counts: resuming, shards, other configurations, missing and damaged parts."""
 
 import json
-import os
-import stat
 
 import pytest
 
@@ -309,19 +307,6 @@ def test_the_device_of_a_reward_may_differ_too(compute, merge):
     assert merge(reward("cpu", "x")).settings == reward("cuda", "x")
     with pytest.raises(ValueError, match="holds shards with reward="):
         merge(reward("cpu", "y"))
-
-
-@pytest.mark.parametrize(
-    ("address", "mode"), [("https://h/x.fa?sig=1", 0o600), ("https://h/x.fa", None)]
-)
-def test_a_signed_address_is_for_the_owner_of_the_shards(tmp_path, address, mode):
-    umask = os.umask(0o022)
-    try:
-        Manifest("score", 1, [f"input={address}"], {}).write(tmp_path / "manifest.json")
-    finally:
-        os.umask(umask)
-    assert stat.S_IMODE((tmp_path / "manifest.json").stat().st_mode) == (mode or 0o644)
-    assert Manifest.read(tmp_path / "manifest.json").overrides == [f"input={address}"]
 
 
 def test_an_output_is_needed_and_is_not_replaced(output):

@@ -11,8 +11,9 @@ from fsspec import get_filesystem_class, register_implementation
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.text.corpus import Files
+from dnadiff.store import address as addresses
 from dnadiff.store import remote
-from dnadiff.store.address import file_name, parse, shown
+from dnadiff.store.address import file_name, parse, shortened, shown
 from dnadiff.store.files import open_binary, resolve
 from dnadiff.store.remote import LostError
 
@@ -172,6 +173,50 @@ def test_the_note_of_an_earlier_version_is_read(server):
 )
 def test_how_addresses_are_shown(text, expected):
     assert shown(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("argument", "short", "complete"),
+    [
+        ("a.path=https://h/1?b=1,2&c=[3]", "a.path=https://h/1?...", ["https://h/1?b=1,2&c=[3]"]),
+        ("+p='https://h/2?a=\\'1'", "+p='https://h/2?...'", ["https://h/2?a='1"]),
+        ("p=[HTTP://h/3?s=a,'https:/h/4?s=b,c']", "p=[http://h/3?...,'https://h/4?...']",
+         ["http://h/3?s=a", "https://h/4?s=b,c"]),
+        ("p={a:https://h/5?s=1,b:/x/what?.fa}", "p={a:https://h/5?...,b:/x/what?.fa}",
+         ["https://h/5?s=1"]),
+        ("p=[https://h/6?id=1,https://h/6?id=2]", "p=[https://h/6?...,https://h/6?...2]",
+         ["https://h/6?id=1", "https://h/6?id=2"]),
+        ("p=[s3://b/what?.fa,what?.txt,https://h/7?...]",
+         "p=[s3://b/what?.fa,what?.txt,https://h/7?...]", ["https://h/7?..."]),
+    ],
+)  # fmt: skip
+def test_arguments_are_shortened_and_read_completely(argument, short, complete):
+    assert shortened([argument]) == [short] == shortened([short])
+    found = re.findall(r"https?://[^\s,'\]}]+", short)
+    assert [parse(address).text for address in found] == complete
+
+
+def test_a_shortened_address_is_the_copy_in_the_cache(server):
+    with pytest.raises(FileNotFoundError, match=r"x\.fa\?\.\.\. is not in the cache, and what"):
+        resolve(f"{server.fasta}?...")
+    assert not server.asked
+    file = resolve(f"{server.fasta}?id=1")
+    asked = len(server.asked)
+    addresses._complete.clear()  # another process
+    assert resolve(f"{server.fasta}?...") == file and len(server.asked) == asked
+    server.files["/x.fa"] = FASTA + b"ACGT\n"
+    resolve(f"{server.fasta}?id=2")
+    addresses._complete.clear()
+    with pytest.raises(FileNotFoundError, match="is several files in the cache"):
+        resolve(f"{server.fasta}?...")
+
+
+@pytest.mark.parametrize("address", ["https://u:p@h/x.fa", "s3://k:s@b/x.fa", "ftp://u@h/x.fa"])
+def test_an_address_with_a_user_name_is_refused(address):
+    for given in (address, f"data.path='{address}'", {"path": [address]}):
+        with pytest.raises(ValueError, match=r"//[hb]/x\.fa contains a user name") as error:
+            shortened(given)
+        assert "@" not in str(error.value)
 
 
 @pytest.mark.parametrize(

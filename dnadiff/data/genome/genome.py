@@ -30,7 +30,7 @@ from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
-from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse
+from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
 from dnadiff.store.files import bare_name, matches, open_text, resolve
 
 if TYPE_CHECKING:
@@ -386,7 +386,7 @@ def _located(where: str, name: str, path: str, is_stored: bool) -> str:
         else:
             manifest = parse(name)
             address = manifest._replace(text=manifest.folder).inside(path)
-        return f"{CACHED}{address.text}" if is_stored else address.text
+        return f"{CACHED if is_stored else ''}{shortened(address.text)}"
     if not path.startswith("bundled:"):
         path = os.fspath(expand_user(name).parent / expand_user(path))
     try:
@@ -431,7 +431,7 @@ def expand(path: SequencePath | None) -> list[Source]:
 def _sources(path: str | Path | Fasta) -> list[Source]:
     if not isinstance(path, (str, Path)):
         return [Source(str(path.filename), names=tuple(path.keys()))]
-    text = str(path)
+    text = shortened(str(path))
     if not text.strip():
         raise ValueError(f"data.path is {path!r}; {_PATHS}")
     if bare_name(text).endswith(".tsv"):
