@@ -1,37 +1,37 @@
-"""Metrics of classes, labels and values as functions of item weights, and their 95 % bootstrap
-intervals over test items, or over groups of them, and over seeds.
+"""Metrics of classes, labels and values as functions of item weights, with their intervals over test
+items, or over groups of them, and over seeds (`dnadiff.supervised.intervals`).
 
-Weights of 1 give the value of a metric, bootstrap weights its replicates. Each replicate draws the
-test items with replacement, the same for all models, and the seeds of each model with replacement.
+Weights of 1 give the value of a metric, weights of 0 its jackknife replicates.
 
 Shapes: `S` items, `C` classes, `K` outputs, `W` weightings, `R` runs. A metric takes weights (W, S)
     and returns (W,). The values agree with those of scikit-learn and scipy, which compute one
-    weighting per call and sort the items again each time: 500 times slower for the bootstrap of a
-    study.
+    weighting per call and sort the items again each time.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from typing_extensions import override
 
-from dnadiff.diffusion.bootstrap import ConfidenceInterval, student_t
+from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json
+from dnadiff.supervised.intervals import (
+    MIN_ITEMS,
+    Ends,
+    Estimate,
+    between_seeds,
+    jackknife_weights,
+    of_correct,
+    of_replicates,
+)
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
-NUM_RESAMPLES, NUM_SUMMARIES = 2000, 500  # replicates of a comparison, and of a summary
-MIN_DEFINED = 0.9  # of the replicates: an interval from fewer would be that of other data
-_NORMAL = 1.959963984540054  # the 97.5 % quantile of the normal distribution
-_BATCH = 50  # replicates at once: limits the memory
-log = logging.getLogger("dnadiff")
 
 
 class Ranks:
@@ -171,15 +171,52 @@ class Metric:
 
     Attributes:
         function: of scored predictions and weights (W, S), (W,).
+        is_biased: whether it is too large by more than its standard error: it has no interval.
     """
 
     function: Callable[[Any, np.ndarray], np.ndarray]
     low: float = 0.0
     high: float = 1.0
+    is_biased: bool = False
 
     def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
         """(W,) under weights (W, S)."""
         return self.function(scored, weights)
+
+    def num_items(self, scored: ScoredValues) -> int:
+        """The items that have a label for each of its outputs."""
+        return len(scored.labels)
+
+    def ends(
+        self, models: Sequence[Sequence[ScoredValues]], value: float, groups: np.ndarray | None
+    ) -> Ends | None:
+        """The interval over items, or groups of them (S,), of the mean over the runs of one model
+        or of the difference of two; None if there are too few."""
+        scored = models[0][0]
+        if self.is_biased or not math.isfinite(value) or self.num_items(scored) < MIN_ITEMS:
+            return None
+        replicates = [
+            _difference([np.mean([self(run, weights) for run in runs], 0) for runs in models])
+            for weights in jackknife_weights(len(scored.labels), groups)
+        ]
+        range_of = self.low, self.high
+        return of_replicates(value, np.concatenate(replicates), range_of, len(models) > 1)
+
+
+class Accuracy(Metric):
+    """A fraction of items, which has an exact interval."""
+
+    @override
+    def ends(
+        self, models: Sequence[Sequence[Any]], value: float, groups: np.ndarray | None
+    ) -> Ends:
+        fractions = [np.mean([run.correct for run in runs], 0) for runs in models]
+        return of_correct(_difference(fractions), groups, len(models) > 1)
+
+
+def _difference(of_models: Sequence[Any]) -> Any:
+    """The value of one model, or that of the first minus that of the second."""
+    return of_models[0] - sum(of_models[1:])
 
 
 @dataclass(frozen=True)
@@ -199,6 +236,11 @@ class ColumnMetric(Metric):
 
     ranks: bool = True
     number: int | None = None
+
+    @override
+    def num_items(self, scored: ScoredValues) -> int:
+        columns = scored.columns if self.number is None else [scored.columns[self.number]]
+        return min(len(column.rows) for column in columns)
 
     @override
     def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
@@ -320,11 +362,11 @@ LABEL_METRICS = {"auroc": ColumnMetric(roc_area), "auprc": ColumnMetric(average_
 # Areas are macro-averaged one-vs-rest over the classes that have items; NaN if the data have
 # others.
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(accuracy),
+    "accuracy": Accuracy(accuracy),
     "mcc": Metric(mcc, -1.0),
     "f1": Metric(f1),
     **LABEL_METRICS,
-    "calibration_error": Metric(calibration_error),
+    "calibration_error": Metric(calibration_error, is_biased=True),
 }
 REGRESSION_METRICS = {
     "spearman": ColumnMetric(spearman, -1.0),
@@ -390,193 +432,52 @@ def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
     return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
 
 
-def bootstrap_weights(
-    size: int, num_resamples: int, seed: int, groups: np.ndarray | None = None
-) -> Iterator[np.ndarray]:
-    """Item weights of bootstrap replicates, (W, S) a few at a time; the same arguments give the
-    same replicates for every model.
-
-    The items of a group, such as overlapping sequences, are drawn together: `groups (S,)` are their
-    numbers. None: single items.
-    """
-    random = np.random.default_rng(seed)
-    index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
-    num_groups = int(index.max()) + 1
-    for first in range(0, num_resamples, _BATCH):
-        # As `random.multinomial`, in a quarter of the time for many items.
-        drawn = [
-            np.bincount(random.integers(num_groups, size=num_groups), minlength=num_groups)
-            for _ in range(min(_BATCH, num_resamples - first))
-        ]
-        yield np.stack(drawn)[:, index].astype(np.float64)
-
-
-class Estimate(NamedTuple):
-    """A metric averaged over the runs of a model, or the difference of two models.
-
-    Attributes:
-        per_seed: the value of each run of the first model.
-        replicates: (W,) bootstrap replicates.
-    """
-
-    value: float
-    per_seed: list[float]
-    replicates: np.ndarray
-
-    @property
-    def _known(self) -> np.ndarray:
-        """The replicates that are defined; none if they are fewer than 90 % of all, as where many
-        have no item with a label, or none of a class."""
-        known = self.replicates[np.isfinite(self.replicates)]
-        enough = np.isfinite(self.value) and len(known) >= MIN_DEFINED * len(self.replicates)
-        return known if enough else known[:0]
-
-    def interval(
-        self,
-        low: float = -math.inf,
-        high: float = math.inf,
-        name: str = "a metric of a model or a difference",
-    ) -> ConfidenceInterval:
-        """The 95 % interval inside these limits: scaled deviations may put an end where the metric
-        cannot be. NaN, with a line in the log about `name`, if too few replicates are defined."""
-        if len(known := self._known):
-            ends = np.quantile(known, [0.025, 0.975]).clip(low, high).tolist()
-            return ConfidenceInterval(self.value, float(known.std(ddof=1)), *ends)
-        if np.isfinite(self.value):
-            share = np.isfinite(self.replicates).mean()
-            log.warning(
-                f"{name} is defined in {100 * share:.0f} % of the bootstrap replicates, too few "
-                "for an interval"
-            )
-        return ConfidenceInterval(self.value, np.nan, np.nan, np.nan)
-
-    def p_value(self) -> float:
-        """Two-sided p-value that a difference is 0: twice the fraction of replicates on the side
-        where fewer are; NaN if too few are defined."""
-        if not len(known := self._known):
-            return float("nan")
-        tail = min((known <= 0).sum(), (known >= 0).sum())
-        return float(min(1.0, 2 * (tail + 1) / (len(known) + 1)))
-
-
-def estimates(
-    metrics: Mapping[str, Metric],
+def estimate(
+    metric: Metric,
     runs: Sequence[ScoredValues],
     baseline: Sequence[ScoredValues] = (),
     groups: np.ndarray | None = None,
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-    draws_seeds: bool = True,
-) -> dict[str, Estimate]:
-    """Each metric of a model, or of the difference of two, with bootstrap replicates.
+) -> Estimate:
+    """A metric of a model, or the difference of two, averaged over runs on the same items (one for
+    each seed).
 
     Args:
         baseline: runs of another model on the same items, whose metric is subtracted.
-        groups: (S,) group numbers; the items of a group are drawn together. None: single items.
-        draws_seeds: whether replicates also draw runs, or average all of them.
+        groups: (S,) group numbers of items that resemble each other; fewer than 5 groups give no
+            interval. None: single items.
     """
-    size, models = len(runs[0].labels), [each for each in (runs, baseline) if each]
-    drawn: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in models] for name in metrics}
-    replicates = bootstrap_weights(size, num_resamples, seed, groups)
-    for weights in chain([np.ones((1, size))], replicates):
-        for name, metric in metrics.items():
-            for of_model, each in zip(drawn[name], models):
-                of_model.append(np.stack([metric(run, weights) for run in each], 1))
-    found = {}
-    for name, of_models in drawn.items():
-        random = np.random.default_rng([seed, 1])
-        values = [np.concatenate(each) for each in of_models]  # (1 + W, R) of each model
-        value, *others = [float(each[0].mean()) for each in values]
-        mine, *theirs = [
-            _mean_over_seeds(each[1:], random) if draws_seeds else each[1:].mean(1)
-            for each in values
-        ]
-        value, mine = value - sum(others), mine - sum(theirs)
-        found[name] = Estimate(value, values[0][0].tolist(), widened(mine, value, groups))
-    return found
-
-
-def widened(replicates: np.ndarray, value: float, groups: np.ndarray | None) -> np.ndarray:
-    """Bootstrap replicates (W,) around `value`, with larger deviations if few groups of items were
-    drawn.
-
-    A bootstrap of n groups underestimates a standard deviation by sqrt((n - 1) / n), and the
-    quantiles of few are those of Student's t distribution with n - 1 degrees of freedom, not those
-    of a normal one (as in `dnadiff.diffusion.bootstrap.ratio`): the factor is 1.58 for 5 groups,
-    1.10 for 20 and 1.01 for 200.
-    """
-    if groups is None:
-        return replicates
-    count = len(np.unique(groups))
-    factor = math.sqrt(count / max(count - 1, 1)) * student_t(max(count - 1, 1)) / _NORMAL
-    return value + factor * (replicates - value)
-
-
-def _mean_over_seeds(values: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """The mean (W,) of values (W, R) over seeds that are drawn with replacement.
-
-    A bootstrap of R seeds underestimates their variance by the factor (R - 1)/R: their deviation
-    from equal weights is scaled.
-    """
-    num_resamples, count = values.shape
-    drawn = random.multinomial(count, np.full(count, 1 / count), size=num_resamples) / count
-    scaled = 1 / count + (drawn - 1 / count) * (count / max(count - 1, 1)) ** 0.5
-    return (values * scaled).sum(1)
+    models = [each for each in (runs, baseline) if each]
+    ones = np.ones((1, len(runs[0].labels)))
+    of_runs = [[float(metric(run, ones)[0]) for run in each] for each in models]
+    value = float(_difference([np.mean(each) for each in of_runs]))
+    width = metric.high - metric.low
+    has_few = groups is not None and len(np.unique(groups)) < MIN_BLOCKS
+    return Estimate(
+        value,
+        of_runs[0],
+        None if has_few else metric.ends(models, value, groups),
+        [seeds for each in of_runs for seeds in between_seeds(each)],
+        (-width, width) if baseline else (metric.low, metric.high),
+    )
 
 
 def summarize_metrics(
     runs: Sequence[ScoredValues],
     metrics: Mapping[str, Metric],
     groups: np.ndarray | None = None,
-    num_resamples: int = NUM_SUMMARIES,
 ) -> dict[str, dict[str, Json]]:
-    """Metrics averaged over runs on the same items (one for each seed), with their 95 % bootstrap
-    intervals over test items.
+    """Metrics averaged over runs on the same items (one for each seed), with their 95 % intervals.
 
-    By metric: `value`, `per_seed`, and, unless `num_resamples` is 0, `low`, `high` and `spread`
+    By metric: `value`, `per_seed`, `low`, `high` (None if there are too few items) and `spread`
     (max - min over runs).
     """
-    result = {}
-    found = estimates(metrics, runs, (), groups, num_resamples, draws_seeds=False)
-    for name, one in found.items():
-        limits = metrics[name].low, metrics[name].high
-        ends = one.interval(*limits, title(name))[2:] if num_resamples else ()
-        result[name] = {
+    found = {name: estimate(metric, runs, (), groups) for name, metric in metrics.items()}
+    return {
+        name: {
             "value": one.value,
-            **dict(zip(("low", "high"), ends)),
             "per_seed": one.per_seed,
-            **({"spread": max(one.per_seed) - min(one.per_seed)} if ends else {}),
+            "spread": max(one.per_seed) - min(one.per_seed),
+            **one.record(),
         }
-    return result
-
-
-def sign_flip_test(
-    first: np.ndarray,
-    second: np.ndarray,
-    num_flips: int = 5000,
-    seed: int = 0,
-    groups: np.ndarray | None = None,
-) -> float:
-    """Two-sided p-value of the paired permutation test that two models have the same accuracy on
-    the same items.
-
-    Under the null hypothesis the results of the two models can be swapped item by item. With one
-    run each, this is McNemar's test by permutation.
-
-    Args:
-        first: (R, S) whether each item was classified correctly with each seed.
-        second: (R', S) of the other model.
-        groups: (S,) the items of a group get the same sign. None: each item has its own.
-    """
-    difference = first.mean(0) - second.mean(0)
-    if groups is not None:
-        difference = np.bincount(np.unique(groups, return_inverse=True)[1], difference)
-    difference = difference[difference != 0]
-    if not len(difference):
-        return 1.0
-    random, observed, extreme = np.random.default_rng(seed), abs(difference.sum()) - 1e-9, 0
-    for begin in range(0, num_flips, 500):
-        shape = (min(500, num_flips - begin), len(difference))
-        signs = random.integers(0, 2, size=shape, dtype=np.int8) * 2 - 1
-        extreme += int((np.abs(signs @ difference) >= observed).sum())
-    return (extreme + 1) / (num_flips + 1)
+        for name, one in found.items()
+    }

@@ -38,7 +38,8 @@ from dnadiff.supervised.ensemble import (
     Query,
     chunks,
 )
-from dnadiff.supervised.metrics import NUM_SUMMARIES, summarize_metrics, title
+from dnadiff.supervised.intervals import interval_text
+from dnadiff.supervised.metrics import summarize_metrics, title
 from dnadiff.supervised.targets.base import Predicted, TaskTarget
 from dnadiff.supervised.targets.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.tasks import check_sequence, label_keys
@@ -46,7 +47,6 @@ from dnadiff.supervised.tasks import check_sequence, label_keys
 PARQUET = ".parquet"
 NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
 _ROW_GROUP = 1 << 16
-_MAX_INTERVALS = 100_000  # items: with more, the bootstrap takes long, and its intervals are narrow
 log = logging.getLogger("dnadiff")
 
 
@@ -270,7 +270,7 @@ class PredictionTable:
         """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them;
         `averaged`: of the averaged predictions.
 
-        Windows of one record overlap or are related: the bootstrap draws records, with all their
+        Windows of one record overlap or are related: intervals are over records, with all their
         windows. Rows without a prediction are left out.
         """
         target, parsed = self.target, []
@@ -286,7 +286,7 @@ class PredictionTable:
         known = ~np.isnan(predictions).any((0, 2))
         records, predictions, count = records[known], predictions[:, known], int(known.sum())
         groups = len(np.unique(records))
-        if has_few := MIN_BLOCKS > groups < count:  # windows of few records
+        if MIN_BLOCKS > groups < count:  # windows of few records
             log.warning(
                 f"{source}: windows of {groups} records, and intervals expect {MIN_BLOCKS} or "
                 "more; metrics have no intervals"
@@ -301,7 +301,6 @@ class PredictionTable:
                 each,
                 target.metrics,
                 records if groups < count else None,  # None: every record is one window
-                0 if has_few or count > _MAX_INTERVALS else NUM_SUMMARIES,
             )
             for name, each in runs.items()
         }
@@ -512,16 +511,16 @@ class PredictJob(ResumableJob):
             rows: list[tuple[str, ...]] = []
             for name in (target.primary, *target.shown):
                 found = (self.metrics["each_seed"][name], self.metrics["averaged"][name])
-                cells = (text for each in found for text in (_number(each["value"]), _range(each)))
+                cells = (
+                    text
+                    for each in found
+                    for text in (_number(each["value"]), interval_text(each, "{:.4f}"))
+                )
                 rows.append((title(name), *cells))
             columns = ("mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval")
             shown += ["", table(rows, ("metric", *columns))]
         track = "" if self.track is None else f" and {self.inputs['track']}"
         return "\n".join([*shown, super().closing(seconds) + track])
-
-
-def _range(found: Mapping[str, float]) -> str:
-    return f"{_number(found['low'])} .. {_number(found['high'])}" if "low" in found else "-"
 
 
 def _number(value: float) -> str:

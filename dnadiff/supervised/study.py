@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,6 +25,7 @@ from dnadiff.fields import Json
 from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classifier import HeadInputs
+from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.items import (
     Items,
     Job,
@@ -40,6 +41,7 @@ from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.targets.base import TaskTarget
 from dnadiff.supervised.targets.classes import ClassTarget
 
+ONE_RUN = "one run, no verdict"
 FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
 WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
 _POLL_SECONDS = 2.0  # between checks on what other processes are computing
@@ -52,15 +54,18 @@ def compare(
     pairs: Sequence[tuple[str, str]] = (),
     subsets: Mapping[str, np.ndarray] | None = None,
     target: TaskTarget | None = None,
+    fixed: Collection[str] = (),
 ) -> dict[str, Json]:
-    """Metrics of predictions on the same items, and differences between pairs; the items of a group
-    are resampled together.
+    """Metrics of predictions on the same items, and differences between pairs, with intervals over
+    items, or groups of them, and over runs.
 
     Args:
         predictions: of each run of each model.
         subsets: masks (S,) bool by name; the primary metric and its differences on each are
             reported too.
         target: None is classes.
+        fixed: the models that are the same in each run. One run of another model shows nothing
+            about further runs: its difference has the interval of these networks and no verdict.
 
     Returns:
         `models`: by name, the metric that models are compared by with its interval and its value
@@ -70,7 +75,7 @@ def compare(
     labels, (groups, units) = tested.labels.numpy(), resampled(tested)
     if units.startswith("items of"):
         log.warning(
-            f"the tested {units}, too few to resample: intervals are over items of these groups"
+            f"the tested {units}, too few to estimate their variance: intervals are over items of these groups"
         )
 
     def scored(name: str, rows: slice | np.ndarray = slice(None)) -> list[ScoredValues]:
@@ -92,22 +97,17 @@ def compare(
             if mask.any():
                 drawn = None if groups is None else groups[mask]
                 of_baseline = [] if baseline is None else scored(baseline, mask)
-                interval = target.interval(scored(model, mask), of_baseline, drawn)
-                found[name][key] = interval.value
-                # From too few groups, single items would give too narrow an interval.
-                if drawn is None or len(np.unique(drawn)) >= MIN_BLOCKS:
-                    found[name] |= {"low": interval.low, "high": interval.high}
+                one = target.estimate(scored(model, mask), of_baseline, drawn)
+                found[name] |= {key: one.value, **one.record()}
         return found
 
     runs, models, differences = {name: scored(name) for name in predictions}, {}, []
     for name, own in runs.items():
-        interval = target.interval(own, groups=groups)
         metrics = summarize_metrics(own, target.metrics, groups)
+        primary = metrics[target.primary]
         models[name] = {
-            target.primary: interval.value,
-            "low": interval.low,
-            "high": interval.high,
-            "per_seed": metrics[target.primary]["per_seed"],
+            target.primary: primary["value"],
+            **{key: primary[key] for key in ("low", "high", "per_seed")},
             "metrics": metrics,
             **target.details(own),
             "seconds": round(sum(run.seconds for run in predictions[name]), 1),
@@ -115,15 +115,17 @@ def compare(
             "subsets": of_subsets(target.primary, name),
         }
     for a, b in pairs:
-        interval = target.interval(runs[a], runs[b], groups=groups)
+        one = target.estimate(runs[a], runs[b], groups)
+        low, high = one.interval()
+        alone = any(len(runs[name]) == 1 and name not in fixed for name in (a, b))
         difference = {
             "a": a,
             "b": b,
-            "difference": interval.value,
-            "low": interval.low,
-            "high": interval.high,
-            "verdict": verdict(interval.low, interval.high, above="better", below="worse"),
-            "p_value": target.p_value(runs[a], runs[b], groups=groups),
+            "difference": one.value,
+            "low": low,
+            "high": high,
+            "verdict": ONE_RUN if alone else verdict(low, high, above="better", below="worse"),
+            "p_value": one.p_value(),
         }
         differences.append(
             difference | ({"subsets": of_subsets("difference", a, b)} if subsets else {})
@@ -231,7 +233,12 @@ def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarge
 
 def distinct_seeds(model: TaskModel, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
     """The seeds that give different results with this model: all of them, or only the first."""
-    return list(seeds if model.random or protocol.varies else seeds[:1])
+    return list(seeds if varies(model, protocol) else seeds[:1])
+
+
+def varies(model: TaskModel, protocol: FixedSplit) -> bool:
+    """Whether the results of a model depend on the seed."""
+    return model.random or protocol.varies
 
 
 def run_study(
@@ -292,6 +299,7 @@ def run_study(
     predictions |= {
         one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
     }
+    fixed = [name for name, model in models.items() if not varies(model, protocol)]
     task = {
         "name": data.name,
         "classes": data.classes,
@@ -303,13 +311,13 @@ def run_study(
         "metric": data.target.primary,
         "shown": list(data.target.shown),
         "target": data.target.summary,
-        "p_value_test": data.target.p_value_test,
+        "p_value_test": "that of the interval",
         "resampled": resampled(tested)[1],
         "length_alone": length_alone(data),
     }
     return {
         "task": task,
-        **compare(predictions, tested, pairs, subsets, data.target),
+        **compare(predictions, tested, pairs, subsets, data.target, fixed),
         "notes": data.notes,
         "seconds": round(time.monotonic() - start, 1),
     }
@@ -363,6 +371,11 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
             f"intervals are over {units}: they do not include the variation between groups, and "
             "may be too narrow for new ones"
         )
+    if any(d["verdict"] == ONE_RUN for d in result["differences"]):
+        found.append(
+            "the interval of a difference from one run is for these two networks, and says nothing "
+            "about others that are trained in the same way: give two or more seeds for a verdict"
+        )
     subsets = next(iter(result["models"].values())).get("subsets", {})
     if training := subsets.get("inside training"):
         found.append(
@@ -414,7 +427,7 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
             (
                 name,
                 f"{m[primary_metric(result)]:.3f}",
-                f"{m['low']:.3f} .. {m['high']:.3f}",
+                interval_text(m),
                 f"{min(seeds):.3f} .. {max(seeds):.3f}" if len(seeds) > 1 else "-",
                 *(f"{m['metrics'][metric]['value']:.3f}" for metric in shown),
                 f"{np.mean(speeds):,.0f}" if speeds else "-",
@@ -424,7 +437,7 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
         (
             f"{d['a']} - {d['b']}",
             f"{d['difference']:+.3f}",
-            f"{d['low']:+.3f} .. {d['high']:+.3f}",
+            interval_text(d, "{:+.3f}"),
             d["verdict"],
         )
         for d in result["differences"]
@@ -536,7 +549,7 @@ def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
                     f"{task['chance']:.3f}",
                     model,
                     f"{value:.3f}",
-                    f"{m['low']:.3f} .. {m['high']:.3f}",
+                    interval_text(m),
                     f"{max(seeds) - min(seeds):.3f}" if len(seeds) > 1 else "-",
                     *(f"{m['metrics'][name]['value']:.3f}" if name else "-" for name in names),
                     f"{known.model} {known.text} ({known.train:,})" if known else "-",

@@ -21,14 +21,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.diffusion.bootstrap import ConfidenceInterval
 from dnadiff.fields import Json
+from dnadiff.supervised.intervals import Estimate
 from dnadiff.supervised.metrics import (
     ColumnMetric,
-    Estimate,
     Metric,
     ScoredValues,
-    estimates,
+    estimate,
     named_metrics,
     title,
 )
@@ -128,7 +127,6 @@ class TaskTarget(ABC):
         shown: further metrics in printed tables.
         predicted_kind: what `predicted` returns.
         value_prefix: of the columns of predictions in a table.
-        p_value_test: how p-values of differences are computed.
         takes_several: whether several columns can be given.
         can_be_missing: whether a cell may be empty.
         published: whether there are published protocols for tasks of this kind.
@@ -142,7 +140,6 @@ class TaskTarget(ABC):
     predicted_kind: ClassVar[type[Predicted]]
     value_prefix: ClassVar[str] = "p"
     shown: ClassVar[tuple[str, ...]]
-    p_value_test: ClassVar[str] = "bootstrap"
     takes_several: ClassVar[bool] = True
     can_be_missing: ClassVar[bool] = True
     published: ClassVar[bool] = False
@@ -313,34 +310,15 @@ class TaskTarget(ABC):
         """The metrics by name: functions of scored predictions and of item weights (W, S), (W,)."""
         return named_metrics(self.names, self.column_metrics)
 
-    def interval(
+    def estimate(
         self,
         runs: Sequence[ScoredValues],
         baseline: Sequence[ScoredValues] = (),
         groups: np.ndarray | None = None,
-    ) -> ConfidenceInterval:
-        """The primary metric, or the difference of two models, with its 95 % bootstrap interval
-        over items and seeds."""
-        metric, found = self.metrics[self.primary], self._estimate(runs, baseline, groups)
-        return found.interval() if baseline else found.interval(metric.low, metric.high)
-
-    def _estimate(
-        self,
-        runs: Sequence[ScoredValues],
-        baseline: Sequence[ScoredValues],
-        groups: np.ndarray | None,
     ) -> Estimate:
-        metrics = {self.primary: self.metrics[self.primary]}
-        return estimates(metrics, runs, baseline, groups)[self.primary]
-
-    def p_value(
-        self,
-        first: Sequence[ScoredValues],
-        second: Sequence[ScoredValues],
-        groups: np.ndarray | None = None,
-    ) -> float:
-        """Of the hypothesis that both models have the same primary metric."""
-        return self._estimate(first, second, groups).p_value()
+        """The primary metric, or the difference of two models, with its interval over items and
+        seeds."""
+        return estimate(self.metrics[self.primary], runs, baseline, groups)
 
     def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
         """What pictures of a model show, ready for JSON."""

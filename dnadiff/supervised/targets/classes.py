@@ -23,7 +23,6 @@ from dnadiff.supervised.metrics import (
     ScoredValues,
     confusion_matrix,
     roc_curves,
-    sign_flip_test,
 )
 from dnadiff.supervised.targets.base import (
     MISSING,
@@ -115,7 +114,7 @@ class ClassTarget(TaskTarget):
     """
 
     predicted_kind = ClassProbabilities
-    primary, shown, p_value_test = "accuracy", ("mcc", "auroc"), "sign-flip test"
+    primary, shown = "accuracy", ("mcc", "auroc")
     takes_several, can_be_missing, published = False, False, True
     text_columns = frozenset({"predicted", "label"})
 
@@ -270,13 +269,6 @@ class ClassTarget(TaskTarget):
     @override
     def metrics(self) -> Mapping[str, Metric]:
         return METRICS
-
-    @override
-    def p_value(
-        self, first: Sequence[Any], second: Sequence[Any], groups: np.ndarray | None = None
-    ) -> float:
-        of_first, of_second = (np.stack([run.correct for run in runs]) for runs in (first, second))
-        return sign_flip_test(of_first, of_second, groups=groups)
 
     @override
     def details(self, runs: Sequence[Any]) -> dict[str, Json]:

@@ -1,0 +1,220 @@
+"""Intervals and p-values of metrics and of paired differences, over test items or groups of them,
+and over seeds.
+
+Fractions of items have the exact interval of Clopper and Pearson (1934), paired differences of them
+the score interval of Tango (1998), and other metrics one from the variance of their jackknife
+replicates. The variance between seeds is added with Student's t. `docs/results/intervals.md` has
+the coverage of all of them. A p-value is the level at which the interval of a difference ends at 0.
+
+Shapes: `S` items, `J` replicates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import betaincinv, stdtrit
+
+from dnadiff.fields import Json, is_number
+
+LEVEL = 0.05  # of all intervals: they cover the true value in 95 % of all cases
+MIN_ITEMS = 100  # of metrics without an exact interval: with fewer, intervals cover too little
+NUM_REPLICATES = 200  # of the jackknife
+_MAX_CELLS = 2 * 10**7  # of the weights of all replicates: limits the time
+_BATCH = 5 * 10**6  # of the weights at once: limits the memory
+TOO_FEW = "too few items"
+
+Ends = Callable[[float], tuple[float, float]]  # the ends of the interval at a level such as 0.05
+
+
+def t_quantile(level: float, degrees_of_freedom: float = math.inf) -> float:
+    """The quantile of Student's t distribution that is exceeded with probability level / 2; of the
+    normal distribution for infinite degrees of freedom."""
+    return -float(stdtrit(min(degrees_of_freedom, 1e9), level / 2))
+
+
+def clopper_pearson(right: float, total: float, level: float = LEVEL) -> tuple[float, float]:
+    """The exact interval of a probability after `right` of `total` trials; both may be effective
+    numbers, as in Korn and Graubard (1998)."""
+    wrong = max(total - right, 0.0)
+    low = float(betaincinv(right, wrong + 1, level / 2)) if right > 0 else 0.0
+    return low, 1 - (float(betaincinv(wrong, right + 1, level / 2)) if wrong > 0 else 0.0)
+
+
+def tango(first: float, second: float, total: float, level: float = LEVEL) -> tuple[float, float]:
+    """The score interval of a difference of paired probabilities (Tango 1998, equations 17 to 20).
+
+    Args:
+        first, second: numbers of items that only the first model has right, and only the second.
+        total: number of all items.
+    """
+
+    def low(first: float, second: float) -> float:
+        z, excess = t_quantile(level), first - second
+
+        def is_below(difference: float) -> bool:
+            b = (2 * total - excess) * difference - first - second
+            c = -second * difference * (1 - difference)
+            only_second = (math.sqrt(max(b * b - 8 * total * c, 0)) - b) / (4 * total)
+            variance = total * (2 * only_second + difference * (1 - difference))
+            return excess - total * difference > z * math.sqrt(max(variance, 0))
+
+        return _edge(is_below, -1.0, excess / total)
+
+    return low(first, second), -low(second, first)
+
+
+def _edge(holds: Callable[[float], bool], inside: float, outside: float) -> float:
+    """The last value, on the way from `inside`, for which a condition holds."""
+    for _ in range(60):
+        middle = (inside + outside) / 2
+        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
+    return inside
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A metric averaged over the runs of a model, or the difference of two models.
+
+    Attributes:
+        per_seed: the value of each run of the first model.
+        ends: over the items alone; None if there are too few of them.
+        seeds: of each model with several runs, the variance of their mean and the degrees of
+            freedom. Without seeds, the interval is that of these networks.
+        limits: the range of the metric, or of a difference.
+    """
+
+    value: float
+    per_seed: list[float]
+    ends: Ends | None
+    seeds: Sequence[tuple[float, int]] = ()
+    limits: tuple[float, float] = (-math.inf, math.inf)
+
+    def interval(self, level: float = LEVEL) -> tuple[float, float] | tuple[None, None]:
+        """The interval over items and seeds; None twice if there are too few items.
+
+        Squared distances of the ends are added, those of the seeds with the quantile of their own t
+        distribution (Banerjee 1960). For normal seeds and items this covers the true value at least
+        as often as promised, whichever of the variances is larger.
+        """
+        if self.ends is None:
+            return None, None
+        of_seeds = sum(v * t_quantile(level, degrees) ** 2 for v, degrees in self.seeds)
+        below, above = (math.sqrt((end - self.value) ** 2 + of_seeds) for end in self.ends(level))
+        lowest, highest = self.limits
+        return max(lowest, self.value - below), min(highest, self.value + above)
+
+    def p_value(self) -> float | None:
+        """Of a difference of 0: below 0.05 if and only if the interval excludes 0; None if there
+        are too few items."""
+
+        def contains_zero(level: float) -> bool:
+            low, high = self.interval(level)
+            return low is None or high is None or low <= 0 <= high
+
+        if self.ends is None:
+            return None
+        if contains_zero(LEVEL):
+            return _edge(contains_zero, LEVEL, 1.0)
+        return min(
+            _edge(lambda level: not contains_zero(level), LEVEL, 0.0), math.nextafter(LEVEL, 0)
+        )
+
+    def record(self) -> dict[str, Json]:
+        """The ends of the interval, ready for JSON."""
+        return dict(zip(("low", "high"), self.interval()))
+
+
+def between_seeds(values: Sequence[float]) -> list[tuple[float, int]]:
+    """The variance of the mean of several runs, and its degrees of freedom; nothing for one run."""
+    count = len(values)
+    return [(float(np.var(values, ddof=1)) / count, count - 1)] if count > 1 else []
+
+
+def jackknife_weights(size: int, groups: np.ndarray | None) -> Iterator[np.ndarray]:
+    """Weights of the items, (J, S) a few at a time: each replicate leaves out a part of the groups
+    (S,), or of the single items; each item is left out once."""
+    index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
+    number = min(NUM_REPLICATES, max(20, _MAX_CELLS // size), int(index.max()) + 1)
+    step = max(1, _BATCH // size)
+    for first in range(0, number, step):
+        parts = np.arange(first, min(first + step, number))
+        yield (index % number != parts[:, None]).astype(np.float64)
+
+
+def of_replicates(
+    value: float, replicates: np.ndarray, limits: tuple[float, float], is_difference: bool
+) -> Ends | None:
+    """The interval of a metric from its jackknife replicates (J,); None if all are the same, or one
+    is not defined.
+
+    The degrees of freedom follow from the kurtosis of the replicates: the variance is not known
+    well if a few items decide the metric. A metric between two limits has the interval of a
+    fraction with the same variance, one with one limit that of its logarithmic distance from it.
+    """
+    size, deviation = len(replicates), replicates - replicates.mean()
+    variance = float((deviation**2).sum()) * (size - 1) / size
+    if not math.isfinite(variance) or variance <= (1e-9 * max(abs(value), 1e-9)) ** 2:
+        return None
+    kurtosis = float((deviation**4).mean() / (deviation**2).mean() ** 2)
+    degrees, error = min(size - 1, max(1.0, 2 * size / (kurtosis - 1))), math.sqrt(variance)
+
+    def symmetric(level: float) -> tuple[float, float]:
+        half = t_quantile(level, degrees) * error
+        return value - half, value + half
+
+    def of_fraction(level: float) -> tuple[float, float]:
+        low, width = limits[0], limits[1] - limits[0]
+        fraction = (value - low) / width
+        total = fraction * (1 - fraction) * width**2 / variance
+        total *= (t_quantile(level) / t_quantile(level, degrees)) ** 2
+        ends = clopper_pearson(fraction * total, total, level)
+        return low + width * ends[0], low + width * ends[1]
+
+    def of_distance(level: float) -> tuple[float, float]:
+        limit = limits[0] if math.isfinite(limits[0]) else limits[1]
+        factor = math.exp(min(t_quantile(level, degrees) * error / abs(value - limit), 700.0))
+        ends = limit + (value - limit) * factor, limit + (value - limit) / factor
+        return min(ends), max(ends)
+
+    if is_difference:
+        return symmetric
+    return of_fraction if all(map(math.isfinite, limits)) else of_distance
+
+
+def of_correct(correct: np.ndarray, groups: np.ndarray | None, is_difference: bool) -> Ends:
+    """The interval of a mean of fractions of runs that are correct (S,), or of a paired difference
+    of them: exact for one run and single items, else with an effective number of items.
+
+    The mean of several runs varies less over items than that of one. Items of a group resemble each
+    other: their number is divided by the design effect, the variance over groups divided by that
+    over single items (Korn and Graubard 1998).
+    """
+    size, mean = len(correct), float(correct.mean())
+    first, second = np.maximum(correct, 0).sum(), np.maximum(-correct, 0).sum()
+    scale = (first + second) / (correct**2).sum() if is_difference and first + second else 1.0
+    number, plain = size, correct.var() / size if is_difference else mean * (1 - mean) / size
+    if groups is not None:
+        sums = np.bincount(np.unique(groups, return_inverse=True)[1], correct - mean)
+        number = len(sums)
+        variance = (sums**2).sum() / size**2 * number / max(number - 1, 1)
+        scale /= max(1.0, variance / plain) if plain > 0 else size / number
+
+    def ends(level: float) -> tuple[float, float]:
+        factor = scale
+        if groups is not None:
+            factor *= (t_quantile(level) / t_quantile(level, max(number - 1, 1))) ** 2
+        if is_difference:
+            return tango(first * factor, second * factor, size * factor, level)
+        return clopper_pearson(first * factor, size * factor, level)
+
+    return ends
+
+
+def interval_text(found: Mapping[str, Json], form: str = "{:.3f}", to: str = " .. ") -> str:
+    """The interval of a result in a table."""
+    ends = found.get("low"), found.get("high")
+    return to.join(map(form.format, ends)) if all(map(is_number, ends)) else TOO_FEW
