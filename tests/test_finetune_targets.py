@@ -111,14 +111,14 @@ def test_a_regression_is_compared_by_spearman_with_estimators_of_its_kind(world)
     assert (
         list(result["models"]) == names
         and result["task"]["metric"] == "spearman"
-        and result["task"]["p_value_test"] == "bootstrap"
+        and result["task"]["p_value_test"] == "from the interval"
     )
     assert [(d["a"], d["b"]) for d in result["differences"]] == [
         *((names[3], names[0]), (names[1], names[2]), (names[1], names[0])),
         *((names[4], names[3]), (names[4], names[0])),
     ]
     for name, model in result["models"].items():
-        assert model["low"] <= model["spearman"] <= model["high"] and model["spearman"] > 0.5, name
+        assert model["low"] is model["high"] is None and model["spearman"] > 0.5, name  # 40 items
         both = [model["metrics"][f"spearman of {column}"]["value"] for column in "ab"]
         assert (
             model["metrics"]["spearman"]["value"]

@@ -227,10 +227,10 @@ def number(value: Json, form: str = "{:.4f}") -> str:
     return form.format(value).replace("-", "−") if is_number(value) else "—"
 
 
-def interval(low: Json, high: Json, form: str = "{:.4f}") -> str:
+def interval(low: Json, high: Json, form: str = "{:.4f}", missing: str = "—") -> str:
     """An interval in a table."""
     both = is_number(low) and is_number(high)
-    return f"{number(low, form)} to {number(high, form)}" if both else "—"
+    return f"{number(low, form)} to {number(high, form)}" if both else missing
 
 
 def listed(items: Sequence[Json]) -> str:

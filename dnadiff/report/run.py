@@ -41,6 +41,8 @@ from dnadiff.report.page import (
     write_page,
 )
 from dnadiff.report.suite import chance_level, metric_of
+from dnadiff.supervised.intervals import TOO_FEW
+from dnadiff.supervised.study import difference_verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -173,8 +175,10 @@ def headlines(results: RunResults) -> list[Headline]:
     """A row for each result: held-out bits, differences to Markov models, downstream accuracies."""
     rows: list[Headline] = []
 
-    def add(name: str, value: Json, low: Json, high: Json, form: str, reading: str) -> None:
-        ends = interval(low, high, form.split()[0])
+    def add(
+        name: str, value: Json, low: Json, high: Json, form: str, reading: str, missing: str = "—"
+    ) -> None:
+        ends = interval(low, high, form.split()[0], missing)
         rows.append(Headline(name, number(value, form), ends, reading))
 
     unit, evaluation = results.unit, results.evaluation
@@ -235,18 +239,17 @@ def headlines(results: RunResults) -> list[Headline]:
                 above = verdict(low - chance, high - chance, *words)
                 said += f" {above} ({100 * chance:.3g})."
             value, low, high = map(metric.scaled, (result[metric.name], low, high))
-            add(f"{metric.title}, {name}", value, low, high, metric.form, said)
+            add(f"{metric.title}, {name}", value, low, high, metric.form, said, TOO_FEW)
         for d in finetune.get("differences") or ():
-            said = verdict(
-                d.get("low"),
-                d.get("high"),
+            said = difference_verdict(
+                d,
                 "Better: the interval is above 0.",
                 "Worse: the interval is below 0.",
                 "Not distinguishable: the interval contains 0.",
             )
             name = f"{d['a']} minus {d['b']}, {'points' if metric.unit else metric.title}"
             value, low, high = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
-            add(name, value, low, high, metric.signed, said)
+            add(name, value, low, high, metric.signed, said, TOO_FEW)
     return rows
 
 
@@ -272,8 +275,8 @@ def sentences(results: RunResults) -> list[str]:
     finetune, parts = results.finetune or {}, []
     for d in finetune.get("differences") or ():
         better, worse, neither = "is better than", "is worse than", "is not distinguishable from"
-        words = verdict(d.get("low"), d.get("high"), better, worse, neither)
-        parts += [f"{d['a']} {words} {d['b']}"] if words != UNDECIDED else []
+        words = difference_verdict(d, better, worse, neither)
+        parts += [f"{d['a']} {words} {d['b']}"] if words in (better, worse, neither) else []
     if parts:
         name = (finetune.get("task") or {}).get("name", "the downstream task")
         said.append(f"On {name}, {'; '.join(parts)}.")

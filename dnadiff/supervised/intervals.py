@@ -160,7 +160,7 @@ def of_replicates(
     if not math.isfinite(variance) or variance <= (1e-9 * max(abs(value), 1e-9)) ** 2:
         return None
     kurtosis = float((deviation**4).mean() / (deviation**2).mean() ** 2)
-    degrees, error = min(size - 1, max(1.0, 2 * size / (kurtosis - 1))), math.sqrt(variance)
+    degrees, error = min(size - 1, 2 * size / max(kurtosis - 1, 2.0)), math.sqrt(variance)
 
     def symmetric(level: float) -> tuple[float, float]:
         half = t_quantile(level, degrees) * error

@@ -75,7 +75,8 @@ def compare(
     labels, (groups, units) = tested.labels.numpy(), resampled(tested)
     if units.startswith("items of"):
         log.warning(
-            f"the tested {units}, too few to estimate their variance: intervals are over items of these groups"
+            f"the tested {units}, too few to estimate their variance: intervals are over items of "
+            "these groups"
         )
 
     def scored(name: str, rows: slice | np.ndarray = slice(None)) -> list[ScoredValues]:
@@ -133,15 +134,23 @@ def compare(
     return {"models": models, "differences": differences}
 
 
+def difference_verdict(found: Mapping[str, Json], *words: str) -> str:
+    """What the difference of two models says: `words` are those of `verdict`; ONE_RUN if a model
+    was trained once."""
+    if found.get("verdict") == ONE_RUN:
+        return ONE_RUN
+    return verdict(found.get("low"), found.get("high"), *words)
+
+
 def resampled(tested: Items) -> tuple[np.ndarray | None, str]:
-    """The groups of items that a bootstrap draws together, and what it draws, in words; None draws
-    single items, also where there are too few groups to draw from."""
-    if tested.groups is None:
-        return None, "items"
-    groups = tested.groups.numpy()
+    """The groups of items that intervals are over, and what they are over, in words; None is single
+    items, also where there are too few groups to estimate their variance."""
+    groups = np.arange(len(tested)) if tested.groups is None else tested.groups.numpy()
     count = len(np.unique(groups))
+    if count == len(groups):
+        return None, "items"
     shown = "1 group" if count == 1 else f"{count} groups"
-    return (None, f"items of {shown}") if count < MIN_BLOCKS < len(groups) else (groups, shown)
+    return (None, f"items of {shown}") if count < MIN_BLOCKS else (groups, shown)
 
 
 @dataclass(frozen=True)
@@ -311,7 +320,7 @@ def run_study(
         "metric": data.target.primary,
         "shown": list(data.target.shown),
         "target": data.target.summary,
-        "p_value_test": "that of the interval",
+        "p_value_test": "from the interval",
         "resampled": resampled(tested)[1],
         "length_alone": length_alone(data),
     }
@@ -373,8 +382,9 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
         )
     if any(d["verdict"] == ONE_RUN for d in result["differences"]):
         found.append(
-            "the interval of a difference from one run is for these two networks, and says nothing "
-            "about others that are trained in the same way: give two or more seeds for a verdict"
+            "the interval of a difference from one run, or from one average over seeds, is for these "
+            "networks and says nothing about others that are trained in the same way; several seeds "
+            "of each model allow a verdict"
         )
     subsets = next(iter(result["models"].values())).get("subsets", {})
     if training := subsets.get("inside training"):

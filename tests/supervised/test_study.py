@@ -8,20 +8,20 @@ from scipy.stats import spearmanr
 
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
-from dnadiff.supervised.metrics import ScoredPredictions, accuracy, estimates
+from dnadiff.supervised.metrics import METRICS, ScoredPredictions, estimate
 from dnadiff.supervised.protocol import KFold
 from dnadiff.supervised.study import compare, remarks, run_study, table_rows
 from dnadiff.supervised.targets.regression import RegressionTarget
 
 
-def accuracy_interval(correct, baseline=()):
-    """The interval of rows (R, S) of correct predictions of two classes."""
+def accuracy_of(correct, baseline=()):
+    """The accuracy of rows (R, S) of correct predictions of two classes, or a difference."""
     log_probs = np.log([[0.9, 0.1]] * correct.shape[1])
     runs = [
         [ScoredPredictions(log_probs, 1 - row.astype(int)) for row in each]
         for each in (correct, baseline)
     ]
-    return estimates({"": accuracy}, *runs)[""].interval()
+    return estimate(METRICS["accuracy"], *runs)
 
 
 def data(number: int = 100) -> TaskData:
@@ -49,33 +49,38 @@ class Oracle(TaskModel):
 def test_the_interval_of_one_seed_has_the_binomial_width():
     rows = np.zeros((1, 400), bool)
     rows[0, :300] = True
-    interval = accuracy_interval(rows)
-    assert interval.value == 0.75
-    assert interval.se == pytest.approx(math.sqrt(0.75 * 0.25 / 400), rel=0.05)
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 * interval.se, rel=0.1)
+    found = accuracy_of(rows)
+    low, high = found.interval()
+    assert found.value == 0.75
+    assert high - low == pytest.approx(2 * 1.96 * math.sqrt(0.75 * 0.25 / 400), rel=0.05)
 
 
 def test_seeds_that_differ_widen_the_interval():
     rows = np.ones((4, 1000), bool)
     rows[:2, :500] = rows[2:, 500:] = False
-    alike = accuracy_interval(rows[:2])
+    alike = accuracy_of(rows[:2]).interval()
     rows[2:] = True
-    assert accuracy_interval(rows).se > 3 * alike.se
+    low, high = accuracy_of(rows).interval()
+    assert high - low > 3 * (alike[1] - alike[0])
 
 
 def test_the_difference_of_a_model_from_itself_is_exactly_zero():
     rows = np.random.default_rng(0).random((1, 50)) < 0.7
-    assert accuracy_interval(rows, rows)[:] == (0, 0, 0, 0)
+    found = accuracy_of(rows, rows)
+    # 50 items that agree do not exclude that 7 % of others differ: z^2 / (n + z^2).
+    assert found.value == 0 and found.interval() == pytest.approx((-0.0713, 0.0713), abs=1e-3)
+    assert found.p_value() == 1
 
 
 def test_differences_on_the_same_items_are_paired():
     rows = np.random.default_rng(0).random((1, 400)) < 0.5
     better = rows.copy()
     better[0, np.flatnonzero(~rows[0])[:20]] = True
-    paired = accuracy_interval(better, rows)
+    paired = accuracy_of(better, rows)
+    (low, high), alone = paired.interval(), accuracy_of(rows).interval()
     assert paired.value == pytest.approx(0.05)
-    assert paired.low > 0
-    assert paired.se < accuracy_interval(rows).se
+    assert low > 0
+    assert high - low < alone[1] - alone[0]
 
 
 def test_a_study_runs_every_seed_and_better_means_that_the_interval_excludes_zero():
@@ -106,14 +111,45 @@ def test_a_study_runs_every_seed_and_better_means_that_the_interval_excludes_zer
     assert json.loads(json.dumps(result)) == result
 
 
-def test_the_tables_show_each_model_and_each_difference():
-    result = run_study(
-        data(), {"good": Oracle(90), "fixed": Oracle(70, random=False)}, [0], [("good", "fixed")]
+@pytest.mark.parametrize(("seeds", "verdict"), [([0], "one run, no verdict"), ([0, 1], "better")])
+def test_the_tables_show_each_model_and_each_difference(seeds, verdict):
+    models = {"good": Oracle(90), "fixed": Oracle(70, random=False), "same": Oracle(69, False)}
+    result = run_study(data(), models, seeds, [("good", "fixed"), ("fixed", "same")])
+    (_, *rows), differences = table_rows(result)
+    assert rows[0][:2] == ("good", "0.900" if len(seeds) == 1 else "0.905")
+    assert differences[0][0] == "good - fixed" and differences[0][3] == verdict
+    if len(seeds) == 1:
+        assert differences[0][1:3] == ("+0.200", "+0.133 .. +0.289")
+    assert differences[1][3] == "not distinguishable"  # both are the same in each run
+    assert ["several seeds of each model" in line for line in remarks(result)] == [True] * (
+        verdict != "better"
     )
-    (_, *models), differences = table_rows(result)
-    assert models[0][:2] == ("good", "0.900")
-    assert differences[0][:2] == ("good - fixed", "+0.200")
-    assert differences[0][3] == "better"
+
+
+def test_one_run_against_several_has_no_verdict_either():
+    predictions = {
+        name: [Prediction(Oracle(right).fit_predict(data(), seed, None), 0.0, []) for seed in seeds]
+        for name, right, seeds in (("a", 90, [0, 1, 2]), ("b", 60, [0]))
+    }
+    for fixed, verdict in (((), "one run, no verdict"), (["b"], "better")):
+        (found,) = compare(predictions, data().test, [("a", "b")], fixed=fixed)["differences"]
+        assert found["verdict"] == verdict and found["p_value"] < 0.05 and found["low"] > 0
+
+
+def test_few_items_have_an_interval_of_accuracy_alone():
+    model = run_study(data(32), {"right": Oracle(32, False)}, [0], [])["models"]["right"]
+    assert (model["low"], model["high"]) == (pytest.approx(0.89112, abs=1e-5), 1.0)
+    assert model["metrics"]["auroc"]["low"] is model["metrics"]["mcc"]["high"] is None
+    random = np.random.default_rng(0)
+    labels = torch.from_numpy(random.standard_normal((60, 1))).float()
+    items = Items(torch.full((60, 4), 7, dtype=torch.uint8), torch.full((60,), 4), labels)
+    runs = {name: [Prediction(labels.double() + k, 0.0, [])] for k, name in enumerate("ab")}
+    compared = compare(runs, items, [("a", "b")], None, RegressionTarget(["y"]), "ab")
+    (difference,) = compared["differences"]
+    assert difference["verdict"] == "no interval, so no verdict" and difference["p_value"] is None
+    task = {"metric": "spearman", "shown": ["r2"]}
+    (_, *rows), differences = table_rows({"task": task, **compared})
+    assert rows[0][2] == differences[0][2] == "too few items"
 
 
 def test_an_interval_of_accuracy_is_clipped_to_0_and_1():
@@ -125,8 +161,6 @@ def test_an_interval_of_accuracy_is_clipped_to_0_and_1():
 
     few = run_study(data(20), {"m": Nearly(0)}, [1, 2], [])["models"]["m"]
     assert few["per_seed"] == pytest.approx([1, 0.7]) and 0 <= few["low"] < few["high"] == 1
-    low, high = accuracy_interval(np.array([[True] * 20, [False] * 6 + [True] * 14]))[2:]
-    assert high > 1 > low  # hence the clipping
 
 
 def test_fit_info_is_in_the_report_of_a_model():
@@ -220,7 +254,7 @@ def test_a_subset_of_a_few_groups_has_no_interval():
     prediction = Prediction(torch.tensor([[0.0, -1.0]], dtype=torch.float64).repeat(60, 1), 0.0, [])
     found = compare({"zero": [prediction]}, items, subsets=subsets)["models"]["zero"]["subsets"]
     assert found["one"] == {"items": 6, "accuracy": 0.5, "low": None, "high": None}
-    assert found["five"]["low"] == found["five"]["high"] == 0.5  # each group has as many of both
+    assert found["five"]["low"] < 0.25 and found["five"]["high"] > 0.75  # over five groups
 
 
 def test_differences_on_a_subset_are_those_of_its_items_alone():
@@ -238,8 +272,13 @@ def test_differences_on_a_subset_are_those_of_its_items_alone():
     }
     (found,) = compare(runs, items, [("right", "half")], subsets)["differences"]
     assert found["difference"] == pytest.approx(0.5)
-    assert found["subsets"]["first"] == {"items": 40, "difference": 0.0, "low": 0.0, "high": 0.0}
-    assert found["subsets"]["second"] == {"items": 40, "difference": 1.0, "low": 1.0, "high": 1.0}
+    z = 1.96**2 / (40 + 1.96**2)  # Tango's interval of 40 items that agree, and that do not
+    ends = {
+        name: [found["subsets"][name][key] for key in ("difference", "low", "high")]
+        for name in ("first", "second")
+    }
+    assert ends["first"] == pytest.approx([0, -z, z], abs=1e-4)
+    assert ends["second"] == pytest.approx([1, 1 - 2 * z, 1], abs=1e-4)
     assert found["subsets"]["none"] == {"items": 0, "difference": None, "low": None, "high": None}
     (plain,) = compare(runs, items, [("right", "half")])["differences"]
     assert "subsets" not in plain

@@ -1,6 +1,5 @@
 """Correlations and R2 as functions of item weights, against scipy and scikit-learn."""
 
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +10,12 @@ import sklearn.metrics
 from dnadiff.supervised.metrics import (
     LABEL_METRICS,
     REGRESSION_METRICS,
-    Estimate,
     ScoredValues,
-    estimates,
+    estimate,
     metric_values,
     named_metrics,
     summarize_metrics,
 )
-
-
-def estimate(metric, *runs, **settings) -> Estimate:
-    return estimates({"": metric}, *runs, **settings)[""]
 
 
 def values(count: int = 60, targets: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -95,12 +89,11 @@ def test_several_targets_are_averaged_and_named():
     assert list(named_metrics(["a"], REGRESSION_METRICS)) == ["spearman", "pearson", "r2", "mse"]
 
 
-def test_the_interval_is_that_of_resampled_items_and_groups_widen_it():
+def test_the_interval_has_the_width_of_the_bootstrap_and_groups_widen_it():
     predicted, measured = values(300)
     spearman = named_metrics(["a"], REGRESSION_METRICS)["spearman"]
-    run = ScoredValues(predicted, measured)
-    alone = estimate(spearman, [run]).interval()
-    assert alone.value == pytest.approx(
+    found = estimate(spearman, [ScoredValues(predicted, measured)])
+    assert found.value == pytest.approx(
         scipy.stats.spearmanr(predicted[:, 0], measured[:, 0]).statistic
     )
     random = np.random.default_rng(3)
@@ -108,33 +101,31 @@ def test_the_interval_is_that_of_resampled_items_and_groups_widen_it():
     expected = np.std(
         [scipy.stats.spearmanr(predicted[i, 0], measured[i, 0]).statistic for i in picks]
     )
-    assert alone.se == pytest.approx(expected, rel=0.15)
+    low, high = found.interval()
+    assert high - low == pytest.approx(2 * 1.97 * expected, rel=0.15)
     doubled = ScoredValues(np.repeat(predicted, 4, 0), np.repeat(measured, 4, 0))
-    grouped = estimate(spearman, [doubled], groups=np.repeat(np.arange(300), 4)).interval()
-    assert (
-        grouped.se == pytest.approx(alone.se, rel=0.15)
-        and estimate(spearman, [doubled]).interval().se < 0.7 * alone.se
-    )
-    assert summarize_metrics([run], {"spearman": spearman})["spearman"]["low"] == pytest.approx(
-        alone.low, abs=0.02
-    )
+    narrow = estimate(spearman, [doubled]).interval()
+    assert narrow[1] - narrow[0] < 0.7 * (high - low)
+    summary = summarize_metrics([ScoredValues(predicted, measured)], {"spearman": spearman})
+    assert (summary["spearman"]["low"], summary["spearman"]["high"]) == (low, high)
 
 
 def test_paired_differences_are_of_the_same_items():
     predicted, measured = values(200)
-    metrics = named_metrics(["a"], REGRESSION_METRICS)
-    good, same = (
-        ScoredValues(measured + 0.1 * predicted, measured),
-        ScoredValues(3 * predicted + 1, measured),
+    spearman = named_metrics(["a"], REGRESSION_METRICS)["spearman"]
+    good, same, bad = (
+        ScoredValues(each, measured)
+        for each in (measured + 0.1 * predicted, 3 * predicted + 1, predicted)
     )
-    bad = ScoredValues(predicted, measured)
-    difference = estimate(metrics["spearman"], [bad], [same]).interval()
-    assert (difference.value, difference.low, difference.high) == (0, 0, 0)
-    assert estimate(metrics["spearman"], [bad], [same]).p_value() == 1
-    better = estimate(metrics["spearman"], [good, good], [bad]).interval()
-    assert better.low > 0 and estimate(
-        metrics["spearman"], [good], [bad]
-    ).p_value() == pytest.approx(2 / 2001)
+    difference = estimate(spearman, [bad], [same])
+    assert difference.value == 0 and difference.interval() == (None, None)  # all items agree
+    assert difference.p_value() is None
+    better = estimate(spearman, [good, good], [bad])
+    assert better.interval()[0] > 0 and better.p_value() < 1e-6
+    alone = [estimate(spearman, [each]).interval() for each in (good, bad)]
+    near = ScoredValues(predicted + 0.1 * np.random.default_rng(0).normal(size=(200, 1)), measured)
+    paired = estimate(spearman, [near], [bad]).interval()
+    assert paired[1] - paired[0] < 0.3 * (alone[1][1] - alone[1][0])
 
 
 def test_labels_are_scored_one_by_one():
@@ -171,31 +162,18 @@ def test_targets_that_are_undefined_in_a_replicate_are_left_out_of_its_mean():
     assert both[1] == first[1] and both[0] == pytest.approx(
         (first + metrics["spearman of b"](run, weights))[0] / 2
     )
-    found = estimate(metrics["spearman"], [run], [ScoredValues(-predicted, measured)]).interval()
-    assert found.low <= found.value <= found.high
 
 
-def test_an_interval_needs_nine_of_ten_replicates(caplog):
-    predicted, measured = values()
-    measured[:, 0] = np.arange(60) == 0
-    run, metrics = (
-        ScoredValues(predicted, measured),
-        named_metrics(["b"], {"spearman": REGRESSION_METRICS["spearman"]}),
-    )
-    found = estimate(metrics["spearman"], [run]).interval()
-    assert np.isfinite(found.value) and np.isnan([found.se, found.low, found.high]).all()
-    assert re.search(
-        r"a metric of a model or a difference is defined in 6\d % of the bootstrap replicates, "
-        r"too few for an interval",
-        caplog.text,
-    )
-    assert np.isnan(estimate(metrics["spearman"], [run], [run]).p_value())
-    summary = summarize_metrics([run], metrics)["spearman"]
-    assert (
-        np.isfinite(summary["value"])
-        and np.isnan([summary["low"], summary["high"]]).all()
-        and len(caplog.records) == 2
-    )
+def test_an_interval_needs_a_hundred_labeled_items_and_values_that_stay_defined():
+    predicted, measured = values(120, targets=2)
+    metrics = named_metrics(["a", "b"], REGRESSION_METRICS)
+    measured[:21, 1] = np.nan
+    found = summarize_metrics([ScoredValues(predicted, measured)], metrics)
+    assert found["spearman"]["low"] is found["spearman of b"]["low"] is None
+    assert found["spearman of a"]["low"] < found["spearman of a"]["high"]
+    measured[:, 1] = np.arange(120) == 0  # one value for all without the first item
+    found = summarize_metrics([ScoredValues(predicted, measured)], metrics)
+    assert np.isfinite(found["spearman of b"]["value"]) and found["spearman of b"]["low"] is None
 
 
 def test_folds_count_by_their_labeled_items():
