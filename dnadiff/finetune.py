@@ -51,7 +51,7 @@ class FinetuneOptions(Options):
     huber or poisson and task.transform=none, log1p or log2. With task.cluster_kmer=24, sequences
     that share a 24-mer stay in one part of a random split. task.protocol is fixed, paper (each seed
     draws its validation part) or kfold. "better" means that the 95 % interval of the difference
-    excludes 0.
+    excludes 0; one run of a network has no verdict.
     """
 
     inner = dict.fromkeys(

@@ -30,6 +30,7 @@ from typing import Any
 import study
 
 from dnadiff.progress import configure_logging
+from dnadiff.supervised.intervals import interval_text
 
 REDIVIDED = ("task.redivide=true", "task.cluster_kmer=24")
 BENCHMARKS, GUE, PARTIAL = (
@@ -601,11 +602,9 @@ def best_of_group(row: Mapping[str, Any], group: str) -> str:
 
 def shown(difference: Mapping[str, Any] | None) -> str:
     """A difference with its interval."""
-    return (
-        f"{difference['difference']:+.3f} ({difference['low']:+.3f} to {difference['high']:+.3f})"
-        if difference
-        else ""
-    )
+    if not difference:
+        return ""
+    return f"{difference['difference']:+.3f} ({interval_text(difference, '{:+.3f}', ' to ')})"
 
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -620,8 +619,8 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
             difference for row in found.values() if (difference := against_best(row, groups)[1])
         ]
         better, worse = (
-            sum(d["low"] > 0 for d in differences),
-            sum(d["high"] < 0 for d in differences),
+            sum((d["low"] or 0) > 0 for d in differences),
+            sum((d["high"] or 0) < 0 for d in differences),
         )
         behind = sum(
             round(d["difference"], 6) < -0.005 for d in differences

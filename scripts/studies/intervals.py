@@ -2,7 +2,7 @@
 
     python scripts/studies/intervals.py
 
-One core takes about five minutes. Two classes are normal scores with means of opposite sign, so that
+One core takes about ten minutes. Two classes are normal scores with means of opposite sign, so that
 a fraction p of the items is right; values have the correlation 2 p - 1 with the measured ones. Each
 piece is one number of items, or one set of seeds.
 """
@@ -10,6 +10,7 @@ piece is one number of items, or one set of seeds.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ import study
 from scipy.special import ndtri
 from scipy.stats import binom
 
-from dnadiff.supervised.intervals import Estimate, between_seeds, clopper_pearson, of_correct
+from dnadiff.supervised.intervals import Estimate, clopper_pearson
 from dnadiff.supervised.metrics import (
     METRICS,
     REGRESSION_METRICS,
@@ -40,9 +41,6 @@ KINDS = {
     "classes": {name: METRICS[name] for name in METRICS if name != "calibration_error"},
     "values": REGRESSION_METRICS,
 }
-METRIC_NAMES = [
-    f"{of}{name}" for of in ("", "difference of ") for metrics in KINDS.values() for name in metrics
-]
 
 
 def scored(kind: str, p: float, size: int, random: np.random.Generator) -> list[ScoredValues]:
@@ -61,7 +59,7 @@ def scored(kind: str, p: float, size: int, random: np.random.Generator) -> list[
 def coverage(size: int, repeats: int) -> dict[str, Any]:
     """By metric and p: the fraction of the intervals that contain the true value (of a difference:
     0), and the fraction of the samples that have one. That of accuracy is exact."""
-    found: dict[str, Any] = {name: {} for name in METRIC_NAMES}
+    found: dict[str, Any] = defaultdict(dict)
     for kind, metrics in KINDS.items():
         for p in FRACTIONS:
             random = np.random.default_rng([size, round(100 * p)])
@@ -95,13 +93,13 @@ def claims(dominating: str, count: int, repeats: int, size: int = 2000) -> dict[
     between, own, flipped = DOMINATING[dominating]
     random, found = np.random.default_rng([count, len(dominating)]), {}
 
-    def runs(hard: np.ndarray, count: int, mean: float, between: float) -> np.ndarray:
+    def runs(hard: np.ndarray, count: int, mean: float, between: float) -> list[ScoredPredictions]:
         correct = hard < random.normal(mean, between, (count, 1))
-        return correct ^ (random.random(correct.shape) < flipped)
+        correct ^= random.random(correct.shape) < flipped
+        return [ScoredPredictions(np.log([[0.9, 0.1]] * size), 1 - row) for row in correct]
 
     for against, others in (("as many runs", count), ("one fixed", 1)):
-        several = others > 1
-        single = flipped * (1 - flipped) / size
+        several, single = others > 1, flipped * (1 - flipped) / size
         noise = own * 0.32 / size + (between**2 + single) / count
         noise += (between**2 * several + single) / others
         for name, excess in (("false", 0.0), ("power", 4 * math.sqrt(noise))):
@@ -111,14 +109,7 @@ def claims(dominating: str, count: int, repeats: int, size: int = 2000) -> dict[
                 other = np.where(random.random(size) < own, random.random(size), hard)
                 a = runs(hard, count, 0.8 + excess, between)
                 b = runs(other, others, 0.8, between * several)
-                means = a.mean(1), b.mean(1)
-                one = Estimate(
-                    float(means[0].mean() - means[1].mean()),
-                    [],
-                    of_correct(a.mean(0) - b.mean(0), None, True),
-                    [each for of in means for each in between_seeds(of)],
-                )
-                hits += not contains(one, 0)
+                hits += not contains(estimate(METRICS["accuracy"], a, b), 0)
             found[f"{name}, {against}"] = hits / repeats
     return found
 
@@ -128,32 +119,26 @@ class Study:
 
     def __init__(self, folder: Path, settings: Mapping[str, int]) -> None:
         self.kept = study.Kept(folder, settings)
-        self.sizes = {f"coverage-{n}": partial(coverage, n, settings["samples"]) for n in ITEMS}
-        self.seeds = {
-            f"{name}-{count}": partial(claims, name, count, settings["studies"])
-            for name in DOMINATING
-            for count in SEEDS
-        }
-        self.pieces = self.sizes | self.seeds
+        self.pieces = {f"coverage-{n}": partial(coverage, n, settings["samples"]) for n in ITEMS}
+        for name in DOMINATING:
+            for count in SEEDS:
+                self.pieces[f"{name}-{count}"] = partial(claims, name, count, settings["studies"])
 
     def table(self) -> str:
         """Coverage by metric and number of items, and false claims by number of runs."""
-        covered, claimed = (
-            {name: self.kept[name] for name in names if name in self.kept}
-            for names in (self.sizes, self.seeds)
-        )
-        rows = [
-            (name, size.partition("-")[2], *map(shown, found[name].values()))
-            for name in METRIC_NAMES
-            for size, found in covered.items()
-        ]
-        counts = [
-            (*name.split("-"), *(f"{100 * found[key]:.1f} %" for key in CLAIMS))
-            for name, found in claimed.items()
-        ]
+        rows: list[tuple[str, ...]] = []
+        counts: list[tuple[str, ...]] = []
+        for piece in filter(self.kept.__contains__, self.pieces):
+            name, _, number = piece.partition("-")
+            for key, of in (found := self.kept[piece]).items():
+                if isinstance(of, dict):
+                    rows.append((key, number, *map(shown, of.values())))
+            if name in DOMINATING:
+                counts.append((name, number, *(f"{100 * found[key]:.1f} %" for key in CLAIMS)))
+        head = ("metric", "items", *(f"p = {p:g}" for p in FRACTIONS))
         tables = (
-            (("metric", "items", *(f"p = {p:g}" for p in FRACTIONS)), rows),
-            (("largest variance", "runs", *CLAIMS), counts),
+            (head, sorted(rows, key=lambda row: row[0])),
+            (("largest", "runs", *CLAIMS), counts),
         )
         return "\n\n".join(study.markdown(*each) for each in tables)
 

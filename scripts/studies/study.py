@@ -14,15 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-
-from dnadiff.genomics.held_out import Scores
 from dnadiff.progress import duration
-from dnadiff.store.disk import atomic_write, locked, write_json
+from dnadiff.store.disk import locked, write_json
 
 Piece = Callable[[], Mapping[str, Any]]
 _WAIT = 5.0  # seconds between two checks whether other processes have finished their pieces
@@ -68,56 +64,17 @@ class Kept:
         row.pop("of_study", None)
         return row
 
-    def arrays_path(self, name: str) -> Path:
-        """The file of the arrays of a piece, such as the scores of each window; most pieces have
-        none."""
-        return self.folder / f"{name}.npz"
-
-    def keep_scores(self, name: str, path: Path) -> None:
-        """Store the scores of each window that `evaluate windows=` wrote as the arrays of a piece,
-        in float32."""
-        scores = Scores.load(path)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace(
-            scores, nats={group: values.astype(np.float32) for group, values in scores.nats.items()}
-        ).save(self.arrays_path(name))
-
     def collect(self, names: Iterable[str], path: Path) -> None:
         """Write the finished ones of the named pieces to one JSON file, `{name: row}`: the format
-        of docs/tables.
-
-        Their arrays, if there are any, are written to an .npz file of the same name, as
-        `PIECE/ARRAY`.
-        """
-        finished = [name for name in names if name in self]
-        write_json(path, {name: self[name] for name in finished})
-        arrays = {}
-        for name in finished:
-            if self.arrays_path(name).is_file():
-                with np.load(self.arrays_path(name)) as stored:
-                    arrays |= {f"{name}/{key}": stored[key] for key in stored.files}
-        if arrays:
-            with atomic_write(path.with_suffix(".npz"), overwrite=True) as file:
-                np.savez_compressed(file, **arrays)
+        of docs/tables."""
+        write_json(path, {name: self[name] for name in names if name in self})
 
     def restore(self, path: Path) -> None:
         """Unpack what `collect` wrote, as finished pieces with today's settings; pieces that exist
         already are not changed."""
-        arrays: dict[str, dict[str, np.ndarray]] = {}
-        if path.with_suffix(".npz").is_file():
-            with np.load(path.with_suffix(".npz")) as stored:
-                for key in stored.files:
-                    arrays.setdefault(key.partition("/")[0], {})[key.partition("/")[2]] = stored[
-                        key
-                    ]
         for name, row in json.loads(path.read_text(encoding="utf-8")).items():
-            if name in self:
-                continue
-            if name in arrays:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with atomic_write(self.arrays_path(name), overwrite=True) as file:
-                    np.savez_compressed(file, **arrays[name])
-            self.keep(name, row)
+            if name not in self:
+                self.keep(name, row)
 
     def _read(self, name: str) -> dict[str, Any]:
         return json.loads(self.path(name).read_text(encoding="utf-8"))

@@ -252,6 +252,19 @@ def test_verdicts_follow_from_the_intervals():
     )
 
 
+def test_a_difference_of_one_run_has_no_verdict_on_the_page():
+    result = _finetune()
+    result["differences"][0]["verdict"] = "one run, no verdict"
+    results = RunResults(finetune=result)
+    assert sentences(results) == []
+    (row,) = [row for row in headlines(results) if "minus" in row.name]
+    assert row.reading == "one run, no verdict" and row.interval == "+1.9 to +8.0"
+    for each in (result["models"]["fine-tuned"], result["differences"][0]):
+        each |= {"low": None, "high": None}
+    rows = headlines(results)
+    assert rows[0].interval == rows[-1].interval == "too few items"
+
+
 def test_hostile_names_are_escaped(tmp_path):
     results = RunResults(evaluation=_evaluation(HOSTILE), finetune=_finetune(HOSTILE))
     path = write_report(

@@ -107,6 +107,23 @@ def test_long_names_break_after_underscores_and_are_escaped():
     assert "an_<wbr>&lt;i&gt;" in cells and "x_<wbr>y&amp;z" in cells
 
 
+def test_a_page_says_where_there_is_no_verdict_or_no_interval(tmp_path):
+    result = study("mine", ["x", "y"])
+    (difference,) = result["differences"]
+    assert difference["verdict"] == "one run, no verdict"
+    text = write_suite(tmp_path / "one.html", [result]).read_text()
+    assert "one run, no verdict" in text and "several seeds of each model" in text
+    difference |= {"low": None, "high": None, "p_value": None}
+    for model in result["models"].values():
+        model |= {"low": None, "high": None}
+    text = write_suite(tmp_path / "few.html", [result]).read_text()
+    assert text.count("too few items") == 4  # three models and a difference
+    difference |= {"low": 0.1, "high": 0.2, "p_value": 0.0012, "verdict": "better"}
+    result["task"]["p_value_test"] = "sign-flip test"  # as earlier versions wrote them
+    text = write_suite(tmp_path / "old.html", [result]).read_text()
+    assert "p, sign-flip test" in text and "0.0012" in text and "better" in text
+
+
 def test_a_page_without_studies_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nothing to report"):
         write_suite(tmp_path / "r.html", [])

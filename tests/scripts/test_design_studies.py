@@ -24,6 +24,7 @@ import study
 
 from dnadiff import finetune
 from dnadiff.data.kmers import reverse_complement
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.reward import CountedReward, FunctionReward, Reward
 from dnadiff.formats.sequences import Record, write_fasta
 
@@ -327,3 +328,8 @@ def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, caps
     svdd = {"method": "svdd", "designs": 2, "settings": {"beta": 1.0, "candidates": 4}}
     run(f"--measure={json.dumps({**svdd, 'file': str(tmp_path / 'm.json')})}")
     assert json.loads((tmp_path / "m.json").read_text())["megabytes"] > 50
+
+
+def test_a_task_is_read_as_by_the_command_line():
+    task = judging.task_data(["task=ecoli_coding", "task.max_train=20"], DNATokenizer())
+    assert task.counts()["train"] == {"coding": 20, "noncoding": 20}

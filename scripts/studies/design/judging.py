@@ -15,10 +15,11 @@ from pathlib import Path
 
 import measures
 import numpy as np
-import predictions
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.finetune import finetune
+from dnadiff.store.objects import build
 from dnadiff.supervised.baselines import KmerLogistic, best_scores
 from dnadiff.supervised.heads import ConvHead
 from dnadiff.supervised.items import Items, TaskData, TaskModel
@@ -62,11 +63,16 @@ class Judge:
         return torch.stack(found).double().mean(0)[:, 0].numpy()
 
 
+def task_data(overrides: Sequence[str], tokenizer: DNATokenizer) -> TaskData:
+    """The task that `python -m dnadiff.finetune OVERRIDES` would read."""
+    return build(finetune.compose(["checkpoint=none", *overrides]).task, trust=None).load(tokenizer)
+
+
 def judges(half: Path, sigma70: Path, num_seeds: int, epochs: int) -> dict[str, Judge]:
     """The fitted judges by name; the matrix needs no fit."""
     tokenizer = DNATokenizer()
-    tss, _ = predictions.task_data([*TSS, f"task.path={half}"], tokenizer)
-    grid, _ = predictions.task_data(["task=ecoli_sigma70", f"task.path={sigma70}"], tokenizer)
+    tss = task_data([*TSS, f"task.path={half}"], tokenizer)
+    grid = task_data(["task=ecoli_sigma70", f"task.path={sigma70}"], tokenizer)
     cnn = partial(
         OneHotModel,
         head=ConvHead,
