@@ -15,6 +15,7 @@ import numpy as np
 from numpy import ndarray
 
 UNDECIDED = "no interval, so no verdict"
+LEVEL = 0.05  # intervals cover the true value in 95 % of all cases
 MIN_BLOCKS = 5  # fewer blocks give no usable estimate of their spread
 
 
@@ -83,13 +84,14 @@ def ratio(
     return ConfidenceInterval(value, se, value - half, value + half)
 
 
-def student_t(degrees_of_freedom: int) -> float:
-    """The 97.5 % quantile of Student's t distribution."""
+def student_t(degrees_of_freedom: float, level: float = LEVEL) -> float:
+    """The quantile of Student's t distribution that is exceeded with probability level / 2, by
+    default that of 97.5 %; of the normal distribution for infinite degrees of freedom."""
     from scipy.special import (
         stdtrit,
     )  # what scipy.stats.t.ppf calls; imported late to keep --help fast
 
-    return float(stdtrit(degrees_of_freedom, 0.975))
+    return -float(stdtrit(min(degrees_of_freedom, 1e9), level / 2))
 
 
 def verdict(

@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import betaincinv, stdtrit
 
+from dnadiff.diffusion.bootstrap import LEVEL, student_t
 from dnadiff.fields import Json, is_number
 
-LEVEL = 0.05  # of all intervals: they cover the true value in 95 % of all cases
 MIN_ITEMS = 100  # of metrics without an exact interval: with fewer, intervals cover too little
 NUM_REPLICATES = 200  # of the jackknife
 _MAX_CELLS = 2 * 10**7  # of the weights of all replicates: limits the time
@@ -30,15 +29,11 @@ TOO_FEW = "too few items"
 Ends = Callable[[float], tuple[float, float]]  # the ends of the interval at a level such as 0.05
 
 
-def t_quantile(level: float, degrees_of_freedom: float = math.inf) -> float:
-    """The quantile of Student's t distribution that is exceeded with probability level / 2; of the
-    normal distribution for infinite degrees of freedom."""
-    return -float(stdtrit(min(degrees_of_freedom, 1e9), level / 2))
-
-
 def clopper_pearson(right: float, total: float, level: float = LEVEL) -> tuple[float, float]:
     """The exact interval of a probability after `right` of `total` trials; both may be effective
     numbers, as in Korn and Graubard (1998)."""
+    from scipy.special import betaincinv  # imported late, as in `student_t`
+
     wrong = max(total - right, 0.0)
     low = float(betaincinv(right, wrong + 1, level / 2)) if right > 0 else 0.0
     return low, 1 - (float(betaincinv(wrong, right + 1, level / 2)) if wrong > 0 else 0.0)
@@ -53,7 +48,7 @@ def tango(first: float, second: float, total: float, level: float = LEVEL) -> tu
     """
 
     def low(first: float, second: float) -> float:
-        z, excess = t_quantile(level), first - second
+        z, excess = student_t(math.inf, level), first - second
 
         def is_below(difference: float) -> bool:
             b = (2 * total - excess) * difference - first - second
@@ -102,7 +97,7 @@ class Estimate:
         """
         if self.ends is None:
             return None, None
-        of_seeds = sum(v * t_quantile(level, degrees) ** 2 for v, degrees in self.seeds)
+        of_seeds = sum(v * student_t(degrees, level) ** 2 for v, degrees in self.seeds)
         below, above = (math.sqrt((end - self.value) ** 2 + of_seeds) for end in self.ends(level))
         lowest, highest = self.limits
         return max(lowest, self.value - below), min(highest, self.value + above)
@@ -163,20 +158,20 @@ def of_replicates(
     degrees, error = min(size - 1, 2 * size / max(kurtosis - 1, 2.0)), math.sqrt(variance)
 
     def symmetric(level: float) -> tuple[float, float]:
-        half = t_quantile(level, degrees) * error
+        half = student_t(degrees, level) * error
         return value - half, value + half
 
     def of_fraction(level: float) -> tuple[float, float]:
         low, width = limits[0], limits[1] - limits[0]
         fraction = (value - low) / width
         total = fraction * (1 - fraction) * width**2 / variance
-        total *= (t_quantile(level) / t_quantile(level, degrees)) ** 2
+        total *= (student_t(math.inf, level) / student_t(degrees, level)) ** 2
         ends = clopper_pearson(fraction * total, total, level)
         return low + width * ends[0], low + width * ends[1]
 
     def of_distance(level: float) -> tuple[float, float]:
         limit = limits[0] if math.isfinite(limits[0]) else limits[1]
-        factor = math.exp(min(t_quantile(level, degrees) * error / abs(value - limit), 700.0))
+        factor = math.exp(min(student_t(degrees, level) * error / abs(value - limit), 700.0))
         ends = limit + (value - limit) * factor, limit + (value - limit) / factor
         return min(ends), max(ends)
 
@@ -206,7 +201,7 @@ def of_correct(correct: np.ndarray, groups: np.ndarray | None, is_difference: bo
     def ends(level: float) -> tuple[float, float]:
         factor = scale
         if groups is not None:
-            factor *= (t_quantile(level) / t_quantile(level, max(number - 1, 1))) ** 2
+            factor *= (student_t(math.inf, level) / student_t(max(number - 1, 1), level)) ** 2
         if is_difference:
             return tango(first * factor, second * factor, size * factor, level)
         return clopper_pearson(first * factor, size * factor, level)

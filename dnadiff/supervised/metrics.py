@@ -1,5 +1,5 @@
-"""Metrics of classes, labels and values as functions of item weights, with their intervals over test
-items, or over groups of them, and over seeds (`dnadiff.supervised.intervals`).
+"""Metrics of classes, labels and values as functions of item weights, with their intervals over
+test items, or over groups of them, and over seeds (`dnadiff.supervised.intervals`).
 
 Weights of 1 give the value of a metric, weights of 0 its jackknife replicates.
 

@@ -382,9 +382,9 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
         )
     if any(d["verdict"] == ONE_RUN for d in result["differences"]):
         found.append(
-            "the interval of a difference from one run, or from one average over seeds, is for these "
-            "networks and says nothing about others that are trained in the same way; several seeds "
-            "of each model allow a verdict"
+            "the interval of a difference from one run, or from one average over seeds, is for "
+            "these networks and says nothing about others that are trained in the same way; "
+            "several seeds of each model allow a verdict"
         )
     subsets = next(iter(result["models"].values())).get("subsets", {})
     if training := subsets.get("inside training"):
