@@ -232,16 +232,6 @@ class Model:
                 together.
         """
         method = method or BestOfN()
-        if start is not None and not method.changes_given:
-            raise ValueError(
-                f"start is for methods that change given sequences, and {type(method).__name__} "
-                "does not; use Metropolis"
-            )
-        if num_draws % 2:
-            raise ValueError(
-                f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the "
-                "bounds out"
-            )
         named: dict[str, object] = {
             "infill": infill,
             "start": start,
@@ -318,20 +308,10 @@ class Model:
         too_long = maximum is not None and longest > maximum
         if num_draws is None:
             num_draws = 0 if too_long else 8
-        if num_draws % 2:
-            raise ValueError(
-                f"num_draws {num_draws} must be even: two draws per stratum give the Monte Carlo "
-                "error; 0 omits bounds"
-            )
         generator = self.conditional_sampler(
             sampler or self.default_sampler(longest), request, label, guidance
         )
-        if num_draws and too_long:
-            problem = (
-                f"bounds need whole sequences, and {longest} tokens are more than the "
-                f"{maximum} that this network accepts"
-            )
-            raise ValueError(f"num_draws {num_draws}: {problem}; set num_draws=0")
+        generator.check_bounds(longest, num_draws)
         if gc is not None:
             gc = check_gc(gc, request, self.tokenizer)
             generator = generator.with_tilt(

@@ -291,21 +291,11 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
             "gc and reward exclude each other; set reward=gc target=0.5, or add "
             "+reward@reward.terms.gc=gc to reward=weighted"
         )
-    if options.num_draws % 2:
-        raise ValueError(
-            f"num_draws {options.num_draws} must be even: two draws for each stratum; 0 leaves "
-            "the bounds out"
-        )
     method = build(options.method, trust=(PACKAGE, *options.trust))
     if not isinstance(method, DesignMethod):
         raise ValueError(
             f"method {options.method.get('_target_')} is not a design method "
             "(dnadiff.design.method.base.DesignMethod)"
-        )
-    if options.start is not None and not method.changes_given:
-        raise ValueError(
-            f"start= is for methods that change given sequences, and {type(method).__name__} does "
-            "not; set method=metropolis"
         )
     if options.resample and not method.has_weights:
         raise ValueError(

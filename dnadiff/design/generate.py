@@ -325,6 +325,21 @@ class ConditionalSampler:
             self.denoiser.unwrapped, self.process, [window], num_draws, seed, 1
         ).per_sequence()
 
+    def check_bounds(self, longest: int, num_draws: int) -> None:
+        """Raise ValueError if `bounds` cannot have so many draws, or are not defined for sequences
+        of so many tokens."""
+        most = self.denoiser.max_length
+        if num_draws % 2:
+            raise ValueError(
+                f"num_draws {num_draws} must be even: two draws for each stratum; 0 leaves the "
+                "bounds out"
+            )
+        if num_draws and most is not None and longest > most:
+            raise ValueError(
+                f"num_draws {num_draws}: bounds need whole sequences, and {longest} tokens are "
+                f"more than the {most} that this network takes; set num_draws=0"
+            )
+
     def num_counted(self, target: Target) -> int:
         """The number of tokens whose log-probability is in `bounds`."""
         return int(self._counted([target])[1].sum())

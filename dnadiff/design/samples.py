@@ -31,6 +31,7 @@ from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
 from dnadiff.formats.sequences import synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
+from dnadiff.genomics.metrics.composition import designed_part
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal, sha256
@@ -42,7 +43,6 @@ from dnadiff.weights.loaded import Loaded
 
 # Settings of a sampler that `resolved_sampler` can choose.
 _CHOSEN = ("window", "num_groups", "sizes")
-_DESIGNED = re.compile(rb" designed=(\d+)-(\d+)")
 _BARE = re.compile(r"[^\s\"'=]+")
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix
 # "sampler.".
@@ -264,8 +264,8 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
             name, _, rest = header.removeprefix(b">").partition(b" ")
             base, _, own = name.rpartition(b"_")
             # In the part that the header calls `designed`, or in the whole record.
-            letters, part = body.replace(b"\n", b"").upper(), _DESIGNED.search(header)
-            letters = letters if part is None else letters[int(part[1]) - 1 : int(part[2])]
+            letters = body.replace(b"\n", b"").upper()
+            letters = letters[designed_part(header.decode(), len(letters))]
             counts = [letters.count(base) for base in (b"G", b"C", b"A", b"T")]
             gc, known = gc + sum(counts[:2]) * times[i], known + sum(counts) * times[i]
             for _ in range(times[i]):

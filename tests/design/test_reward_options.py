@@ -202,9 +202,9 @@ WRONG = {
         "reward=gc",
         "length=20:30",
     ],
-    "start= is for methods that change given sequences, and BestOfN does not": [
+    "start is for methods that change given sequences, and BestOfN does not": [
         "reward=gc",
-        "start=s.fa",
+        "start=bases.fa",
         "length=null",
     ],
     "method=resample_move needs sampler=first_hitting": [
@@ -245,6 +245,7 @@ WRONG = {
 @pytest.mark.parametrize("message", WRONG)
 def test_wrong_options_end_in_one_line(cli, trained, tmp_path, message):
     (tmp_path / "s.fa").write_text(">p1\nATNATATTTAACCGAATATTATTA\n")
+    (tmp_path / "bases.fa").write_text(">p1\nATCATATTTAACCGAATATTATTA\n")
     status, _, err = cli("sample", f"checkpoint={trained}", *FEW, *WRONG[message])
     assert (
         status == 1

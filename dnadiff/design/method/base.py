@@ -271,17 +271,18 @@ class Designer(ConditionalSampler):
 
         With `batch_size` also raise ValueError, or warn, if batches are too small for the method.
         """
-        (low, high), longest = request.lengths, self.denoiser.max_length
+        low, high = request.lengths
         if low < high and request.num_groups == 1:
             raise ValueError(
                 f"designs are compared at one length, and this request has {low} to {high}; set "
                 "length to a number"
             )
-        if self.num_draws and longest is not None and high > longest:
+        if request[0].start is not None and not self.method.changes_given:
             raise ValueError(
-                f"num_draws {self.num_draws}: bounds need whole sequences, and {high} tokens are "
-                f"more than the {longest} that this network takes; set num_draws=0"
+                f"start is for methods that change given sequences, and "
+                f"{type(self.method).__name__} does not; use metropolis"
             )
+        self.check_bounds(high, self.num_draws)
         self.method.check_length(self, high)
         shown = (target.shown for target in request.first_of_groups())
         for length in sorted({end - start for start, end in shown}):

@@ -10,6 +10,7 @@ samples of a model, differs from the mean of the N with 1/n + 1/N (`independent_
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -40,6 +41,7 @@ def independent_range(values: ndarray, number: int, total: int) -> ndarray:
 Statistic = Callable[
     [ndarray, ndarray], float
 ]  # of two sets, arrays with one row for each sequence
+_DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 _NOT_A_BASE = 255
 _BASE_OF_CHARACTER = np.full(256, _NOT_A_BASE, np.uint8)
 _BASE_OF_CHARACTER[list(b"NRYKMSWBDHVnrykmswbdhv")] = UNKNOWN
@@ -149,6 +151,14 @@ def as_bases(sequence: str | bytes | ndarray) -> ndarray:
             "is not a nucleotide code"
         )
     return bases
+
+
+def designed_part(header: str, length: int) -> slice:
+    """The part of a record that its header calls `designed=first-last` (1-based): all, if the
+    header does not say it, or if it is outside a record of this length."""
+    found = _DESIGNED.search(header)
+    first, last = (1, length) if found is None else (int(found[1]), int(found[2]))
+    return slice(first - 1, last) if 1 <= first <= last <= length else slice(None)
 
 
 def common_length(samples: Sequence[ndarray], real: Sequence[ndarray]) -> int:

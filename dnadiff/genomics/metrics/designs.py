@@ -20,6 +20,7 @@ from dnadiff.genomics.metrics.composition import (
     Distance,
     RandomSets,
     as_bases,
+    designed_part,
     evenly_spaced,
     gc_content,
     jensen_shannon,
@@ -63,10 +64,7 @@ class DesignTable:
         counts: ndarray | None = None
         for i, record in zip(range(number), iter_sequences(path)):
             about, bases = header_facts(record.description), as_bases(record.sequence)
-            # The bases that were designed, or all if the header does not say which.
-            first, _, last = about.get("designed", "").partition("-")
-            if first.isdigit() and last.isdigit():
-                bases = bases[int(first) - 1 : int(last)]
+            bases = bases[designed_part(record.description, len(bases))]
             names.append(record.name)
             rows.append([float(about.get(name, "nan")) for name in _COLUMNS])
             lengths.append(len(bases))

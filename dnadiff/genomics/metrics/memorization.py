@@ -4,7 +4,6 @@ they may be copied: exact matches on either strand."""
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from dnadiff.data.records import num_tokens
 from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.held_out import bases_of
-from dnadiff.genomics.metrics.composition import as_bases
+from dnadiff.genomics.metrics.composition import as_bases, designed_part
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("dnadiff")
 LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
-_DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
@@ -330,10 +328,7 @@ def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
     found = []
     for record in iter_sequences(path):
         bases = as_bases(record.sequence)
-        # Written by anyone: a range outside the record is ignored.
-        designed = _DESIGNED.search(record.description)
-        if designed is not None and 1 <= int(designed[1]) <= int(designed[2]) <= len(bases):
-            bases = bases[int(designed[1]) - 1 : int(designed[2])]
+        bases = bases[designed_part(record.description, len(bases))]
         hits, kmers = training.seen([bases])[0]
         longest = int(training.longest_match([bases])[0])
         seen = float(hits) / kmers if kmers else float("nan")
