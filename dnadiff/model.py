@@ -438,14 +438,11 @@ class Model:
                 strand.
             stranded: read the given strand alone; otherwise the mean of both strands.
         """
-        if self.tokenizer.vocab.complement is None:
-            raise ValueError(
-                f"information is for models of DNA, and {self.path} was trained on text"
-            )
+        window = self.loaded.window(window)
         # A network that reads both strands predicts the same for both.
         stranded = stranded or self.denoiser.backbone.reads_both_strands
         information = Information(
-            self.denoiser, self.process, window or self.length, spacing, stranded, batch_size
+            self.denoiser, self.process, window, spacing, stranded, batch_size
         )
         return information.of_sequences(
             [each.numpy().astype(np.uint8) for each in self._encoded(sequences, limited=False)[1]]
@@ -488,15 +485,11 @@ class Model:
         from dnadiff.genomics.variants.effects import effects_frame, reference_of
         from dnadiff.genomics.variants.methods import Network
 
-        if self.tokenizer.vocab.complement is None:
-            raise ValueError(
-                f"variants are of DNA, and {self.path} was trained on text; give a model of DNA"
-            )
         network = Network(
             self.denoiser,
             self.process,
             reference_of(genome),
-            window=self.length if window is None else window,
+            window=self.loaded.window(window),
             batch_size=batch_size,
             stranded=stranded,
             sites_per_window=sites_per_window,

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+from annotated_types import Interval
 from pydantic import model_validator
 
 from dnadiff.fields import PositiveInt
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
     from dnadiff.formats.regions import Region, VariantSource
     from dnadiff.jobs.job import Job
 
-_OF_PRETRAINED = (  # key, verb of the message, default
-    ("L2", "reads", False),
-    ("dependency", "reads", None),
-    ("report", "reads", None),
-    ("stranded", "applies to", False),
-    ("sites_per_window", "applies to", 1),
-)
+_OF_PRETRAINED = ("L2", "dependency", "report", "stranded", "sites_per_window")
 log = logging.getLogger("dnadiff")
 
 
@@ -78,7 +73,7 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     block: PositiveInt | None = None
     """variant_method=block: bases around the variant, half on each side; null: 4 for SNVs and MNVs,
     16 for indels"""
-    num_orders: PositiveInt = 4
+    num_orders: Annotated[int, Interval(ge=2)] = 4
     """variant_method=block: random orders per variant and strand, divided among the places at which
     an indel in a repeat can be, with at least 2 for each"""
     num_draws: PositiveInt = 64
@@ -111,11 +106,6 @@ class VariantsOptions(ModelOptions, ShardedOptions):
             value = getattr(self, key)
             if value is not None and not value.lower().endswith(suffix):
                 raise ValueError(f"{key} {value} has another format; its name must end in {suffix}")
-        if self.num_orders < 2:
-            raise ValueError(
-                f"num_orders {self.num_orders} must be an integer of at least 2: the spread "
-                "between orders gives the error"
-            )
         return self
 
 
@@ -134,11 +124,11 @@ def variants(options: VariantsOptions) -> list[Job]:
 
     output = expand_user(options.output or options.run_dir / "variants.tsv")
     is_fine_tuned = runs.is_fine_tuned(options.checkpoint)
-    for key, verb, default in _OF_PRETRAINED if is_fine_tuned else ():
-        if getattr(options, key) != default:
+    for key in _OF_PRETRAINED if is_fine_tuned else ():
+        if getattr(options, key) != VariantsOptions.model_fields[key].default:
             raise ValueError(
-                f"{key} {verb} a pretrained model, and {options.checkpoint} is a fine-tuned run; "
-                f"leave {key} out"
+                f"{key} applies to a pretrained model, and {options.checkpoint} is a fine-tuned "
+                f"run; leave {key} out"
             )
     if options.target is not None and not is_fine_tuned:
         raise ValueError(
@@ -172,31 +162,34 @@ def variants(options: VariantsOptions) -> list[Job]:
                 "averages both strands, or remove these regions"
             )
         source = variant.Saturation(regions, genome, options.deletions, on_strands)
-    places = [list(region[:3]) + [region.strand] * on_strands for region in regions]
+    places = [list(region[: 5 if on_strands else 3]) for region in regions]
     inputs = {
         "variants": places or sha256(resolve(str(options.vcf))),
         "genome": genome.digest,
         "window": window,
         "indels": "normalized",
     }
+    make = partial(
+        work.VariantJob,
+        source=source,
+        writer=writer,
+        output=output,
+        mismatch_is_error=options.on_mismatch == "error",
+    )
     is_fixed = is_fine_tuned and model.limits.fixed is not None
     alleles = variant.Alleles(genome, window, options.on_mismatch == "skip", fixed_length=is_fixed)
     if is_fine_tuned:
         target = model.classes[model.number_of(options.target)]
         writer.predicted = model.target.contrast_name(target)
-        strand = f", read on strand {'of the region' if regions else '+'}" if on_strands else ""
+        strand = ", read on strand + or that of a region" if on_strands else ""
         log.info(f"predictions are {writer.predicted}{strand}")
         predict = model.contrasts(options.target, options.batch_size)
         compare = partial(effects.predicted_effects, predict, alleles)
         return [
-            work.VariantJob(
+            make(
                 effects.RowScorer(alleles, compare, "predicted"),
-                source,
-                writer,
-                output,
                 method=None,
                 training=effects.TrainingPart({}, "not known of a fine-tuned run"),
-                mismatch_is_error=options.on_mismatch == "error",
                 settings={
                     "networks": [member.sha256 for member in model.members],
                     "device": model.device.type,
@@ -214,14 +207,10 @@ def variants(options: VariantsOptions) -> list[Job]:
     read = partial(writer.read, output)
     keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return [
-        work.VariantJob(
+        make(
             effects.Scorer(scored, method, alleles, options.L2),
-            source,
-            writer,
-            output,
             method=method,
             training=work.training_part(model, genome, options.trust),
-            mismatch_is_error=options.on_mismatch == "error",
             settings={
                 "model": tensors.identity(model.denoiser),
                 "device": scored.device.type,

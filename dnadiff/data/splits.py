@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from dnadiff.data.records import Integers, Interval, Intervals, Mask, NRuns, Tiling
 from dnadiff.fields import Fraction, Natural, PositiveInt, checked
-from dnadiff.formats.regions import read_bed, records_of
+from dnadiff.formats.regions import listing, read_bed, records_of
 
 PARTS = ("train", "valid", "test")
 MAX_HELD_OUT = 20  # names of held-out records in a description of data
@@ -145,13 +145,8 @@ class ChromosomeSplit(Split):
 
     @override
     def describe(self) -> str:
-        return f"chromosomes (valid {_listed(self.valid)}; test {_listed(self.test)})"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (
-        f", ... ({len(names):,} records)" if len(names) > _SHOWN else ""
-    )
+        valid, test = listing(self.valid, _SHOWN), listing(self.test, _SHOWN)
+        return f"chromosomes (valid {valid}; test {test})"
 
 
 @checked

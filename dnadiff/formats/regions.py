@@ -70,20 +70,19 @@ def records_of(
     found = {name: record for name, record in meant.items() if record is not None}
     if unknown := [name for name in meant if name not in found]:
         message = (
-            f"{where}: no record is called {listing(unknown)}; the records are "
-            f"{listing(list(known))}"
+            f"{where}: no record is called {listing(unknown)}; the records are {listing(known)}"
         )
         if found:
-            message += f"; found were {listing(list(found))}"
+            message += f"; found were {listing(found)}"
         if not (found and skip_unknown):
             raise ValueError(message)
         log.warning(f"{message}; rows of other records are left out")
     return found
 
 
-def listing(names: list[str], maximum: int = 8) -> str:
+def listing(names: Collection[str], maximum: int = 8) -> str:
     """The first of some names, and how many more there are."""
-    return ", ".join(names[:maximum]) + (
+    return ", ".join(islice(names, maximum)) + (
         f" and {len(names) - maximum} more" if len(names) > maximum else ""
     )
 
@@ -179,7 +178,7 @@ def read_gtf(
             return ""
         return (
             f"{path} has no row with the feature {feature!r} in its third column; it has "
-            f"{listing(list(others))}"
+            f"{listing(others)}"
         )
 
     regions = _read(path, region, lengths, first=1, why_none=why_none)
@@ -421,6 +420,16 @@ def row_of(where: str, chrom: str, pos: str, name: str, ref: str, alt: str, text
     return Row(where, chrom, int(pos), name, ref, tuple(alt.split(",")), text)
 
 
+def _cells(where: str, line: str, count: int) -> list[str]:
+    cells = line.split("\t")
+    if len(cells) != count:
+        raise ValueError(
+            f"{where} has {len(cells)} columns, the header has {count}; correct the line or remove "
+            "it"
+        )
+    return cells
+
+
 class VariantSource(ABC):
     """Variants that can be read repeatedly.
 
@@ -499,12 +508,8 @@ class VcfSource(VariantSource):
         lines = filled_lines(self.name, self._lines())
         rows = ((number, line) for number, line in lines if not line.startswith("#"))
         for number, line in islice(rows, first, last):  # rows before are not taken apart
-            where, cells = f"{self.name}: line {number}", line.split("\t")
-            if len(cells) != columns:
-                raise ValueError(
-                    f"{where} has {len(cells)} columns, the header has {columns}; correct the line "
-                    "or remove it"
-                )
+            where = f"{self.name}: line {number}"
+            cells = _cells(where, line, columns)
             if cells[0] not in self.contigs:
                 raise ValueError(
                     f"{where}: the header has no ##contig line of {cells[0]}; add it, as with "
@@ -536,7 +541,8 @@ class BcfSource(VcfSource):
                 yield from map(str, file)
         except (OSError, ValueError) as error:  # their texts name files that exist as missing
             raise ValueError(
-                f"{self.name} is damaged or cut short: pysam cannot read it; fetch or write it again"
+                f"{self.name} is damaged or cut short: pysam cannot read it; fetch or write it "
+                "again"
             ) from error
         finally:
             pysam.set_verbosity(before)
@@ -560,12 +566,8 @@ class TableSource(VariantSource):
     @override
     def __iter__(self) -> Iterator[Row]:
         for number, line in filled_lines(self.name, _text_lines(self.name)):
-            where, cells = f"{self.name}: line {number}", line.split("\t")
-            if len(cells) != len(self.names):
-                raise ValueError(
-                    f"{where} has {len(cells)} columns, the header has {len(self.names)}; correct "
-                    "the line or remove it"
-                )
+            where = f"{self.name}: line {number}"
+            cells = _cells(where, line, len(self.names))
             if number > 1:  # the first column of a name counts
                 found = dict(zip(reversed(self.names), map(str.strip, reversed(cells))))
                 chrom, pos, ref, alt = (found[name] for name in _COLUMNS)
@@ -600,13 +602,14 @@ class Rows(VariantSource):
         place = [text(value) for value in values[:-1]]
         if len(values) != len(_COLUMNS) or not all(place):
             raise ValueError(
-                f"{where} is {variant!r}; expected (chrom, pos, ref, alt), and only alt may be empty"
+                f"{where} is {variant!r}; expected (chrom, pos, ref, alt), of which only alt may "
+                "be empty"
             )
         (chrom, pos, ref), alt = place, values[-1]
         alt = alt.tolist() if hasattr(alt, "tolist") else alt  # an array
         several = alt if isinstance(alt, Iterable) and not isinstance(alt, str) else [alt]
         alts = ",".join(text(each) or "." for each in several) or "."
-        return row_of(where, chrom, pos, name if isinstance(name, str) and name else ".", ref, alts)
+        return row_of(where, chrom, pos, text(name) or ".", ref, alts)
 
     @override
     def __iter__(self) -> Iterator[Row]:

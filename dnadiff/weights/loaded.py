@@ -24,7 +24,15 @@ from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, Natural, check_arguments, check_value, explained
+from dnadiff.fields import (
+    Config,
+    Json,
+    Natural,
+    PositiveInt,
+    check_arguments,
+    check_value,
+    explained,
+)
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import VERSION
 from dnadiff.store.disk import read_json
@@ -268,6 +276,7 @@ class Loaded:
             raise ValueError(
                 f"input is read as DNA, but {self.path} was trained on text; give a model of DNA"
             )
+        given = check_value("window", given, PositiveInt | None)
         window = self.training_length("window") if given is None else given
         longest = self.denoiser.backbone.max_length
         if longest is not None and window > longest:

@@ -280,7 +280,7 @@ def _kept(names: Sequence[str], keep: str | Sequence[str | int]) -> list[int]:
         kept = [number for number, name in enumerate(names) if name in wanted]
     if not kept:
         raise ValueError(
-            f"data.keep {keep!r} leaves no record; the records are {listing(list(names))}: set "
+            f"data.keep {keep!r} leaves no record; the records are {listing(names)}: set "
             "data.keep=null for all"
         )
     return kept

@@ -39,6 +39,16 @@ class Curve:
     se: ndarray
 
 
+def variance_of_mean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(S,) variance of the means of `values (S, D)` of D draws.
+
+    Each stratum of counts holds two draws, so a quarter of their squared difference is an unbiased
+    estimate of the variance of the stratum's mean.
+    """
+    pairs = values.reshape(len(values), -1, 2)
+    return ((pairs[..., 0] - pairs[..., 1]) ** 2 / 4).sum(1) / pairs.shape[1] ** 2
+
+
 @dataclass(frozen=True)
 class Likelihood:
     """NELBO estimates of S sequences.
@@ -90,17 +100,12 @@ class Likelihood:
 
     def variance_mc(self, group: str = "all") -> ndarray:
         """(S,) Monte Carlo variance of `per_sequence`, nats squared; NaN if a single draw cannot
-        estimate it.
-
-        Each stratum of counts holds two draws, so a quarter of their squared difference is an
-        unbiased estimate of the variance of the stratum's mean.
-        """
+        estimate it."""
         if self.protocol == EXACT:
             return np.zeros(len(self.available))
         if self.protocol == MDLM:
             return np.full(len(self.available), np.nan)
-        pairs = self.nats[group].reshape(len(self.available), -1, 2)
-        return ((pairs[..., 0] - pairs[..., 1]) ** 2 / 4).sum(1) / pairs.shape[1] ** 2
+        return variance_of_mean(self.nats[group])
 
     def se_mc(self, group: str = "all") -> float:
         """Monte Carlo standard error in nats per token, for these sequences."""

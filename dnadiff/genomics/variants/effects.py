@@ -18,6 +18,7 @@ from pyfaidx import Fasta
 from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.records import Interval
 from dnadiff.fields import checked
 from dnadiff.formats.regions import Row, Rows, VariantSource, listing, open_source, record_of
 from dnadiff.genomics.variants.methods import (
@@ -52,7 +53,6 @@ LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 # of a scored allele without a log-likelihood ratio, see `Pair.aligned`
 NO_VALUE = "N at the end of a window"
 NAN = math.nan
-SKIP, FLAG = "skip", "flag"
 _SHOWN = 3  # rows in a message
 OnMismatch: TypeAlias = Literal["error", "skip", "flag"]
 log = logging.getLogger("dnadiff")
@@ -311,23 +311,25 @@ class TrainingPart(NamedTuple):
     """The training intervals on the records of a genome.
 
     Attributes:
-        intervals: start and end of those of each record that is the model's own, sorted.
+        records: the number of each record that is the model's own.
         note: what is known of the genome, for reports.
+        intervals: those of all numbers, sorted.
     """
 
-    intervals: Mapping[str, Sequence[tuple[int, int]]]
+    records: Mapping[str, int]
     note: str
+    intervals: Sequence[Interval] = ()
 
     def contains(self, edit: Edit) -> bool:
         """Whether a variant touches a training interval."""
-        intervals = self.intervals.get(edit.record, ())
-        place = bisect_right(intervals, (max(edit.end - 1, edit.start), math.inf)) - 1
-        return place >= 0 and edit.start < intervals[place][1]
+        last = self.records.get(edit.record, -1), max(edit.end - 1, edit.start), math.inf
+        place = bisect_right(self.intervals, last) - 1
+        return place >= 0 and (last[0], edit.start) < self.intervals[place][::2]
 
     @property
     def known(self) -> bool:
         """Whether any record is the model's own."""
-        return bool(self.intervals)
+        return bool(self.records)
 
 
 @dataclass
@@ -490,7 +492,7 @@ def effects_frame(
         )
     given = default_method() if variant_method is None else variant_method
     method = check_method(given, network.denoiser)
-    alleles = Alleles(network.reference, network.window, on_mismatch == SKIP)
+    alleles = Alleles(network.reference, network.window, on_mismatch == "skip")
     summarize(source, alleles, method, TrainingPart({}, ""), on_mismatch == "error")
     columns = (*COLUMNS, "L2") if L2 else COLUMNS
     rows: list[list[object]] = []

@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
 from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.likelihood.estimates import variance_of_mean
 from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
 from dnadiff.fields import JsonDict, Natural, PositiveInt, checked
@@ -135,15 +136,8 @@ class SitePredictions:
                 self.batches.append(batch)
         sizes = [sum(len(window.sites) for window in batch) for batch in self.batches]
         self.first, self.batch_of = np.cumsum([0, *sizes]), np.repeat(np.arange(len(sizes)), sizes)
-        self.row = {
-            (window.record, site): row
-            for row, (window, site) in enumerate(
-                (window, site)
-                for batch in self.batches
-                for window in batch
-                for site in window.sites
-            )
-        }
+        places = [(w.record, site) for batch in self.batches for w in batch for site in w.sites]
+        self.row = {place: row for row, place in enumerate(places)}
         self.read = np.zeros(len(self.batches), bool)
         self.values = np.full((len(network.strands), len(self.row), NUM_BASES), np.nan)
         self.shared = [
@@ -194,12 +188,6 @@ class Network:
 
     def __post_init__(self) -> None:
         require("the effect of a variant", self.denoiser, AbsorbingProcess)
-        longest = self.denoiser.max_length
-        if longest is not None and self.window > longest:
-            raise ValueError(
-                f"window {self.window} is more than the {longest} tokens that this network takes; "
-                "set window to that or less"
-            )
         if self.sites_per_window > max(self.window // _SMALLEST_SPACING, 1):
             raise ValueError(
                 f"sites_per_window {self.sites_per_window} leaves fewer than {_SMALLEST_SPACING} "
@@ -478,7 +466,6 @@ class Masked(VariantMethod):
 
     @override
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
-        self.check(edit)
         pair = network.pair(edit, reverse)
         here = np.flatnonzero(pair.ref != pair.alt)
         order = np.arange(len(here))[None]
@@ -593,9 +580,8 @@ class PairedWindow(VariantMethod):
         return rank < number[:, None], count / number
 
     def mean(self, values: NDArray[np.float64]) -> tuple[float, float]:
-        """The mean of the draws and its variance, from the two draws of each stratum."""
-        first, second = values.reshape(-1, 2).T
-        return float(values.mean()), float(((first - second) ** 2 / 4).sum() / len(first) ** 2)
+        """The mean of the draws and its variance."""
+        return float(values.mean()), float(variance_of_mean(values[None])[0])
 
 
 @checked
@@ -651,9 +637,8 @@ class LogProb(VariantMethod):
             equal = np.equal(counts[0], counts[1])[:, None]
             difference = np.where(equal, ref - alt, np.nan)  # (n, draws)
             llr[strand] = difference.mean(1)
-            if difference.shape[1] > 1:  # two per stratum: see `Likelihood.variance_mc`
-                first, second = difference[:, ::2], difference[:, 1::2]
-                variance[strand] = ((first - second) ** 2 / 4).sum(1) / first.shape[1] ** 2
+            if difference.shape[1] > 1:
+                variance[strand] = variance_of_mean(difference)
         return llr, variance
 
 

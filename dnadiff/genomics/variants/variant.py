@@ -4,7 +4,6 @@ made here."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"
 _PLAIN = re.compile(f"[{_BASES}]+")
 _SHOWN = 20  # letters of an allele in a message
-_FEW, _PIECE = 32, 1 << 16  # bases that are read together, at least and at most
+_FEW, _PIECE = 16, 1 << 16  # bases that are read together
 _PLACEMENTS = 16
 TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
@@ -40,12 +39,6 @@ class Sequences:
             for name, letters in records.items()
         }
         self.lengths = {name: len(ids) for name, ids in self.ids.items()}
-
-    @property
-    def digest(self) -> str:
-        """A hash of all bases."""
-        parts = (name.encode() + ids.tobytes() for name, ids in self.ids.items())
-        return hashlib.sha256(b"".join(parts)).hexdigest()
 
     def window(self, record: str, start: int, end: int) -> Ids:
         """Token ids of `[start, end)`."""
@@ -235,12 +228,15 @@ def _no_bases(alt: str) -> str:
 def trimmed(edit: Edit) -> Edit:
     """The same edit without the bases that both alleles share at their ends: first those on the
     right, then those on the left."""
-    ref, alt, start = edit.ref, edit.alt, edit.start
-    while ref and alt and ref[-1] == alt[-1]:
-        ref, alt = ref[:-1], alt[:-1]
-    while ref and alt and ref[0] == alt[0]:
-        ref, alt, start = ref[1:], alt[1:], start + 1
-    return edit._replace(start=start, ref=ref, alt=alt)
+    right = _shared(edit.ref[::-1], edit.alt[::-1])
+    ref, alt = edit.ref[: len(edit.ref) - right], edit.alt[: len(edit.alt) - right]
+    left = _shared(ref, alt)
+    return edit._replace(start=edit.start + left, ref=ref[left:], alt=alt[left:])
+
+
+def _shared(ref: str, alt: str) -> int:
+    differ = (place for place, (a, b) in enumerate(zip(ref, alt)) if a != b)
+    return next(differ, min(len(ref), len(alt)))
 
 
 def normalized(reference: Reference, edit: Edit) -> Edit:
@@ -250,10 +246,16 @@ def normalized(reference: Reference, edit: Edit) -> Edit:
     They are the places from the leftmost one, as `bcftools norm` writes it, to the rightmost one
     (A. Tan, G. R. Abecasis and H. M. Kang, Bioinformatics 31, 2202, 2015).
     """
-    letters = edit.ref or edit.alt
+    letters, reach = edit.ref or edit.alt, _FEW
     if edit.ref and edit.alt:
         return edit
-    left, right = (_repeated(reference, edit, ids_of(letters), side) for side in (-1, 1))
+    left = right = reach
+    while max(left, right) == reach:  # most edits are in no long repeat
+        reach *= 2
+        before = _bases(reference, edit.record, edit.start - reach, edit.start)
+        after = _bases(reference, edit.record, edit.end, edit.end + reach)
+        unit = ids_of(letters)
+        left, right = _repeated(before[::-1], unit[::-1]), _repeated(after, unit)
     by = (right - left) // 2
     first = by % len(letters)
     moved = letters[first:] + letters[:first]
@@ -261,22 +263,16 @@ def normalized(reference: Reference, edit: Edit) -> Edit:
     return edit._replace(start=edit.start + by, ref=ref, alt=alt, shifts=left + right)
 
 
-def _repeated(reference: Reference, edit: Edit, unit: Ids, side: int) -> int:
-    """How many bases on a side of an edit, -1 or 1, go on with a `unit` that is repeated."""
-    count, limit = 0, edit.start if side < 0 else reference.lengths[edit.record] - edit.end
-    while count < limit:  # twice as many each time: most edits are in no repeat
-        end = min(max(_FEW, 2 * count), limit, count + _PIECE)
-        where = (
-            (edit.start - end, edit.start - count)
-            if side < 0
-            else (edit.end + count, edit.end + end)
-        )
-        here = reference.window(edit.record, *where)[::side]
-        same = here == np.resize(np.roll(unit[::side], -count), len(here))
-        if not same.all():
-            return count + int(same.argmin())
-        count = end
-    return limit
+def _repeated(bases: Ids, unit: Ids) -> int:
+    """How many of the first bases repeat a unit."""
+    same = bases == np.resize(unit, len(bases))
+    return len(bases) if same.all() else int(same.argmin())
+
+
+def _bases(reference: Reference, record: str, start: int, end: int) -> Ids:
+    """Token ids of `[start, end)`, as far as they are in the record."""
+    start, end = max(start, 0), min(end, reference.lengths[record])
+    return reference.window(record, start, end) if end > start else np.zeros(0, np.uint8)
 
 
 class Pair(NamedTuple):
@@ -370,17 +366,10 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     its beginning near the end of the record.
 
     Args:
+        edit: for which there are such windows (`Edit.has_windows`).
         reverse: read the reverse complement.
-
-    Raises:
-        ValueError: if the record is too short for windows of equal length.
     """
     length, size = reference.lengths[edit.record], len(edit.ref)
-    if not edit.has_windows(length):
-        raise ValueError(
-            f"{edit.name}: {edit.record} is too short for windows of equal length around this "
-            "variant; remove it"
-        )
     ends_right = edit.surplus > edit.start if reverse else edit.surplus <= length - edit.end
     # The interval of the genome in the window of the longer allele, with room for the further bases
     # of the other on one side, which counts from its other end.
@@ -392,20 +381,17 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     if not ends_right:
         low = length - low - bases
 
-    def cut(start: int, end: int) -> Ids:
-        empty = np.zeros(0, np.uint8)
-        return reference.window(edit.record, start, end) if end > start else empty
-
     windows, starts = [], []
     for allele in (edit.ref, edit.alt):
         extra = edit.longest - len(allele)
-        left = cut(low - (0 if ends_right else extra), edit.start)
-        right = cut(edit.end, low + bases + (extra if ends_right else 0))
+        first, last = (0, extra) if ends_right else (extra, 0)
+        left = _bases(reference, edit.record, low - first, edit.start)
+        right = _bases(reference, edit.record, edit.end, low + bases + last)
         windows.append(np.concatenate([left, ids_of(allele), right]))
         starts.append(len(left))
-    sizes, places = (size, len(edit.alt)), (starts[0], starts[1])
-    shifts = edit.shifts // 2, edit.shifts - edit.shifts // 2
-    forward = Pair(windows[0], windows[1], places, sizes, ends_right, shifts)
+    ref, alt = windows
+    sizes, shifts = (size, len(edit.alt)), (edit.shifts // 2, edit.shifts - edit.shifts // 2)
+    forward = Pair(ref, alt, (starts[0], starts[1]), sizes, ends_right, shifts)
     return forward.reverse_complement() if reverse else forward
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +17,6 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.data.base import run_data
-from dnadiff.data.records import Interval
 from dnadiff.fields import Json
 from dnadiff.formats.regions import VariantSource, VcfSource, header_fields, record_of
 from dnadiff.genomics.variants.effects import (
@@ -225,14 +224,13 @@ class Vcf(Table):
     @override
     def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
         for row in VcfSource(path):
-            info = row.text.split("\t")[7].split(";")
-            found = dict(cell.partition("=")[::2] for cell in info)
-            if self.columns[0] in found:
-                values = zip(*(found[name].split(",") for name in self.columns))
-                for alt, of_allele in zip(row.alts, values):
-                    numbers = dict(zip(self.columns, map(value_of, of_allele)))
-                    place = (row.chrom, row.pos, row.id, row.ref, alt)
-                    yield {**dict(zip(PLACE, place)), **numbers}
+            cells = row.text.split("\t")[7].split(";")
+            found = {
+                name: values.split(",") for name, _, values in (x.partition("=") for x in cells)
+            }
+            for number, alt in enumerate(row.alts if self.columns[0] in found else ()):
+                values = {name: value_of(found[name][number]) for name in self.columns}
+                yield {**dict(zip(PLACE, [*row[1:5], alt])), **values}
 
 
 def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Table:
@@ -265,7 +263,7 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         data.prepare()
         own = data.open()
     except (ValueError, OSError) as error:
-        reason = " ".join(str(error).split()).partition("; ")[0]  # without the remedy
+        reason = str(error).partition("; ")[0]  # without the remedy
         return _recorded_part(loaded, reference, trust) or TrainingPart({}, f"not known ({reason})")
     same: dict[str, str] = {}  # records of the training data, with their names in the genome
     other: set[str] = set()
@@ -290,8 +288,9 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         )
     if not same:
         return TrainingPart({}, f"not known (the model was trained on {data.name})")
-    names = list(map(same.get, data.names))
-    return _part_of(names, data.intervals["train"], data.split.describe())
+    records = {same[name]: number for number, name in enumerate(data.names) if name in same}
+    note = f"split {data.split.describe()}"
+    return TrainingPart(records, note, sorted(data.intervals["train"]))
 
 
 def _recorded_part(
@@ -299,27 +298,18 @@ def _recorded_part(
 ) -> TrainingPart | None:
     """The training part by the recorded split alone, if the records that it divides have as many
     bases as those of the training."""
-    about, names = loaded.origin.data or {}, list(reference.lengths)
-    lengths = list(reference.lengths.values())
+    names, lengths = list(reference.lengths), list(reference.lengths.values())
     try:
         split = build(loaded.config["data"]["split"], trust=(PACKAGE, *trust))
         parts = split(names, lengths)
     except (ValueError, LookupError, TypeError):
         return None
     used = {each.record for intervals in parts.values() for each in intervals}
-    if sum(lengths[number] for number in used) != about.get("tokens"):
+    if sum(lengths[number] for number in used) != (loaded.origin.data or {}).get("tokens"):
         return None
-    own = [name if number in used else None for number, name in enumerate(names)]
-    return _part_of(own, parts["train"], f"{split.describe()}; bases not compared")
-
-
-def _part_of(names: Sequence[str | None], train: Iterable[Interval], split: str) -> TrainingPart:
-    """The training intervals of the records that have a name in the genome."""
-    intervals: dict[str, list[tuple[int, int]]] = {name: [] for name in names if name is not None}
-    for record, *place in sorted(train):
-        if (name := names[record]) is not None:
-            intervals[name].append((place[0], place[1]))
-    return TrainingPart(intervals, f"split {split}")
+    records = {name: number for number, name in enumerate(names)}
+    note = f"split {split.describe()}; bases not compared"
+    return TrainingPart(records, note, sorted(parts["train"]))
 
 
 def dependency(network: Network, edit: Edit, span: int) -> bytes:
@@ -366,9 +356,7 @@ def files_of(matrix: Path | None, page: Path | None) -> list[Path]:
     scores are."""
     found = []
     if page is not None:
-        name = re.compile(rf"{re.escape(page.stem)}_heat_map_\d+\.png")
-        pictures = (path for path in page.parent.glob("*.png") if name.fullmatch(path.name))
-        found = [page, *sorted(pictures)]
+        found = [page, *sorted(page.parent.glob(f"{escape(page.stem)}_heat_map_[0-9]*.png"))]
     return found if matrix is None else [*found, matrix]
 
 
