@@ -39,19 +39,11 @@ NUCLEOTIDE_OR_255 = bytes(
 )
 
 
-def letters(sequence: DNASequence) -> NDArray[np.uint8]:
-    """The letters of a string, bytes, or object of Biopython or pyfaidx as bytes `(L,)` uint8;
-    non-ASCII letters become `?`."""
-    sequence = plain(sequence)
-    return np.frombuffer(
-        sequence.encode("ascii", "replace") if isinstance(sequence, str) else bytes(sequence),
-        dtype=np.uint8,
-    )
-
-
 def ids_of(sequence: DNASequence) -> NDArray[np.uint8]:
     """`ID_OF_LETTER` of each letter `(L,)`; indexing would take nine times the memory."""
-    return np.frombuffer(bytearray(letters(sequence)).translate(_ID_TABLE), np.uint8)
+    found = plain(sequence)
+    letters = found.encode("ascii", "replace") if isinstance(found, str) else found
+    return np.frombuffer(bytearray(letters).translate(_ID_TABLE), np.uint8)
 
 
 def plain(sequence: DNASequence) -> str | bytes:
@@ -101,7 +93,12 @@ def several(given: Any) -> Iterator[tuple[str, DNASequence]]:
             holds no sequences.
     """
     one, is_list = is_sequence(given), isinstance(given, Iterable)
-    if one or not is_list or isinstance(given, set) or len(getattr(given, "shape", (1,))) != 1:
+    if (
+        one
+        or not is_list
+        or isinstance(given, set | frozenset)
+        or len(getattr(given, "shape", (1,))) != 1
+    ):
         what = f"of type {type(given).__name__}; give a list of strings, or one column of a table"
         if one:
             what = "a single sequence; put it into a list: [sequence]"
@@ -130,10 +127,7 @@ def not_a_nucleotide(sequence: DNASequence) -> str | None:
     wrong = np.flatnonzero(ids_of(sequence) == NOT_A_NUCLEOTIDE)
     if not len(wrong):
         return None
-    sequence = plain(sequence)
-    text = sequence if isinstance(sequence, str) else sequence.decode("latin-1")
     return (
-        f"letter {text[wrong[0]]!r} at position {wrong[0] + 1} is not a nucleotide; allowed "
-        "are "
-        f"{', '.join(IUPAC)} in either case"
+        f"letter {text_of(sequence)[wrong[0]]!r} at position {wrong[0] + 1} is not a nucleotide; "
+        f"allowed are {', '.join(IUPAC)} in either case"
     )

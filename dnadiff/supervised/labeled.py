@@ -28,7 +28,6 @@ from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
 from dnadiff.supervised.items import (
     Items,
     TaskData,
-    canonical_key,
     cluster_by_shared_kmers,
     cluster_copies,
     conflicts,
@@ -70,8 +69,8 @@ def build_target(
     target = KINDS[kind]
     own = {"loss": loss, "transform": transform}
     given = {key: value for key, value in own.items() if value is not None}
-    if target is not RegressionTarget:
-        for key, value in given.items():
+    for key, value in given.items():
+        if target is not RegressionTarget:
             raise ValueError(
                 f"task.{key}={value} belongs to task.kind=regression, and task.kind is {kind}; "
                 "leave it out"
@@ -134,6 +133,7 @@ class Division:
     Attributes:
         target: with the names that were read.
         labels: as in `Items`.
+        copies: (S,) the same number for equal sequences, on either strand.
         clusters: (S,) sequences of one cluster stay in the same part.
         divided: whether the split of the source is used.
     """
@@ -142,11 +142,9 @@ class Division:
         self.found, self.bases = found, bases
         self.target, self.labels = task.target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
-        self.clusters = (
-            cluster_copies(bases)
-            if task.cluster_kmer is None
-            else cluster_by_shared_kmers(bases, task.cluster_kmer)
-        )
+        self.clusters = self.copies = cluster_copies(bases)
+        if task.cluster_kmer is not None:
+            self.clusters = cluster_by_shared_kmers(bases, task.cluster_kmer)
         if found.groups:
             self.clusters = connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
         self.divided = found.divided and not task.redivide
@@ -289,8 +287,10 @@ class LabeledTask(ABC):
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
         division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)
-        key = np.ndarray.tobytes if self.stranded else canonical_key
-        differing, rows = conflicts(numbered(map(key, division.bases)), division.labels)
+        copies = division.copies
+        if self.stranded:
+            copies = numbered(map(np.ndarray.tobytes, division.bases))
+        differing, rows = conflicts(copies, division.labels)
         if differing:
             log.warning(
                 f"{found.source}: {differing:,} sequences occur with different labels ({rows:,} "
@@ -313,11 +313,7 @@ class LabeledTask(ABC):
             )
         # Under cross-validation, copies are in the same fold.
         in_folds = self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
-        seen, tested = (
-            [canonical_key(division.bases[row]) for row in division.rows(*parts)]
-            for parts in (("train", "valid"), ("test",))
-        )
-        copies = sum(map(set(seen).__contains__, tested))  # on either strand
+        tested, seen = (division.copies[division.rows(*p)] for p in (["test"], ["train", "valid"]))
         of_class = " of each class" if len(division.strata_names) > 1 else ""
         together = (
             "copies, either strand"
@@ -332,7 +328,7 @@ class LabeledTask(ABC):
             if division.divided
             else f"random, {100 * self.test_fraction:g} %{of_class} for test",
             "kept_together": together,
-            "test_sequences_also_in_training": 0 if in_folds else copies,
+            "test_sequences_also_in_training": 0 if in_folds else int(np.isin(tested, seen).sum()),
             **({"cut_to_max_length": truncated} if self.max_length else {}),
             **found.notes,
         }
@@ -341,16 +337,14 @@ class LabeledTask(ABC):
         counts = Counter(division.parts.tolist())
         if "valid" not in self.expected:
             counts["train"] += counts["valid"]
-        differs = {}
         for part, known in self.expected.items():
             if counts[part] != known:
-                differs[part] = {"found": counts[part], "known": known}
+                about = notes.setdefault("differs_from_the_known_counts", {})
+                about[part] = {"found": counts[part], "known": known}
                 log.warning(
                     f"{self.name}: {counts[part]:,} {part} sequences, the complete task has "
                     f"{known:,}"
                 )
-        if differs:
-            notes["differs_from_the_known_counts"] = differs
         train, valid, test = (division.items(part, tokenizer.vocab.pad_id) for part in PARTS)
         target = division.target
         # Refuse labels that cannot be learned from now, not after the baselines.

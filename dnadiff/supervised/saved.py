@@ -37,7 +37,6 @@ from dnadiff.formats.table import read_csv
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import (
-    append,
     atomic_write,
     hash_file,
     json_object,
@@ -275,20 +274,14 @@ def listed_digests(path: Path) -> set[str]:
 
 
 def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
-    """Append a row to a CSV file that the caller has locked. If columns or the last line break are
-    missing, the file is rewritten with them.
+    """Add a row, with columns that are missing, to a CSV file that the caller has locked.
 
     Raises:
         ValueError: if the file is damaged.
     """
     header, known = read_csv(path) if path.is_file() else ([], [])
-    missing = [name for name in columns if name not in header]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*header, *missing], restval="", lineterminator="\n")
-    if header and not missing and path.read_bytes().endswith(b"\n"):
-        writer.writerow(row)
-        append(path, text.getvalue().encode())
-        return
+    text, names = io.StringIO(), dict.fromkeys([*header, *columns])
+    writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows([*known, row])
     with atomic_write(path, overwrite=True) as file:
