@@ -3,8 +3,8 @@ shards."""
 
 from __future__ import annotations
 
-import glob
 import logging
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,11 +45,21 @@ class MergeOptions(Options):
     """folder of the shards; null: OUTPUT.shards"""
     keep: bool = False
     """keep the shards"""
+    fetch: bool = False
+    """fetch what the shards were computed from, if it is on other machines and not in the cache"""
 
 
 @command(MergeOptions)
 def merge(options: MergeOptions) -> Result:
     """Merge and return the output."""
+    from dnadiff.store.remote import reading_cache
+
+    with reading_cache(not options.fetch):
+        return result_of(merged(options))
+
+
+def merged(options: MergeOptions) -> Path:
+    """The output, from what is on this machine."""
     from dnadiff.jobs.job import ResumableJob
     from dnadiff.jobs.runner import RunOptions, run_jobs
     from dnadiff.jobs.shards import MergeMark, ShardFolder
@@ -60,7 +70,7 @@ def merge(options: MergeOptions) -> Result:
     mark = MergeMark(output)
     is_repeated = mark.path.exists()
     if mark.has_output and not folder.path.exists():  # stopped while it removed them
-        return result_of(finish(mark, folder))
+        return finish(mark, folder)
     if options.shards is None and not folder.path.exists() and output.exists():
         raise FileExistsError(
             f"{output} is complete already, and {folder.path} with its shards does not exist"
@@ -92,21 +102,27 @@ def merge(options: MergeOptions) -> Result:
         if not resume:
             mark.remove()
         raise
-    return result_of(finish(mark, None if options.keep else folder))
+    return finish(mark, None if options.keep else folder)
 
 
 def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
     """Remove the shards and the mark; what is left when this is interrupted, the next start
     removes."""
     if folder is not None:
-        if folder.path.exists():
+        if folder.path.exists() and (others := folder.others()):
+            log.warning(
+                f"{folder.path} is left, because no shard wrote {', '.join(others[:4])} in it"
+            )
+        elif folder.path.exists():
             # A name of its own: a folder of an earlier merge may be left, for example with files
             # that a network file system still holds.
             folder.path.rename(
                 folder.path.with_name(f".{folder.path.name}.{uuid.uuid4().hex}.removed")
             )
-        for unwanted in folder.path.parent.glob(f".{glob.escape(folder.path.name)}.*removed"):
-            shutil.rmtree(unwanted, ignore_errors=True)
+        name = re.compile(rf"\.{re.escape(folder.path.name)}(\.[0-9a-f]+)?\.removed")
+        for unwanted in folder.path.parent.iterdir():
+            if name.fullmatch(unwanted.name):
+                shutil.rmtree(unwanted, ignore_errors=True)
     mark.remove()
     print(f"{mark.output} is complete")
     return mark.output
@@ -118,8 +134,8 @@ def jobs_of(
     """The jobs that the shards are of, for merging them: no network runs, so they need no GPU.
 
     Raises:
-        ValueError: if the manifest is of no command with shards, or names classes that are neither
-            in a YAML file nor trusted.
+        ValueError: if the manifest is of no command with shards, or names modules or classes that
+            are neither in a YAML file nor trusted.
     """
     found = named(manifest.command) if manifest.command in command_names() else None
     if found is None or not issubclass(found.options, ShardedOptions):
@@ -127,6 +143,9 @@ def jobs_of(
             f"{folder.manifest_path} is of {manifest.command!r}, which has no shards; remove its "
             "folder and start over"
         )
+    for given in manifest.overrides:
+        if given.startswith("plugins=") and given not in options.arguments:
+            raise ValueError(f"the shards were computed with {given}; if you trust it, add it here")
     chosen = found.compose(manifest.overrides, options.run_dir, options.config_folder)
     settings = dict(chosen)
     files = [
@@ -136,7 +155,7 @@ def jobs_of(
     for target in targets_of(settings):
         if target not in known:
             locate(target, (PACKAGE, *options.trust))
-    given = {
+    set_here = {
         "output": options.output,
         "overwrite": options.overwrite,
         "resume": resume,
@@ -144,7 +163,7 @@ def jobs_of(
         "accelerator": "cpu",
         "reward": on_cpu(settings.get("reward")),
     }
-    changed = {key: value for key, value in given.items() if key in settings}
+    changed = {key: value for key, value in set_here.items() if key in settings}
     jobs = found.function(chosen.model_copy(update=changed))
     assert isinstance(jobs, list)  # what has shards
     return jobs

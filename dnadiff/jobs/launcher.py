@@ -161,7 +161,8 @@ class Launcher(ABC):
             finally:
                 bar.close()
         merging = [f"output={quoted(str(path))}", f"overwrite={str(overwrite).lower()}"]
-        merging += [o for o in given if o.startswith("trust=")]
+        merging.append("fetch=true")
+        merging += [o for o in given if o.startswith(("trust=", "plugins="))]
         # In this process, which knows complete addresses.
         importlib.import_module("dnadiff.__main__").main(["merge", *own, *merging])
 

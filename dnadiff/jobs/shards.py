@@ -161,6 +161,8 @@ class Manifest:
                 f"{path} is damaged (its checksum differs); remove its folder and start over"
             )
         streams = {name: Stream(**about) for name, about in content["streams"].items()}
+        if any(len(each.items) != content["count"] + 1 for each in streams.values()):
+            raise ValueError(f"{path} is damaged; remove its folder and start over")
         return cls(content["command"], content["count"], content["overrides"], streams)
 
     def write(self, path: Path) -> None:
@@ -348,6 +350,21 @@ class ShardFolder:
                 done += result.items
                 if done > skip:
                     yield result
+
+    def others(self) -> list[str]:
+        """The names in the folder that are not of files of shards or of empty folders; that of the
+        folder if it is a link."""
+        if self.path.is_symlink():
+            return [self.path.name]
+        own = (
+            rf"(manifest|\d{{4,}})\.json|\d{{4,}}\.(log|({'|'.join(self.manifest.streams)})\.part)"
+        )
+        name = re.compile(rf"{own}|\.{{1,2}}({own})\.(\S*\.)?(part|journal)")
+        return [
+            path.name
+            for path in sorted(self.path.iterdir())
+            if (any(path.iterdir()) if path.is_dir() else not name.fullmatch(path.name))
+        ]
 
     def environments(self) -> list[str]:
         """The different environments in which shards were computed, as text."""

@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -271,11 +271,9 @@ class HttpStore(ObjectStore):
         HEAD is not asked, because signed addresses are for one method.
         """
         shown = self.address.shown
-        request = urllib.request.Request
+        request = urllib.request.Request(self.address.text, headers=headers)
         try:
-            return urllib.request.urlopen(
-                request(self.address.text, headers=headers), timeout=_TIMEOUT
-            )
+            return _OPENER.open(request, timeout=_TIMEOUT)
         except urllib.error.HTTPError as error:
             if error.code == _UNCHANGED or (error.code == _BEYOND and "Range" in headers):
                 return error
@@ -305,6 +303,24 @@ class HttpStore(ObjectStore):
             raise LostError(f"{shown} could not be fetched ({why})") from error
 
 
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from an encrypted connection to one that is not."""
+
+    @override
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if not newurl.lower().startswith(("https:", f"{req.type}:")):
+            raise ValueError(
+                f"it is redirected to {shown(newurl)}, which is not encrypted; to allow that, give "
+                "this address itself"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
+
+
 def _http_version(reply: HttpReply) -> str | None:
     """The strong entity tag, or else the time of the last change, or else the weak tag, by which a
     transfer is not resumed (`is_strong`)."""
@@ -317,8 +333,10 @@ def store_of(address: Address) -> ObjectStore:
     """The store that reads an address.
 
     Raises:
-        ValueError: if a package is missing.
+        ValueError: if a package is missing, or nothing may be fetched (`reading_cache`).
     """
+    if _is_set(_OFFLINE):
+        raise ValueError(f"{address.shown} is not read, because {_OFFLINE} is set")
     return HttpStore(address) if address.is_http else ObjectStore(address)
 
 
@@ -415,7 +433,7 @@ def fetch(address: Address) -> Path:
         OSError, ValueError: if it cannot be fetched, in one line that names the address.
     """
     target = target_of(address)
-    if is_short(address.text):  # of another process: what it fetched
+    if is_short(address.text) or _is_set(_OFFLINE):  # what another process fetched
         return stored(address)
     if address.text in _current and _note_of(target, address) is not None:
         return target
@@ -746,16 +764,34 @@ def _upload(place: Path, address: Address) -> None:
         log.info(f"{target.shown}: uploaded {path.stat().st_size:,} bytes")
 
 
+_OFFLINE = "DNADIFF_OFFLINE"
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "http_proxy", "HTTP_PROXY")
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+@contextmanager
+def reading_cache(only: bool = True) -> Iterator[None]:
+    """Until the block ends, nothing is fetched, and files of other machines are read from the
+    cache; `only` false changes nothing."""
+    before = os.environ.get(_OFFLINE, "")
+    os.environ[_OFFLINE] = "1" if only else before
+    try:
+        yield
+    finally:
+        os.environ[_OFFLINE] = before
 
 
 def hub_is_reachable() -> bool:
     """Whether the host name of the Hugging Face Hub resolves, so that a machine without a network
     fails at once instead of after many retries.
 
-    True with a proxy, which resolves the name itself; False if `HF_HUB_OFFLINE` is set.
+    True with a proxy, which resolves the name itself; False if `HF_HUB_OFFLINE` or
+    `DNADIFF_OFFLINE` is set.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    if _is_set("HF_HUB_OFFLINE") or _is_set(_OFFLINE):
         return False
     if any(os.environ.get(name) for name in _PROXIES):
         return True

@@ -2,8 +2,10 @@
 `shard=`."""
 
 import contextlib
+import http.server
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -305,6 +307,84 @@ def test_a_manifest_runs_no_code(shards, cli, tmp_path, override):
     assert (
         status == 1 and "refused to build 'os.system'" in err and not (tmp_path / "hacked").exists()
     )
+
+
+def with_override(folder, override):
+    manifest = folder / "s.fa.shards" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["overrides"].append(override)
+    rewrite(manifest, content)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "template='{url}/t.fa'",
+        "template='{url}/t.fa?sig=1'",
+        "checkpoint='{url}/run'",
+        "checkpoint='{url}/best.ckpt'",
+        "checkpoint=hf:org/name",
+        "reward=motif",
+    ],
+)
+def test_a_manifest_fetches_nothing(shards, cli, tmp_path, override):
+    asked = []
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_error(404)
+
+        def log_message(self, *args):
+            """Nothing is printed."""
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Server)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    with_override(tmp_path, override.format(url=url))
+    if override == "reward=motif":
+        with_override(tmp_path, f"+reward.matrix={url}/m.jaspar")
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and not asked and not (tmp_path / "s.fa").exists(), err
+    assert ("hf:" in override) == ("HF_HUB_OFFLINE is set" in err)
+    if "template" in override:
+        assert "/t.fa" in err and "is not in the cache" in err
+        assert cli("merge", "output=s.fa", "fetch=true")[0] == 1
+        assert asked == [f"/{override.rpartition('/')[2]}"[:-1]]
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_manifest_imports_nothing(shards, cli, tmp_path):
+    (tmp_path / "stranger.py").write_text("open('hacked', 'w').close()")
+    with_override(tmp_path, "plugins=[stranger]")
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 1 and not (tmp_path / "hacked").exists()
+    assert "the shards were computed with plugins=[stranger]; if you trust it, add it here" in err
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "0001.txt", "run/log.txt", ".hidden", "0003.x.part"])
+def test_a_merge_removes_no_file_that_no_shard_wrote(shards, cli, expected, tmp_path, name):
+    folder = tmp_path / "s.fa.shards"
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("mine")
+    (tmp_path / ".s.fa.shards.mine.removed").mkdir()
+    for left in ("0003.log", ".0001.samples.part.journal", "empty"):
+        (folder / left).touch() if "." in left else (folder / left).mkdir()
+    status, _, err = cli("merge", "output=s.fa")
+    assert status == 0 and (tmp_path / "s.fa").read_bytes() == expected
+    assert f"is left, because no shard wrote {name.partition('/')[0]} in it" in err
+    assert (folder / name).read_text() == "mine" and (
+        tmp_path / ".s.fa.shards.mine.removed"
+    ).exists()
+    assert not (tmp_path / ".s.fa.merging").exists()
+
+
+def test_a_link_to_shards_is_left(shards, cli, expected, tmp_path):
+    (tmp_path / "s.fa.shards").rename(tmp_path / "elsewhere")
+    (tmp_path / "s.fa.shards").symlink_to(tmp_path / "elsewhere")
+    assert cli("merge", "output=s.fa")[0] == 0 and (tmp_path / "s.fa").read_bytes() == expected
+    assert (tmp_path / "elsewhere" / "manifest.json").is_file()
 
 
 def test_a_manifest_of_a_command_without_shards_is_refused(shards, cli, tmp_path):

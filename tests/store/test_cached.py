@@ -2,9 +2,15 @@
 every failure."""
 
 import hashlib
+import http.server
 import json
 import logging
 import re
+import shutil
+import ssl
+import subprocess
+import threading
+import urllib.request
 
 import pytest
 from fsspec import get_filesystem_class, register_implementation
@@ -209,6 +215,67 @@ def test_a_shortened_address_is_the_copy_in_the_cache(server):
     addresses._complete.clear()
     with pytest.raises(FileNotFoundError, match="is several files in the cache"):
         resolve(f"{server.fasta}?...")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "allowed"),
+    [
+        ("https://h/x.fa?sig=1", "http://h/x.fa?sig=SECRET", False),
+        ("https://h/x.fa", "HTTP://other/x.fa", False),
+        ("https://h/x.fa", "ftp://h/x.fa", False),
+        ("http://h/x.fa", "ftp://h/x.fa", False),
+        ("https://h/x.fa", "https://other/x.fa", True),
+        ("http://h/x.fa", "https://h/x.fa", True),
+        ("http://h/x.fa", "http://other/x.fa", True),
+    ],
+)
+def test_a_redirect_keeps_a_connection_encrypted(old, new, allowed):
+    request = urllib.request.Request(old)
+
+    def follow():
+        return remote._Redirects().redirect_request(request, None, 302, "Found", {}, new)
+
+    if allowed:
+        assert follow().full_url == new
+    else:
+        with pytest.raises(
+            ValueError, match=r"is redirected to .*not encrypted; to allow"
+        ) as error:
+            follow()
+        assert "SECRET" not in str(error.value)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
+def test_an_encrypted_address_that_is_redirected_to_a_plain_one_is_not_read(
+    server, tmp_path, monkeypatch
+):
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", "k",
+         "-out", "c", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+
+    class Redirecting(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(302)
+            self.send_header("Location", f"{server.fasta}?sig=SECRET")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *args):
+            """Nothing is printed."""
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "c", tmp_path / "k")
+    encrypted = http.server.HTTPServer(("127.0.0.1", 0), Redirecting)
+    encrypted.socket = context.wrap_socket(encrypted.socket, server_side=True)
+    threading.Thread(target=encrypted.serve_forever, daemon=True).start()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "c"))
+    with pytest.raises(ValueError, match=r"/x\.fa\?\.\.\., which is not encrypted") as error:
+        resolve(f"https://localhost:{encrypted.server_port}/x.fa")
+    assert "SECRET" not in str(error.value) and not server.asked
+    encrypted.shutdown()
+    encrypted.server_close()
 
 
 @pytest.mark.parametrize("address", ["https://u:p@h/x.fa", "s3://k:s@b/x.fa", "ftp://u@h/x.fa"])
