@@ -118,10 +118,8 @@ class RowScorer:
         chunk: alleles that are scored together; results may depend on it in the last bits, never on
             batch_size alone.
         sites_per_window: that may be masked together.
-        audit: of `sites_per_window`, since the counts were taken.
+        audit: of `sites_per_window`, since it was taken.
         num_scored: alleles scored.
-        num_missing: alleles without a log-likelihood ratio, by `NO_VALUE`, since the counts were
-            taken.
         audited: sites that were compared before.
     """
 
@@ -129,17 +127,17 @@ class RowScorer:
 
     def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
         self.alleles, self.effects, self.method_name = alleles, effects, method_name
-        self.audit, self.num_scored, self.num_missing, self.audited = Audit(), 0, 0, 0
+        self.audit, self.num_scored, self.audited = Audit(), 0, 0
 
     @property
     def alleles_together(self) -> int:
         """Alleles of a block: rows that are scored without reading others."""
         return self.chunk
 
-    def take_counts(self) -> tuple[Audit, int]:
-        """The audit and the alleles without a ratio since the last call; both begin again."""
-        taken, self.audited = (self.audit, self.num_missing), self.audited + self.audit.sites
-        self.audit, self.num_missing = Audit(), 0
+    def take_audit(self) -> Audit:
+        """The audit since the last call; it begins again."""
+        taken, self.audit = self.audit, Audit()
+        self.audited += taken.sites
         return taken
 
     def chunks(self, rows: Iterable[Row], done: int = 0) -> Iterator[list[Scored]]:
@@ -270,7 +268,7 @@ class Scorer(RowScorer):
             2 - entropy / math.log(2),
             np.mean(distances, 0) if distances else nothing,
         )
-        self.num_missing += int(np.isnan(columns[0]).sum())
+        self.audit.missing += int(np.isnan(columns[0]).sum())
         return [
             Effect._make([*map(float, values), edit.differs])
             for edit, *values in zip(edits, *columns)

@@ -134,12 +134,12 @@ class SitePredictions:
         for _, same in itertools.groupby(ordered, key=lambda each: each.end - each.start):
             while batch := list(itertools.islice(same, network.batch_size)):
                 self.batches.append(batch)
-        sizes = [sum(len(window.sites) for window in batch) for batch in self.batches]
-        self.first, self.batch_of = np.cumsum([0, *sizes]), np.repeat(np.arange(len(sizes)), sizes)
-        places = [(w.record, site) for batch in self.batches for w in batch for site in w.sites]
-        self.row = {place: row for row, place in enumerate(places)}
-        self.read = np.zeros(len(self.batches), bool)
-        self.values = np.full((len(network.strands), len(self.row), NUM_BASES), np.nan)
+        self.place = {  # of each site: the number of its batch, and the row there
+            site: (number, row)
+            for number, batch in enumerate(self.batches)
+            for row, site in enumerate((w.record, site) for w in batch for site in w.sites)
+        }
+        self.read: dict[int, Floats] = {}
         self.shared = [
             (window.record, site)
             for window in windows
@@ -150,13 +150,10 @@ class SitePredictions:
     def at(self, sites: Sequence[Site]) -> Floats:
         """Log-probabilities of A, C, G and T at sites of the windows: (K, S, 4); NaN where the
         genome has N."""
-        rows = np.array([self.row[site] for site in sites], np.int64)
-        for batch in np.unique(self.batch_of[rows]):
-            if not self.read[batch]:
-                place = slice(self.first[batch], self.first[batch + 1])
-                self.values[:, place] = self.network.predicted(self.batches[batch])
-                self.read[batch] = True
-        return self.values[:, rows]
+        places = [self.place[site] for site in sites]
+        for number in sorted({number for number, _ in places} - self.read.keys()):
+            self.read[number] = self.network.predicted(self.batches[number])
+        return np.stack([self.read[number][:, row] for number, row in places], 1)
 
 
 @checked
@@ -290,11 +287,13 @@ class Audit:
     Attributes:
         squared, count: sum of the squared differences, and their number.
         shared: sites that were predicted in a window with others.
+        missing: alleles without a log-likelihood ratio, by `NO_VALUE`.
     """
 
     squared: float = 0.0
     count: int = 0
     shared: int = 0
+    missing: int = 0
 
     @property
     def rms(self) -> float:
@@ -309,7 +308,7 @@ class Audit:
     def include(self, other: Audit) -> None:
         """Add what another part of the rows found: all sites that share a window, and comparisons
         until there are `AUDITED`."""
-        self.shared += other.shared
+        self.shared, self.missing = self.shared + other.shared, self.missing + other.missing
         if self.sites < AUDITED:
             self.squared, self.count = self.squared + other.squared, self.count + other.count
 
@@ -460,8 +459,8 @@ class Masked(VariantMethod):
                 ref, alt = TOKENIZER.bases(TOKENIZER.encode(edit.ref + edit.alt))
                 llr[:, number] = at_sites[:, number, alt] - at_sites[:, number, ref]
             else:
-                both = [self.difference(network, edit, reverse) for reverse in network.strands]
-                llr[:, number] = [value for value, _ in both]
+                of_strands = [self.difference(network, edit, x)[0] for x in network.strands]
+                llr[:, number] = of_strands
         return llr, np.full(llr.shape, np.nan)
 
     @override
@@ -631,11 +630,8 @@ class LogProb(VariantMethod):
                 )
                 for windows in alleles
             )
-            counts = [
-                [(TOKENIZER.bases(ids) < NUM_BASES).sum() for ids in windows] for windows in alleles
-            ]
-            equal = np.equal(counts[0], counts[1])[:, None]
-            difference = np.where(equal, ref - alt, np.nan)  # (n, draws)
+            difference = ref - alt  # (n, draws)
+            difference[[p.aligned(0) is None for p in pairs]] = np.nan
             llr[strand] = difference.mean(1)
             if difference.shape[1] > 1:
                 variance[strand] = variance_of_mean(difference)

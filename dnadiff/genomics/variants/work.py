@@ -398,8 +398,7 @@ class VariantJob(ResumableJob):
         super().__init__()
         self.side_files = files_of(self.matrix, self.page)
         self.bgzip, self.converts = self.writer.is_vcf, self.writer.converts
-        self.audit, self.missing = Audit(), 0
-        self.summary = InputSummary()
+        self.audit, self.summary = Audit(), InputSummary()
 
     @property
     @override
@@ -451,14 +450,14 @@ class VariantJob(ResumableJob):
     @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in self.scorer.chunks(self.source.between(start), skip):
-            content, (audit, missing) = self.writer.rows(chunk), self.scorer.take_counts()
+            content, audit = self.writer.rows(chunk), self.scorer.take_audit()
             self.report(len(chunk), 0)
-            yield Result(len(chunk), content, {"audit": list(astuple(audit)), "missing": missing})
+            yield Result(len(chunk), content, {"audit": list(astuple(audit))})
 
     @override
     def resume(self, done: int, notes: Mapping[str, Json]) -> None:
         super().resume(done, notes)
-        self.audit, self.missing = Audit(*notes.get("audit", ())), notes.get("missing", 0)
+        self.audit = Audit(*notes.get("audit", ()))
         self.scorer.audited = self.audit.sites
 
     @override
@@ -469,8 +468,7 @@ class VariantJob(ResumableJob):
     @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         self.audit.include(Audit(*result.about["audit"]))
-        self.missing += result.about["missing"]
-        self.totals = {"audit": list(astuple(self.audit)), "missing": self.missing}
+        self.totals = {"audit": list(astuple(self.audit))}
         return super().fold(result)
 
     @override
@@ -487,7 +485,7 @@ class VariantJob(ResumableJob):
             "alleles": dict(summary.kinds),
             "skipped": dict(sorted(summary.skipped.items())),
             "rows_with_another_ref": summary.mismatches,
-            "without_value": self.missing,
+            "without_value": audit.missing,
             "in_training_part": summary.in_training if training.known else None,
             "training_part": training.note,
             "sites_per_window_error": error if audit.shared else None,
@@ -517,8 +515,8 @@ class VariantJob(ResumableJob):
             *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
             *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),
         ]
-        if self.missing:
-            rows.append((f"no value: {NO_VALUE}", f"{self.missing:,}"))
+        if audit.missing:
+            rows.append((f"no value: {NO_VALUE}", f"{audit.missing:,}"))
         if summary.mismatches:
             rows.append(("rows whose REF differs from the genome", f"{summary.mismatches:,}"))
         counted = f"{summary.in_training:,} ({training.note})" if training.known else training.note
