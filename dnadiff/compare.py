@@ -22,7 +22,8 @@ class CompareOptions(Options):
 
     Negative: a is better. "better" means that the 95 % interval excludes 0. The likelihood of an
     autoregressive model is exact (as in blocks of one token); that of the others is an upper bound
-    on -log p. novel: bases in no 24-mer of the training part of either model.
+    on -log p. novel: bases in no 24-mer of the training part of either model. The table has se_mc
+    in bits, compare.json in nats.
     """
 
     tokenizer: Group | None = group()

@@ -25,7 +25,7 @@ class EvaluateOptions(ModelOptions):
     bits: bits per base, an upper bound on -log2 p. se_mc: Monte Carlo error for these sequences;
     se_total: error for new sequences of this kind. novel: bases in no 24-mer of the training part.
     lost structure: the extra cost of K network calls (sampler=grouped) over one token per call, as
-    a fraction of its maximum.
+    a fraction of its maximum. The table has errors in bits, evaluate.json and target_se in nats.
     """
 
     tokenizer: Group | None = group()

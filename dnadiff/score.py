@@ -25,8 +25,9 @@ class ScoreOptions(ModelOptions, ShardedOptions):
     Columns: name, length, counted, nats_per_base, bits_per_base, se_mc, total_bits, and
     region_name if the regions have names. nats_per_base and bits_per_base are upper bounds on -log
     p for each counted base (exact for autoregressive models), total_bits is their sum over the
-    record, and se_mc (nats per base) the Monte Carlo error. N and other letters except A, C, G and
-    T are read but not counted; a record without any of these four gets nan.
+    record, and se_mc (nats per base) the Monte Carlo error. The printed summary has bits and nats,
+    and the JSON file says what each column means. N and other letters except A, C, G and T are read
+    but not counted; a record without any of these four gets nan.
     """
 
     input: str | None = None

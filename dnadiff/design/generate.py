@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
@@ -54,7 +54,8 @@ class Design(str):
             not support weights.
         reward: of the sequence.
         reward_calls: the reward calls of its batch, divided by the designs of the batch.
-        ess: effective sample size of its batch; None if the method has no weights.
+        ess: effective number of distinct designs in its batch, of which copies count once; None if
+            the method has no weights.
         changes: positions at which it differs from the sequence that it started from; None if it
             started from none.
         longest_match: the longest exact match with the training data, bases; None if not searched.
@@ -380,9 +381,13 @@ def padded(patterns: Sequence[Pattern], pad_id: int) -> tuple[Tensor, Tensor, Te
     return ids, codes, torch.arange(shape[1]) < lengths[:, None]
 
 
-def effective_size(log_weight: ndarray) -> float:
-    """The effective sample size (sum w)^2 / sum w^2."""
+def effective_size(log_weight: ndarray, sequences: Iterable[Hashable] | None = None) -> float:
+    """The effective sample size (sum w)^2 / sum w^2; with `sequences`, the effective number of
+    distinct ones: copies count once, with the sum of their weights."""
     w = np.exp(log_weight - log_weight.max())
+    if sequences is not None:
+        numbers: dict[Hashable, int] = {}
+        w = np.bincount([numbers.setdefault(each, len(numbers)) for each in sequences], w)
     return float(w.sum() ** 2 / (w**2).sum())
 
 

@@ -288,16 +288,29 @@ def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytearray]]:
         yield header, body
 
 
-def summarize_weights(log_weight: np.ndarray, each: int) -> JsonDict:
-    """The effective sample size, and the log of the probability mass that satisfies the
-    constraints, over the targets."""
+def sequences_of(path: Path, output: Path) -> np.ndarray:
+    """A number (S,) for each record of a file that is written to `output`; equal sequences have
+    equal ones."""
+    with open_bytes(path, is_compressed(output)) as file:
+        if JSONL in output.suffixes:
+            return np.array([hash(json.loads(line)["text"]) for line in file])
+        return np.array([hash(bytes(body)) for _, body in _records(file)])
+
+
+def summarize_weights(log_weight: np.ndarray, sequences: np.ndarray, each: int) -> JsonDict:
+    """The effective number of distinct sequences, and the log of the probability mass that
+    satisfies the constraints, over the targets; `sequences` (S,) are equal for copies."""
     groups = log_weight.reshape(-1, each)
-    sizes = [effective_size(row) for row in groups]
+    sizes = [effective_size(*both) for both in zip(groups, sequences.reshape(-1, each).tolist())]
     top = groups.max(1)
     mass = np.log(np.exp(groups - top[:, None]).mean(1)) + top
     return {
         "proposals": each,
-        "effective_size": {"least": min(sizes), "mean": float(np.mean(sizes))},
+        "effective_size": {
+            "counts": "distinct sequences",
+            "least": min(sizes),
+            "mean": float(np.mean(sizes)),
+        },
         # The mean weight is an unbiased estimate of the model's probability that a free sample
         # satisfies the constraints.
         "log_mass": {"least": float(mass.min()), "mean": float(mass.mean())},
@@ -504,7 +517,8 @@ class SampleJob(ResumableJob):
             extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
         if self.weighted and not self.output.name.removesuffix(".gz").endswith(".txt"):
             of_records = numbers_of(collected, "log_weight", is_compressed(self.output))
-            extra["weights"] = summarize_weights(of_records, request.each)
+            sequences = sequences_of(collected, self.output)
+            extra["weights"] = summarize_weights(of_records, sequences, request.each)
         if self.resampled is not None:
             extra["weights"]["resampled"] = self.resampled
             number = request.num_groups * self.resampled
@@ -587,7 +601,7 @@ class SampleJob(ResumableJob):
         if of_weights:
             drawn = ", resampled" if "resampled" in of_weights else ""
             size = f"{of_weights['effective_size']['mean']:.1f} of {of_weights['proposals']:,}"
-            rows["effective sample size"] = size + drawn
+            rows["effective sample size"] = f"{size} (copies count once){drawn}"
             rows[mass] = f"{of_weights['log_mass']['mean']:.2f} nats"
         if "copies" in content:
             longest = content["copies"]["longest"]

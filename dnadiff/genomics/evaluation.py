@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from dnadiff.weights.loaded import Loaded
 
 BIT = math.log(2)
+_UNITS = {
+    "bits, bits_low, bits_high and all of markov": "bits per token",
+    "nll, se_mc, se_total, and low and high of a difference": "nats per token",
+}
 log = logging.getLogger("dnadiff")
 
 
@@ -240,7 +244,7 @@ class Estimator:
             )
             if target_se is not None and result.se_mc() > target_se:
                 log.warning(
-                    f"se_mc is {result.se_mc():.5f} after max_draws={asked.max_draws}, above "
+                    f"se_mc is {result.se_mc():.5f} nats after max_draws={asked.max_draws}, above "
                     f"target_se {target_se}; raise max_draws"
                 )
         bar.close()
@@ -333,6 +337,7 @@ class HeldOut:
             "seed": settings.seed,
             "block_size": effective_block_size(len(self.tiles), size),
             "se_total_note": dependence_note(self.tiles, size),
+            "units": _UNITS,
             "novelty": self.novelty,
         }
 

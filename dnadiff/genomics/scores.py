@@ -34,15 +34,15 @@ from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
 _WINDOWS, _BASES = 512, 1 << 22  # in memory together
-COLUMNS: tuple[str, ...] = (
-    "name",
-    "length",
-    "counted",
-    "nats_per_base",
-    "bits_per_base",
-    "se_mc",
-    "total_bits",
-)
+COLUMNS = {  # what they mean
+    "name": "of the record, or chrom:first-last(strand)",
+    "length": "bases",
+    "counted": "bases that are A, C, G or T",
+    "nats_per_base": "upper bound on -log p of a counted base, in nats",
+    "bits_per_base": "the same in bits",
+    "se_mc": "Monte Carlo standard error of nats_per_base, in nats",
+    "total_bits": "the bound on -log p of the record, in bits",
+}
 log = logging.getLogger("dnadiff")
 
 
@@ -65,6 +65,11 @@ def per_base(score: NDArray[np.float64]) -> tuple[float, float]:
     given nats, variance and counted bases (A, C, G and T), (3,); NaN without such a base."""
     nats, variance, counted = score.tolist()
     return nats / (counted or math.nan), math.sqrt(variance) / (counted or math.nan)
+
+
+def in_both(nats: float) -> str:
+    """A value in bits and in nats."""
+    return f"{nats / math.log(2):.4f} bits, {nats:.4f} nats"
 
 
 @dataclass(eq=False)
@@ -99,7 +104,7 @@ class ScoreJob(ResumableJob):
         denoiser = self.model.denoiser
         self.calls = 1 if is_exact(denoiser) else check_num_draws(self.num_draws)  # per window
         self.settings = settings_of(self, "window", "batch_size", "num_draws", "seed")
-        self.columns, self.names = COLUMNS, self.source.region_names
+        self.columns, self.names = tuple(COLUMNS), self.source.region_names
         if self.names is not None:
             self.columns = (*COLUMNS, "region_name")
             self.settings |= {"columns": list(self.columns)}
@@ -232,8 +237,11 @@ class ScoreJob(ResumableJob):
         return {
             "records": len(self.lengths),
             "counted": int(self.total_score[2]),
+            "nats_per_base": nats,
             "bits_per_base": nats / math.log(2),
+            "se_mc": se,
             "se_mc_bits": se / math.log(2),
+            "columns": COLUMNS,
         }
 
     @override
@@ -242,8 +250,8 @@ class ScoreJob(ResumableJob):
         rows: list[tuple[str, ...]] = [
             ("records", f"{len(self.lengths):,}"),
             ("bases counted", f"{self.total_score[2]:,.0f} of {sum(self.lengths):,}"),
-            ("bits per base", f"{nats / math.log(2):.4f}"),
-            ("se_mc (bits)", f"{se / math.log(2):.4f}"),
+            ("-log p per base", in_both(nats)),
+            ("se_mc", in_both(se)),
         ]
         return f"{table(rows)}\n{super().closing(seconds)}"
 

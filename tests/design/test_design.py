@@ -644,7 +644,9 @@ def test_weights_of_text_are_summarized_too(cli, tmp_path):
     weights = np.array([row["log_weight"] for row in rows])
     content = json.loads((tmp_path / "a.jsonl.gz.json").read_text())["weights"]
     assert (
-        content["effective_size"]["mean"] == pytest.approx(effective_size(weights))
+        content["effective_size"]["mean"]
+        == pytest.approx(effective_size(weights, [row["text"] for row in rows]))
+        and content["effective_size"]["counts"] == "distinct sequences"
         and content["proposals"] == 6
         and (weights < 0).all()
     )

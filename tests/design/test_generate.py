@@ -266,6 +266,9 @@ def test_effective_size_and_systematic_resampling():
     assert effective_size(np.zeros(5)) == pytest.approx(5) and effective_size(
         np.array([0.0, -800, -900])
     ) == pytest.approx(1)
+    # Four copies, two copies and one of its own: 7^2 / (4^2 + 2^2 + 1).
+    assert effective_size(np.zeros(7), "aababca") == pytest.approx(49 / 21)
+    assert effective_size(np.log([0.5, 0.25, 0.25]), "xyy") == pytest.approx(2)
     weight = np.log([0.5, 0.25, 0.25])
     assert (
         systematic_resample(weight, 4, 0.5).tolist() == [0, 0, 1, 2]

@@ -510,6 +510,21 @@ def test_designs_in_python_have_the_numbers_of_their_records(generator):
     ]
 
 
+@pytest.mark.parametrize(
+    "method", [SMC(), SVDD(num_candidates=2), ResampleMove(num_stages=8, num_moves=1)]
+)
+def test_the_effective_size_of_designs_counts_copies_once(generator, method):
+    designer = Designer(generator(), method, as_reward(scores), 2.0)
+    designs = designer.designs(request(32), 3, 32)
+    weight = {word: 0.0 for word in designs}
+    for word in designs:
+        weight[word] += np.exp(word.log_weight)
+    of_words = np.array(list(weight.values()))
+    assert len(weight) < 32
+    assert designs[0].ess == pytest.approx(of_words.sum() ** 2 / (of_words**2).sum(), rel=1e-4)
+    assert designs[0].ess <= len(weight) + 0.05
+
+
 def test_best_of_n_has_the_distribution_of_the_maximum(generator):
     designer = Designer(generator(), BestOfN(num_candidates=4), as_reward(scores), 1.0)
     found, _ = reached(designer, 2500, 500, "NCN")

@@ -1,6 +1,7 @@
 import csv
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -65,7 +66,15 @@ def test_every_record_has_its_likelihood_and_its_error(cli, trained, records, tm
     assert float(found["random"]["bits_per_base"]) > float(
         found["long"]["bits_per_base"]
     )  # the training genome repeats ACGTTGA
-    assert "bits per base" in out and "files are in s.tsv" in out
+    about = json.loads((tmp_path / "s.tsv.json").read_text())
+    for name, nats in (("-log p per base", "nats_per_base"), ("se_mc", "se_mc")):
+        bits = about["bits_per_base" if nats == "nats_per_base" else "se_mc_bits"]
+        assert bits == pytest.approx(about[nats] / math.log(2))
+        assert re.search(rf"{name} +{bits:.4f} bits, {about[nats]:.4f} nats", out)
+    assert list(about["columns"]) == list(found["long"]) and about["columns"]["se_mc"].endswith(
+        "in nats"
+    )
+    assert "files are in s.tsv" in out
 
 
 def test_the_command_is_a_function_that_returns_numbers_and_rows(

@@ -74,6 +74,7 @@ def test_the_page_says_what_the_files_say(page, tmp_path):
         in text
     )
     assert f"Effective sample size {content['weights']['effective_size']['mean']:.1f} Of 6" in text
+    assert "of each template; copies count once." in text
     assert f"Distinct sequences {len({r.sequence for r in records})} Of 6." in text
     assert f"mean of pairs {mean_hamming(counts):.1f} Bases" in text
     assert f"training data {content['copies']['longest']['max']} Bases" in text

@@ -347,7 +347,8 @@ class Designer(ConditionalSampler):
             "reward_calls": [batch.reward_calls / number] * number,
         }
         if batch.log_weight is not None:
-            columns["ess"] = [effective_size(batch.log_weight)] * number
+            distinct = effective_size(batch.log_weight, (x.tobytes() for x in batch.tokens))
+            columns["ess"] = [distinct] * number
         if target.start is not None:
             columns["changes"] = changes(batch)
         if self.longest_match is not None:
