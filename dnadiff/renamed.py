@@ -43,7 +43,7 @@ MOVED = {
     "dnadiff.downstream.promoter_grid": "dnadiff.supervised.tasks",
     "dnadiff.downstream.promoter_motif": "dnadiff.supervised.baselines",
     "dnadiff.downstream.table": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.target.multilabel": "dnadiff.supervised.targets.classes",
+    "dnadiff.downstream.target.multilabel": "dnadiff.supervised.classes",
     "dnadiff.downstream.tasks": "dnadiff.supervised.tasks",
     **{
         f"dnadiff.{folder}.{module}": "dnadiff.genomics.variants.methods"
@@ -70,6 +70,8 @@ MOVED = {
     "dnadiff.supervised.head.mean": "dnadiff.supervised.heads",
     "dnadiff.supervised.layers": "dnadiff.supervised.networks",
     "dnadiff.supervised.regions": "dnadiff.supervised.tasks",
+    "dnadiff.supervised.targets.classes": "dnadiff.supervised.classes",
+    "dnadiff.supervised.targets.regression": "dnadiff.supervised.targets",
     "dnadiff.training.metrics_file": "dnadiff.training.loggers",
     "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
     "dnadiff.shards.launcher.processes": "dnadiff.jobs.launcher",

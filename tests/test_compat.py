@@ -73,6 +73,8 @@ def test_every_old_name_resolves_to_an_existing_class_or_module(old):
     [
         "dnadiff.downstream.head.conv.ConvHead",
         "dnadiff.downstream.target.classes.ClassTarget",
+        "dnadiff.supervised.targets.classes.MultiLabelTarget",
+        "dnadiff.supervised.targets.regression.RegressionTarget",
     ],
 )
 def test_a_class_of_a_moved_package_resolves_to_an_existing_class(old):

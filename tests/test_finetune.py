@@ -16,7 +16,7 @@ from dnadiff.supervised import finetuning
 from dnadiff.supervised.baselines import KmerLogistic
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import build_protocol
-from dnadiff.supervised.targets.base import ValidScore
+from dnadiff.supervised.targets import ValidScore
 from dnadiff.weights.checkpoint import load
 from dnadiff.weights.loaded import Loaded, build_denoiser
 

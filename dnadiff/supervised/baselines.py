@@ -21,6 +21,7 @@ from dnadiff.data.kmers import UNKNOWN, codes, reverse_complement_codes
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import JsonDict, NonNegative
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
     check_length,
     is_strand_invariant,
@@ -28,9 +29,7 @@ from dnadiff.supervised.classifier import (
     pooled_width,
 )
 from dnadiff.supervised.items import Items, Report, TaskData, TaskModel, no_report, strand_batches
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget, TaskTarget
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix

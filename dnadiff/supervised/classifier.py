@@ -21,10 +21,10 @@ from dnadiff.fields import Config, PositiveInt, checked
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant, strands
 from dnadiff.store.objects import PACKAGE, build, locate
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.supervised.targets import TaskTarget
 
 _Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
 _LENGTH_WAVES = 6  # wavelengths of 4 to 724 bases

@@ -25,6 +25,7 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
     LENGTH_WIDTH,
     MEAN_HEAD,
@@ -36,8 +37,7 @@ from dnadiff.supervised.classifier import (
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.saved import REMEDY, SHARED, WeightsFile, read_description
-from dnadiff.supervised.targets.base import Label, Predicted, TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.supervised.targets import Label, Predicted, TaskTarget
 from dnadiff.weights import tensors
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together

@@ -23,8 +23,8 @@ from dnadiff.data.records import padded_groups
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Json
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.supervised.classes import ClassTarget
+from dnadiff.supervised.targets import TaskTarget
 
 if TYPE_CHECKING:
     from dnadiff.supervised.classifier import SequenceClassifier

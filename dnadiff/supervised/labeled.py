@@ -25,6 +25,7 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
+from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.items import (
     Items,
     TaskData,
@@ -36,9 +37,7 @@ from dnadiff.supervised.items import (
     sample_clusters,
 )
 from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget, TaskTarget
 
 log = logging.getLogger("dnadiff")
 

@@ -33,7 +33,7 @@ from dnadiff.supervised.classifier import (
 )
 from dnadiff.supervised.heads import Head
 from dnadiff.supervised.items import EVALUATION, Report, TaskData, TaskModel, no_report
-from dnadiff.supervised.targets.base import TaskTarget, ValidScore
+from dnadiff.supervised.targets import TaskTarget, ValidScore
 from dnadiff.supervised.training import (
     MAX_EPOCHS,
     MIN_TRIAL_STEPS,

@@ -30,6 +30,7 @@ from dnadiff.progress import table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.files import resolve
+from dnadiff.supervised.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.ensemble import (
     NO_PREDICTION,
     UNLABELED,
@@ -40,8 +41,7 @@ from dnadiff.supervised.ensemble import (
 )
 from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.metrics import summarize_metrics, title
-from dnadiff.supervised.targets.base import Predicted, TaskTarget
-from dnadiff.supervised.targets.classes import ClassProbabilities as ClassProbabilities
+from dnadiff.supervised.targets import Predicted, TaskTarget
 from dnadiff.supervised.tasks import check_sequence, label_keys
 
 PARQUET = ".parquet"

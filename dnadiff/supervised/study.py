@@ -24,6 +24,7 @@ from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.fields import Json
 from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import HeadInputs
 from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.items import (
@@ -38,8 +39,7 @@ from dnadiff.supervised.items import (
 from dnadiff.supervised.metrics import ScoredValues, summarize_metrics, title
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.saved import ResultsFolder
-from dnadiff.supervised.targets.base import TaskTarget
-from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.supervised.targets import TaskTarget
 
 ONE_RUN = "one run, no verdict"
 FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little

@@ -37,7 +37,7 @@ from dnadiff.supervised.labeled import (
     LabeledTaskSettings,
     PathName,
 )
-from dnadiff.supervised.targets.base import MISSING, SEPARATOR
+from dnadiff.supervised.targets import MISSING, SEPARATOR
 
 log = logging.getLogger("dnadiff")
 Starts = list[tuple[int, int]]  # (record, start) of windows

@@ -49,7 +49,7 @@ from dnadiff.supervised.classifier import (
     mixed_logits,
 )
 from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, ShuffledBatches, TaskData
-from dnadiff.supervised.targets.base import ValidScore
+from dnadiff.supervised.targets import ValidScore
 from dnadiff.training.optim import frozen_objects, parameter_groups, warmup_cosine
 
 log = logging.getLogger("dnadiff")

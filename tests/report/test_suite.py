@@ -132,7 +132,7 @@ def test_a_page_without_studies_is_refused(tmp_path):
 def test_a_regression_shows_predicted_against_measured_values(tmp_path):
     import torch
 
-    from dnadiff.supervised.targets.regression import RegressionTarget
+    from dnadiff.supervised.targets import RegressionTarget
 
     random = np.random.default_rng(0)
     labels = torch.from_numpy(random.normal(size=(40, 1))).float()

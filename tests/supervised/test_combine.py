@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.study import SeedAverage, Stack, best_weight, run_study
-from dnadiff.supervised.targets.classes import ClassTarget
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 
 CLASSES = ClassTarget(["a", "b"])
 

@@ -3,10 +3,10 @@ import copy
 import pytest
 import torch
 
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.networks import GridSearch
-from dnadiff.supervised.targets.base import ValidScore
-from dnadiff.supervised.targets.classes import ClassTarget
+from dnadiff.supervised.targets import ValidScore
 
 
 class Candidate:

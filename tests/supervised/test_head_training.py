@@ -10,6 +10,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
+from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.classifier import Classifier, HeadInputs, build_classifier
 from dnadiff.supervised.heads import ConvHead
 from dnadiff.supervised.items import (
@@ -21,9 +22,7 @@ from dnadiff.supervised.items import (
     reverse_complement_rows,
 )
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
-from dnadiff.supervised.targets.base import ValidScore
-from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget, ValidScore
 from dnadiff.supervised.training import BATCH_SIZE, Budget, Clock, Recipe, read_features, train_head
 
 DNA = DNATokenizer()

@@ -7,6 +7,7 @@ import torch
 from sklearn import metrics as published
 
 from dnadiff.supervised import metrics
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.metrics import (
     METRICS,
     ScoredPredictions,
@@ -14,7 +15,6 @@ from dnadiff.supervised.metrics import (
     roc_curves,
     summarize_metrics,
 )
-from dnadiff.supervised.targets.classes import ClassTarget
 
 
 def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.ndarray]:

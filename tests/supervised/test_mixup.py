@@ -3,6 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.supervised.classes import balanced_weights
 from dnadiff.supervised.classifier import (
     Classifier,
     HeadInputs,
@@ -13,8 +14,7 @@ from dnadiff.supervised.classifier import (
 from dnadiff.supervised.heads import MeanHead
 from dnadiff.supervised.items import Items, TaskData, make_batch, no_report
 from dnadiff.supervised.networks import PublishedCNN
-from dnadiff.supervised.targets.classes import balanced_weights
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 from dnadiff.supervised.training import FineTuningModule, Recipe
 
 DNA = DNATokenizer()

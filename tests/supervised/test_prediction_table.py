@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
+from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.ensemble import Query
 from dnadiff.supervised.metrics import summarize_metrics
 from dnadiff.supervised.predictions import PredictionTable
-from dnadiff.supervised.targets.classes import ClassTarget
 
 
 def metrics_of(path, records: int, windows: int):

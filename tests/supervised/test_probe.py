@@ -10,7 +10,7 @@ from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.supervised.baselines import LinearProbe, NearestNeighbors, embed
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 
 DNA = DNATokenizer()
 

@@ -7,7 +7,7 @@ import torch
 
 from dnadiff.supervised import protocol
 from dnadiff.supervised.items import Items, TaskData
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 
 PAD = 4
 

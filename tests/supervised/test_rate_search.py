@@ -8,7 +8,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.networks import FineTunedModel
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 from dnadiff.supervised.training import (
     Budget,
     ShortRun,

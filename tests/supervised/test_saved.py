@@ -14,7 +14,7 @@ from dnadiff.supervised import ensemble, runs, saved
 from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier, keep_first_layers
 from dnadiff.supervised.ensemble import LengthLimits
 from dnadiff.supervised.saved import WeightsFile, write_weights
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 
 DNA = DNATokenizer()
 NETWORKS = {
@@ -158,7 +158,7 @@ def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
 
 
 def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_class():
-    from dnadiff.supervised.targets.classes import ClassProbabilities
+    from dnadiff.supervised.classes import ClassProbabilities
 
     found = ClassProbabilities(
         ("a", "b"),

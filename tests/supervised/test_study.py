@@ -11,7 +11,7 @@ from dnadiff.supervised.items import Items, Prediction, TaskData, TaskModel
 from dnadiff.supervised.metrics import METRICS, ScoredPredictions, estimate
 from dnadiff.supervised.protocol import KFold
 from dnadiff.supervised.study import compare, remarks, run_study, table_rows
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import RegressionTarget
 
 
 def accuracy_of(correct, baseline=()):

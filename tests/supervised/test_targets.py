@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from dnadiff.store.objects import build
+from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.labeled import KINDS, build_target
-from dnadiff.supervised.targets.base import SEPARATOR, ValidScore
-from dnadiff.supervised.targets.classes import ClassTarget, MultiLabelTarget
-from dnadiff.supervised.targets.regression import RegressionTarget
+from dnadiff.supervised.targets import SEPARATOR, RegressionTarget, ValidScore
 
 NAN = math.nan
 LABELS = torch.tensor([[1.0, NAN], [3.0, 0.5], [NAN, 2.5]])

@@ -24,7 +24,7 @@ from dnadiff.supervised.metrics import (
     confusion_matrix,
     roc_curves,
 )
-from dnadiff.supervised.targets.base import (
+from dnadiff.supervised.targets import (
     MISSING,
     Label,
     Predicted,
