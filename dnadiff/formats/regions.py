@@ -358,11 +358,9 @@ def _read(
             why_none() or f"{path} contains no region; give a file with at least one row"
         )
     if lengths is not None:
-        unknown = [chrom for chrom in line_of_chrom if chrom not in lengths]
-        where = f"{path}: line {line_of_chrom[unknown[0]]}" if unknown else str(path)
-        records_of(line_of_chrom, lengths, where, skip_unknown)
-        if skip_unknown:
-            return [region for region in regions if region.chrom in lengths]
+        if unknown := [line for chrom, line in line_of_chrom.items() if chrom not in lengths]:
+            records_of(line_of_chrom, lengths, f"{path}: line {unknown[0]}", skip_unknown)
+        return [region for region in regions if region.chrom in lengths]
     return regions
 
 
@@ -590,7 +588,7 @@ class Rows(VariantSource):
         import pandas
 
         def text(value: object) -> str:  # str() would make an allele of nucleotides of NaN
-            return "" if pandas.api.types.is_scalar(value) and pandas.isna(value) else str(value)
+            return "" if pandas.isna(value) is True else str(value)
 
         values: list[object] = []
         name: object = None

@@ -269,11 +269,15 @@ class Network:
     def mean_features(self, windows: Sequence[Ids]) -> Floats:
         """Mean of the network's features over each window: (S, D)."""
         found: dict[int, NDArray] = {}
-        encoded = [torch.from_numpy(ids.astype(np.int64)) for ids in windows]
-        for chosen, ids in by_length(encoded, self.batch_size, self.device):
+        for chosen, ids in by_length(tensors_of(windows), self.batch_size, self.device):
             mean = self.denoiser.features(ids).float().mean(1).double().cpu().numpy()
             found |= dict(zip(chosen, mean))
         return np.stack([found[number] for number in range(len(windows))])
+
+
+def tensors_of(windows: Sequence[Ids]) -> list[Tensor]:
+    """Token ids that a network reads."""
+    return [torch.from_numpy(ids.astype(np.int64)) for ids in windows]
 
 
 AUDITED = 64  # sites that share a window and are also predicted alone, at most
@@ -622,7 +626,7 @@ class LogProb(VariantMethod):
                 window_nats(
                     network.denoiser,
                     network.process,
-                    [torch.from_numpy(ids.astype(np.int64)) for ids in windows],
+                    tensors_of(windows),
                     keys,
                     self.num_draws,
                     network.seed,

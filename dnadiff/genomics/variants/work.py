@@ -121,10 +121,10 @@ class Table:
         """Make the output of the finished rows if its format cannot be appended to."""
         raise NotImplementedError
 
-    def _values(self, effect: Effect | PredictedEffect) -> list[str]:
+    def _values(self, effect: Effect | PredictedEffect | Skipped) -> list[str]:
         """The cells of an effect; `.` where there is no number. Log-likelihoods have a scale of
         their own; predictions may be numbers of any size."""
-        values = [(getattr(effect, name), name in PREDICTED_COLUMNS) for name in self.columns]
+        values = [(getattr(effect, x, math.nan), x in PREDICTED_COLUMNS) for x in self.columns]
         return [
             "." if math.isnan(value) else f"{value:{'.6g' if any_size else '.6f'}}"
             for value, any_size in values
@@ -211,10 +211,7 @@ class Vcf(Table):
             ]
             effects = [each for each in results if not isinstance(each, Skipped)]
             if effects:
-                values = [
-                    ["."] * len(self.columns) if isinstance(each, Skipped) else self._values(each)
-                    for each in results
-                ]
+                values = map(self._values, results)
                 kept += [f"{name}={','.join(x)}" for name, x in zip(self.columns, zip(*values))]
             if self.flag_mismatches and any(each.differs for each in effects):
                 kept.append(MISMATCH)
@@ -266,10 +263,9 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         reason = str(error).partition("; ")[0]  # without the remedy
         return _recorded_part(loaded, reference, trust) or TrainingPart({}, f"not known ({reason})")
     same: dict[str, str] = {}  # records of the training data, with their names in the genome
-    other: set[str] = set()
+    other = list[str]()
     for name, length in own.lengths.items():
-        here = record_of(name, reference.lengths)
-        if here is None:
+        if (here := record_of(name, reference.lengths)) is None:
             continue
         size = min(_LENGTH, length)
         starts = np.unique(np.linspace(0, length - size, _COMPARED).astype(int)).tolist()
@@ -279,7 +275,7 @@ def training_part(loaded: Loaded, reference: Reference, trust: Sequence[str] = (
         ):
             same[name] = here
         else:
-            other.add(here)
+            other.append(here)
     if other:
         log.warning(
             f"{', '.join(sorted(other)[:4])}: the genome has different bases from the model's "
