@@ -130,7 +130,7 @@ def read_bed(
             )
         name = columns[3] if len(columns) > 3 else ""
         strand = columns[5] if len(columns) > 5 else "."
-        start, end = _integers(columns[1:3])
+        start, end = integers(columns[1:3])
         return Region(columns[0], start, end, name, strand)
 
     return _read(path, region, lengths, skip_unknown)
@@ -162,7 +162,7 @@ def read_gtf(
         if feature is not None and columns[2] != feature:
             others[columns[2]] = None
             return None
-        first, last = _integers(columns[3:5])
+        first, last = integers(columns[3:5])
         match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
         name = (match[1] or match[2] or "") if match else ""
         strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
@@ -266,11 +266,11 @@ def region_of(text: str, lengths: Mapping[str, int]) -> Region:
             "chr1:1001-2000"
         )
     chrom, *numbers, strand, bracketed = match.groups()
-    first, last = (int(number.replace(",", "")) for number in numbers)
     record = records_of([chrom], lengths, repr(text))[chrom]
-    region = Region(record, first - 1, last, strand=strand or bracketed or ".")
     try:
-        _check(region, lengths, first=1)
+        first, last = integers([number.replace(",", "") for number in numbers])
+        region = Region(record, first - 1, last, strand=strand or bracketed or ".")
+        check_region(region, lengths, first=1)
     except ValueError as error:
         raise ValueError(f"{text!r} {error}; write chrom:first-last") from None
     return region
@@ -288,7 +288,8 @@ def names_of(regions: Iterable[Region]) -> list[str]:
     return names
 
 
-def _integers(columns: list[str]) -> list[int]:
+def integers(columns: list[str]) -> list[int]:
+    """The positions in some cells; ValueError if one is no plain integer."""
     # int() also reads +1, 1_000 and digits of other scripts
     if not all(_INTEGER.fullmatch(c.strip()) for c in columns):
         raise ValueError(f"has the positions {' '.join(columns)!r}, which are not integers")
@@ -346,7 +347,7 @@ def _read(
                     raise ValueError(f"has {len(columns)} columns, the first row has {num_columns}")
                 if region is None:
                     continue
-                _check(region, lengths, first)
+                check_region(region, lengths, first)
             except ValueError as error:
                 raise ValueError(
                     f"{path}: line {number} {error}; correct the line or remove it"
@@ -364,7 +365,7 @@ def _read(
     return regions
 
 
-def _check(region: Region, lengths: Mapping[str, int] | None, first: int = 0) -> None:
+def check_region(region: Region, lengths: Mapping[str, int] | None, first: int = 0) -> None:
     """Refuse a region that is not inside a record; `first` is the number of a record's first base
     in messages."""
     place = f"{region.chrom}:{region.start + first}-{region.end}"
@@ -486,7 +487,7 @@ class VcfSource(VariantSource):
             found = header_fields(line, "contig")
             if "ID" in found:
                 length = found.get("length", "")
-                self.contigs[found["ID"]] = int(length) if length.isdecimal() else 0
+                self.contigs[found["ID"]] = int(length) if _INTEGER.fullmatch(length) else 0
         if not self.contigs:
             raise ValueError(
                 f"{path} has no ##contig lines, so its assembly cannot be checked; add them with "

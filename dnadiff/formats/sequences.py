@@ -28,9 +28,10 @@ from dnadiff.formats.nucleotides import (
     NUCLEOTIDES,
     not_a_nucleotide,
 )
+from dnadiff.formats.regions import filled_lines
 from dnadiff.store.address import shortened
 from dnadiff.store.disk import atomic_write
-from dnadiff.store.files import ByteReader, check_content, chunks, decompressed, resolve
+from dnadiff.store.files import ByteReader, chunks, decompressed, resolve
 
 _SNIFFED = 1 << 16  # bytes at the beginning of a file that decide on its format
 
@@ -115,9 +116,7 @@ def events(path: str | Path) -> Iterator[Header | bytes]:
             nucleotide.
     """
     path = shortened(str(path))
-    file = resolve(path)
-    check_content(path, file)
-    with file.open("rb") as raw:
+    with resolve(path).open("rb") as raw:
         yield from events_of(str(path), raw)
 
 
@@ -484,7 +483,7 @@ class GenBank(SequenceFormat):
         # Old files have names of authors in other encodings.
         lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")
         try:
-            yield from _genbank(enumerate(lines, 1))
+            yield from _genbank(filled_lines(path, lines))
         except _GenBankError as error:
             raise ValueError(f"{path}: {error}; this is read as GenBank") from None
         finally:
@@ -498,7 +497,7 @@ class _GenBankError(Exception):
 def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
     cut_short = _GenBankError("the last record does not end with //: fetch the file again")
     for first, line in lines:
-        if line.strip() in ("", "//"):
+        if line.rstrip() == "//":
             continue
         if (locus := _LOCUS.match(line)) is None:
             problem = f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
@@ -529,10 +528,10 @@ def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
         yield Header(name, " ".join(about["DEFINITION"]).removesuffix("."), first)
         length, letters = 0, bytearray()
         for number, line in lines:
-            position, *parts = line.split() or [""]
+            position, *parts = line.split()
             if line.rstrip() == "//":
                 break
-            if position not in ("", str(length + 1)):
+            if position != str(length + 1):
                 raise _GenBankError(
                     f"line {number}: a line of sequence begins with {position[:20]!r}, expected "
                     f"the position {length + 1}: fetch the file again"

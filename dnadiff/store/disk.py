@@ -513,8 +513,8 @@ def _mapping(
     found: Json, source: str | Path, required: Sequence[str], remedy: str
 ) -> dict[str, Json]:
     if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise ValueError(f"{source} holds a {kind}; expected keys with values; {remedy}")
+        what = "nothing" if found is None else f"a {type(found).__name__}"
+        raise ValueError(f"{source} holds {what}; expected keys with values; {remedy}")
     if missing := [key for key in required if key not in found]:
         raise ValueError(f"{source} lacks {', '.join(missing)}; {remedy}")
     return found
@@ -539,9 +539,9 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
     except Exception as error:  # of many kinds
-        reason = shorten(str(error), 200) or type(error).__name__
+        reason = f" ({shorten(str(error), 200)})" if type(error) is ValueError else ""
         raise ValueError(
-            f"{path} is damaged or cut short ({reason}); use another copy of it, or remove it"
+            f"{path} is damaged or cut short{reason}; use another copy of it, or remove it"
         ) from None
     if missing := [name for name in names if name not in arrays]:
         raise ValueError(

@@ -114,29 +114,24 @@ def open_text(path: str | Path) -> Iterator[TextIO]:
             yield text
         except UnicodeDecodeError as error:
             text.detach().seek(0)
-            raise ValueError(f"{path}{not_utf8(content)}") from error
+            where, byte = _not_utf8(content)
+            raise ValueError(
+                f"{path}: {where} ({byte:#04x}) is not UTF-8 text; give a text file, plain or "
+                "compressed, or convert it (iconv -t UTF-8)"
+            ) from error
         finally:
             with suppress(ValueError):  # a generator that is collected may find it closed
                 text.detach()
 
 
-def not_utf8(lines: Iterable[bytes]) -> str:
-    """What is wrong with the first line of a file that is not UTF-8."""
+def _not_utf8(lines: Iterable[bytes]) -> tuple[str, int]:
+    """The place of the first byte that is not UTF-8, and this byte."""
     for number, line in enumerate(lines, 1):
         try:
             line.decode()
         except UnicodeDecodeError as error:
-            return (
-                f": line {number}: byte {error.start + 1} ({line[error.start]:#04x}) is not UTF-8 "
-                "text; give a text file, plain or compressed, or convert it (iconv -t UTF-8)"
-            )
-    return " is not UTF-8 text; convert it (iconv -t UTF-8)"
-
-
-def check_content(path: str | Path, file: Path) -> None:
-    """ValueError if a file, called `path` in the message, is empty."""
-    if not file.stat().st_size:
-        raise ValueError(f"{path} is empty; give a file with content")
+            return f"line {number}: byte {error.start + 1}", line[error.start]
+    raise AssertionError("a text that could not be decoded")
 
 
 @contextmanager
@@ -148,9 +143,7 @@ def open_binary(path: str | Path) -> Iterator[ByteReader]:
         ValueError: if the file is empty or damaged; also for errors met while the caller reads.
     """
     path = shortened(str(path))
-    file = resolve(path)
-    check_content(path, file)
-    with file.open("rb") as raw, decompressed(path, raw) as content:
+    with resolve(path).open("rb") as raw, decompressed(path, raw) as content:
         yield content
 
 
@@ -188,10 +181,12 @@ def decompressed(path: str | Path, raw: BinaryIO) -> Iterator[ByteReader]:
 
 
 def _start(path: str | Path, content: ByteReader) -> bytes:
-    """The first bytes of an open file, which is left at its beginning; ValueError if they are of an
-    archive, or of a compression that is not read."""
+    """The first bytes of an open file, which is left at its beginning; ValueError if there are
+    none, or they are of an archive, or of a compression that is not read."""
     start = content.read(512)
     content.seek(0)
+    if not start:
+        raise ValueError(f"{path} is empty; give a file with content")
     if other := _NOT_READ.match(start):
         raise ValueError(
             f"{path} is packed by {other.lastgroup}, which is not read; unpack it, or compress its "

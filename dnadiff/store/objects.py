@@ -175,5 +175,6 @@ def _build(config: Json, args: tuple[Any, ...], extra: Config, trust: Trust) -> 
     except Exception as error:
         of_package = current_name(config["_target_"]).startswith(f"{PACKAGE}.")
         if not of_package or (isinstance(error, TypeError) and "argument" in str(error)):
-            raise ValueError(f"{config['_target_']}: {error}") from error
+            reason = str(error).rpartition("__init__() ")[2]
+            raise ValueError(f"{config['_target_']}: {reason}") from error
         raise

@@ -23,7 +23,14 @@ from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
-from dnadiff.formats.regions import Region, listing, read_bed, record_of
+from dnadiff.formats.regions import (
+    Region,
+    check_region,
+    integers,
+    listing,
+    read_bed,
+    record_of,
+)
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
 from dnadiff.store.address import expand_user
@@ -44,7 +51,6 @@ Starts = list[tuple[int, int]]  # (record, start) of windows
 _BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
 METADATA = "metadata.yaml"
 COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
-_STRANDS = {"+": "+", "-": "-", "": "+", ".": "+"}
 SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), "split"
 SPLITS = (SPLIT, "fold", "set", "subset", "part", "partition", "dataset")  # usual names
 
@@ -464,17 +470,13 @@ class IntervalTask(LabeledTask):
                         f"{where} is on {region}, which {self.genome} lacks; set "
                         "task.skip_missing=true to skip such intervals"
                     )
-                length, are_numbers = genome.lengths[record], start.isdecimal() and end.isdecimal()
-                if not (are_numbers and int(start) < int(end) <= length):
-                    raise ValueError(
-                        f"{where}: {region} {start or '?'} {end or '?'} is not an interval within "
-                        f"its {length:,} bases; correct it"
-                    )
-                if strand not in _STRANDS:
-                    raise ValueError(
-                        f"{where} has strand {strand!r}; expected +, - or an empty cell"
-                    )
-                ids = genome.window(record, int(start), int(end), _STRANDS[strand])
+                try:
+                    first, last = integers([start, end])
+                    place = Region(record, first, last, strand=strand or ".")
+                    check_region(place, genome.lengths)
+                except ValueError as error:
+                    raise ValueError(f"{where} {error}; correct it") from None
+                ids = genome.window(record, place.start, place.end, "-" if strand == "-" else "+")
                 found.sequences.append(ids)
                 found.labels.append(name)
                 found.parts.append(part)

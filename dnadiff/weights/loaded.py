@@ -470,20 +470,16 @@ def names_file(path: Path) -> Iterator[None]:
     become a ValueError that names the file."""
     try:
         yield
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-    ) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
         if isinstance(error, ValueError) and str(path) in str(error):
             raise
         text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        reason = shorten(text, 300)
+        is_clear = isinstance(error, (ValueError, KeyError)) or "argument" in text
+        reason = f" ({shorten(text, 300)})" if is_clear else ""
         raise ValueError(
-            f"{path} does not describe a model that can be built ({reason}); use another copy of it"
+            f"{path} does not describe a model that can be built{reason}; use another copy of it"
         ) from error
 
 

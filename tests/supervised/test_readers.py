@@ -140,7 +140,7 @@ def test_intervals_are_cut_from_the_genome_and_the_minus_strand_is_complemented(
     with pytest.raises(ValueError, match=r"set task\.genome"):
         GenomicBenchmark(top, "toy").load(DNA)
     for line, message in (
-        ("1,chr20,390,412,+", "is not an interval within its 400 bases"),
+        ("1,chr20,390,412,+", "line 2 has the region 20:390-412, which ends beyond 20"),
         ("1,chr9,3,5,+", "line 2 is on chr9.*task.skip_missing"),
         ("1,chr20,3,5,x", "strand 'x'"),
     ):

@@ -391,8 +391,9 @@ def _located(where: str, name: str, path: str, is_stored: bool) -> str:
         path = os.fspath(expand_user(name).parent / expand_user(path))
     try:
         resolve(path)
-    except (FileNotFoundError, ValueError) as error:
-        raise type(error)(f"{where}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None)  # of the system, as for a name that is too long
+        raise type(error)(f"{where}: {(why and f'{path}: {why}; correct it') or error}") from None
     return path
 
 

@@ -39,7 +39,7 @@ from dnadiff.store.disk import (
     read_index,
     verify,
 )
-from dnadiff.store.files import check_content, resolve
+from dnadiff.store.files import resolve
 
 FORMAT = 1
 MAX_LISTED = 4096  # records that the index lists; more are in a table of their own
@@ -315,7 +315,6 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
         OSError: if the disk is full; nothing is left in the cache.
     """
     source = resolve(path)
-    check_content(path, source)
     # a file that is replaced while it is hashed has another state at the end
     before, digest = _state_of(source), content_hash(source)
     fill = partial(_fill, str(path), source, before, digest)

@@ -137,7 +137,7 @@ def refused(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise ValueError(f"{what} ({shorten(str(error), 200)})") from error
+        raise ValueError(f"{what} ({shorten(str(error), 200)}); use another copy of it") from error
 
 
 class SubwordTokenizer:

@@ -400,6 +400,7 @@ def unpack(
     try:
         layout = checked(json_object(side, "the layout"))
     except ValueError as error:
-        raise ValueError(f"{damaged}: {error}") from error
+        what = str(error).partition("; ")[0]
+        raise ValueError(f"{damaged}: {what}; use another copy of it") from error
     check_size(path, "its text", layout.num_bytes(), limit)
     return header, layout, np.frombuffer(body[side_end:], "<u4").astype(np.uint32)
