@@ -27,7 +27,6 @@ from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
-    LENGTH_WIDTH,
     MEAN_HEAD,
     Classifier,
     HeadInputs,
@@ -415,21 +414,11 @@ def _member(
 
     # A network that the file cannot fill is refused before memory is allocated.
     with tensors.without_memory(len(state), path):
-        planned = make()
-        own = planned.state_dict()
-        wrong = sorted({*own} ^ {*state}) or [
-            name for name in own if own[name].shape != state[name].shape
-        ]
-        narrower = own.keys() == state.keys() and {
-            own[name].shape[1] - state[name].shape[1] for name in wrong if state[name].ndim > 1
-        }
-        if wrong and planned.inputs.length and narrower == {LENGTH_WIDTH - 1}:
-            raise ValueError(
-                f"the weights in {path} read the length as the one number of an earlier version "
-                "(inputs.length=true), which this version "
-                "replaced by several; train again with finetune"
-            )
-        if wrong:
+        own, stored = (
+            {name: tensor.shape for name, tensor in each.items()}
+            for each in (make().state_dict(), state)
+        )
+        if wrong := sorted({name for name, _ in own.items() ^ stored.items()}):
             raise ValueError(
                 f"the weights in {path} do not fit the network of {DESCRIPTION} "
                 f"({', '.join(wrong[:3])}); {REMEDY}"

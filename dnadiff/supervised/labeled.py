@@ -10,7 +10,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -25,6 +25,7 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
+from dnadiff.formats.table import read_rows
 from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.items import (
     Items,
@@ -37,7 +38,7 @@ from dnadiff.supervised.items import (
     sample_clusters,
 )
 from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
-from dnadiff.supervised.targets import RegressionTarget, TaskTarget
+from dnadiff.supervised.targets import MISSING, RegressionTarget, TaskTarget
 
 log = logging.getLogger("dnadiff")
 
@@ -123,6 +124,38 @@ class LabeledSequences:
         self.sequences.append(encoded(tokenizer, sequence, where))
         self.labels.append(label)
         self.parts.append(part)
+
+
+def filled_rows(
+    path: str, columns: Mapping[str, str], optional: Collection[str], delimiter: str | None = None
+) -> Iterator[tuple[int, str, list[str]]]:
+    """Number, place for messages and cells of each row of a table whose first column has the
+    sequences.
+
+    Args:
+        columns: configuration key -> column name.
+        optional: keys of columns whose cells may be empty.
+
+    Raises:
+        ValueError: for another empty cell, a word for a missing value, such as NA, whose letters
+            are also read as bases, or a table without rows.
+    """
+    number, (first, *_) = 0, columns.values()
+    for number, cells in read_rows(path, columns, delimiter):
+        where = f"{path}: line {number}"
+        for cell, (key, name) in zip(cells, columns.items()):
+            if not cell and key not in optional:
+                raise ValueError(
+                    f"{where} has nothing in column {name!r}; complete the row or remove it"
+                )
+        if cells[0].lower() in MISSING:
+            raise ValueError(
+                f"{where} has {cells[0]!r} in column {first!r}, which stands for a missing value, "
+                "and a DNA sequence is expected; complete the row or remove it"
+            )
+        yield number, where, cells
+    if number == 0:
+        raise ValueError(f"{path} has a header and no rows; add some")
 
 
 class Division:

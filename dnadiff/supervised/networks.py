@@ -371,8 +371,6 @@ class GridSearch(TaskModel):
     kind = "Grid"
 
     def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
-        if not candidates:
-            raise ValueError("a grid search needs at least one candidate")
         self.candidates = candidates
 
     @override

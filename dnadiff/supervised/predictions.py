@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import itertools
 import logging
@@ -23,13 +22,13 @@ from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json
 from dnadiff.formats.sequences import iter_sequences
-from dnadiff.formats.table import is_table, read_rows
+from dnadiff.formats.table import is_table
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path, sha256
 from dnadiff.progress import table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json
-from dnadiff.store.files import resolve
+from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.ensemble import (
     NO_PREDICTION,
@@ -40,9 +39,10 @@ from dnadiff.supervised.ensemble import (
     chunks,
 )
 from dnadiff.supervised.intervals import interval_text
+from dnadiff.supervised.labeled import filled_rows
 from dnadiff.supervised.metrics import summarize_metrics, title
 from dnadiff.supervised.targets import Predicted, TaskTarget
-from dnadiff.supervised.tasks import check_sequence, label_keys
+from dnadiff.supervised.tasks import label_keys
 
 PARQUET = ".parquet"
 NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
@@ -84,24 +84,15 @@ def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
 
 
 def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
-    """The rows of a table, see `dnadiff.formats.table.read_rows`; with `empty_labels`, cells of
-    labels may be empty."""
+    """The rows of a table, see `dnadiff.supervised.labeled.filled_rows`; with `empty_labels`, cells
+    of labels may be empty."""
     labels = label_keys("label_column", columns.label or ())
     named = {} if columns.name is None else {"name_column": columns.name}
     wanted = {"sequence_column": columns.sequence, **named, **labels}
-    number = 0
-    for number, cells in read_rows(path, wanted):
-        found, where = dict(zip(wanted, cells)), f"{path}: line {number}"
-        for key, column in wanted.items():
-            if not found[key] and not (empty_labels and key in labels):
-                raise ValueError(
-                    f"{where} has nothing in column {column!r}; complete the row or remove it"
-                )
-        letters, name = found["sequence_column"], found.get("name_column", str(number))
-        check_sequence(letters, where, columns.sequence)
-        yield LabeledRow(where, name, letters, [found[key] for key in labels] or None)
-    if number == 0:
-        raise ValueError(f"{path} has a header and no rows; add some")
+    rows = filled_rows(path, wanted, labels if empty_labels else ())
+    for number, where, (letters, *cells) in rows:
+        name = cells.pop(0) if named else str(number)
+        yield LabeledRow(where, name, letters, cells or None)
 
 
 @dataclass(frozen=True)
@@ -213,9 +204,7 @@ class PredictionTable:
 
     def read(self, path: Path) -> Iterator[dict[str, str]]:
         """The rows of a file, by column."""
-        is_gzip = path.name.removesuffix(".part").lower().endswith(".gz")
-        with gzip.open(path, "rb") if is_gzip else path.open("rb") as content:
-            text = io.TextIOWrapper(content, encoding="utf-8", newline="")
+        with open_text(path) as text:
             yield from csv.DictReader(text, delimiter="\t")
 
     def write_parquet(self, source: Path, target: Path) -> None:

@@ -43,8 +43,9 @@ from dnadiff.supervised.labeled import (
     LabeledTask,
     LabeledTaskSettings,
     PathName,
+    filled_rows,
 )
-from dnadiff.supervised.targets import MISSING, SEPARATOR
+from dnadiff.supervised.targets import SEPARATOR
 
 log = logging.getLogger("dnadiff")
 Starts = list[tuple[int, int]]  # (record, start) of windows
@@ -140,28 +141,20 @@ class CsvTask(LabeledTask):
         columns = {"task.sequence_column": self.sequence_column}
         if split_column is not None:
             columns["task.split_column"] = split_column
-        first, labels = len(columns), label_keys("task.label_column", self.label_columns)
-        columns |= labels
-        number = 0
-        for number, cells in read_rows(path, columns, self.delimiter):
-            where = f"{path}: line {number}"
-            for cell, (key, name) in zip(cells, columns.items()):
-                if not cell and not (key in labels and self.target.can_be_missing):
-                    raise ValueError(
-                        f"{where} has nothing in column {name!r}; complete the row or remove it"
-                    )
+        labels = label_keys("task.label_column", self.label_columns)
+        optional = labels if self.target.can_be_missing else ()
+        rows = filled_rows(path, columns | labels, optional, self.delimiter)
+        for _, where, (sequence, *cells) in rows:
             if split_column is not None:
-                if cells[1].lower() not in PART_NAMES:
+                word = cells.pop(0)
+                if word.lower() not in PART_NAMES:
                     raise ValueError(
-                        f"{where} has {cells[1]!r} in column {split_column!r}; expected train, "
-                        "valid or test"
+                        f"{where} has {word!r} in column {split_column!r}; expected train, valid "
+                        "or test"
                     )
-                part = PART_NAMES[cells[1].lower()]
-            check_sequence(cells[0], where, self.sequence_column)
-            self.target.check(cells[first:], where)
-            found.add(tokenizer, cells[0], SEPARATOR.join(cells[first:]), part, where)
-        if number == 0:
-            raise ValueError(f"{path} has a header and no rows; add some")
+                part = PART_NAMES[word.lower()]
+            self.target.check(cells, where)
+            found.add(tokenizer, sequence, SEPARATOR.join(cells), part, where)
 
 
 def as_names(columns: str | Sequence[str]) -> list[str]:
@@ -210,16 +203,6 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
             "set task.path to one table"
         )
     return named
-
-
-def check_sequence(cell: str, where: str, column: str) -> None:
-    """ValueError if the cell of a sequence is a word for a missing value, such as NA, whose letters
-    are also read as bases."""
-    if cell.lower() in MISSING:
-        raise ValueError(
-            f"{where} has {cell!r} in column {column!r}, which stands for a missing value, and a "
-            "DNA sequence is expected; complete the row or remove it"
-        )
 
 
 class FastaTask(LabeledTask):

@@ -151,8 +151,7 @@ def test_weights_that_read_the_length_as_one_number_are_refused(tmp_path):
     put(tmp_path, made, inputs={"length": True})
     with pytest.raises(
         ValueError,
-        match=r"read the length as the one number of an earlier version "
-        r"\(inputs\.length=true\).*train again",
+        match=r"do not fit the network of model\.json \(head\.weight\); .* fine-tune again",
     ):
         ensemble.load(tmp_path)
 
