@@ -3,7 +3,6 @@ every metric with a real-vs-real baseline."""
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,14 +11,13 @@ from pydantic import Field
 from dnadiff.fields import Natural
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
+from dnadiff.progress import log
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.genomics.metrics.sample_quality import SampleQuality
     from dnadiff.jobs.job import Job
-
-log = logging.getLogger("dnadiff")
 
 
 class JudgeOptions(ShardedOptions):

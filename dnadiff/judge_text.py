@@ -4,12 +4,12 @@ entropy, repetition and real text."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Self
 
 from pydantic import model_validator
 
-from dnadiff.fields import Json, Natural, PositiveInt
+from dnadiff.fields import Json, JsonMap, Natural, PositiveInt
 from dnadiff.options.base import Accelerator, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import Progress, table
@@ -144,10 +144,10 @@ def judge_text(options: JudgeTextOptions) -> Result:
     return Result(content, (output,))
 
 
-def show(content: Mapping[str, Json]) -> None:
+def show(content: JsonMap) -> None:
     """Print the tables."""
 
-    def cells(row: Mapping[str, Json]) -> Iterator[str]:
+    def cells(row: JsonMap) -> Iterator[str]:
         for key, form in (("perplexity", ".2f"), ("entropy", ".3f"), ("repetition", ".1%")):
             if key not in row:
                 yield ""

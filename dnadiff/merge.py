@@ -3,7 +3,6 @@ shards."""
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 import uuid
@@ -15,14 +14,13 @@ from dnadiff.fields import Json
 from dnadiff.options.base import Options, Result, ShardedOptions
 from dnadiff.options.command import command, command_names, named, result_of
 from dnadiff.options.compose import yaml_file
+from dnadiff.progress import log
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, config_dir, locate
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
     from dnadiff.jobs.shards import Manifest, MergeMark, ShardFolder
-
-log = logging.getLogger("dnadiff")
 
 
 class MergeOptions(Options):

@@ -3,7 +3,6 @@ embeddings, and without configuration."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +39,7 @@ from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.genomics.information import Information, window_nats
+from dnadiff.progress import log
 from dnadiff.supervised.embeddings import NO_VECTOR, Embedder, Embeddings, num_unknown, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
-log = logging.getLogger("dnadiff")
 _EXCLUSIVE = (
     ("infill", "template"),
     ("infill", "motif"),

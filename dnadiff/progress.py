@@ -14,6 +14,7 @@ from typing import TextIO
 
 from typing_extensions import override
 
+log = logging.getLogger("dnadiff")
 # C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and
 # halves of surrogate pairs.
 _CONTROL = re.compile(
@@ -197,7 +198,6 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
 def configure_logging() -> None:
     """Show messages of this package at level INFO, and of other libraries only what a user must
     act on."""
-    log = logging.getLogger("dnadiff")
     log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
     log.handlers[0].setFormatter(PrintableLines())
     log.setLevel(logging.INFO)

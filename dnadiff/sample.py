@@ -3,16 +3,16 @@ templates and motifs, within a genome, or designed for a reward."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from annotated_types import Interval
 from pydantic import model_validator
 
-from dnadiff.fields import Json, Natural, NonNegative, PositiveInt
+from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
+from dnadiff.progress import log
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
 
@@ -30,7 +30,6 @@ VALUES = (
     *("gc", "resample", "proposals", "write"),
 )
 CONDITIONS = ("motif", "prompt", "label", "feature", "template", "infill", "genome", "start")
-log = logging.getLogger("dnadiff")
 
 
 class SampleOptions(ModelOptions, ShardedOptions):
@@ -190,9 +189,9 @@ def sample(options: SampleOptions) -> list[Job]:
         "sampler": settings,
         "device": model.device.type,
     }
-    about: dict[str, Json] | None = None
+    about: JsonDict | None = None
     page: Callable[[], object] | None = None
-    of_method: dict[str, Json] = {}
+    of_method: JsonDict = {}
     if method is not None:
         of_method = {"method": options.method["_target_"].split(".")[-2]}
         of_method |= {} if of_method["method"] == "best_of_n" else {"beta": options.beta}

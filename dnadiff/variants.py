@@ -3,7 +3,6 @@ some regions."""
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -13,6 +12,7 @@ from pydantic import model_validator
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
+from dnadiff.progress import log
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import build
 from dnadiff.supervised import runs
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
 _OF_PRETRAINED = ("L2", "dependency", "report", "stranded", "sites_per_window")
-log = logging.getLogger("dnadiff")
 
 
 class VariantsOptions(ModelOptions, ShardedOptions):

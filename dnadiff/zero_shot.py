@@ -3,7 +3,6 @@ protocols, in one table."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -12,7 +11,7 @@ from pydantic import model_validator
 from dnadiff.fields import Config, Json, PositiveInt
 from dnadiff.options.base import MISSING, ModelOptions, Result
 from dnadiff.options.command import command, compose
-from dnadiff.progress import table
+from dnadiff.progress import log, table
 from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ LAYOUT = ("length", "wrap", "insert_eos", "insert_valid_eos", "insert_special_to
 PUBLISHED = dict.fromkeys(("ptb", "wikitext2", "wikitext103", "owt"), "valid")
 KINDS = {"all": "counted", "without specials": "left out"}  # how a group treats special tokens
 Paths = str | list[str] | dict[str, str | list[str]]  # files, or files by part
-log = logging.getLogger("dnadiff")
 
 
 class ZeroShotOptions(ModelOptions):

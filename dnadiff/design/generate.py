@@ -4,7 +4,6 @@ importance weights, likelihood bounds, and a tilt of G and C that gives samples 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,14 +31,12 @@ from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import JsonDict, check_value
+from dnadiff.progress import log
 
 if TYPE_CHECKING:
     import pandas
 
     from dnadiff.data.tokenizer import Tokenizer
-
-
-log = logging.getLogger("dnadiff")
 
 
 class Design(str):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,10 +14,9 @@ from typing_extensions import override
 
 from dnadiff.design.reward import Reward, Values
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.progress import log
 from dnadiff.supervised import ensemble
 from dnadiff.supervised.classifier import Classifier
-
-log = logging.getLogger("dnadiff")
 
 
 class PredictedReward(Reward):

@@ -8,7 +8,6 @@ that are allowed at each masked position. `dnadiff.design.generate` fills it, an
 
 from __future__ import annotations
 
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -25,6 +24,7 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, check_value
 from dnadiff.formats.regions import Region, read_regions
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.progress import log
 from dnadiff.store.address import shown
 from dnadiff.store.files import open_text
 
@@ -37,7 +37,6 @@ CODES = dict(zip("ACGTURYSWKMBDHVN", (1, 2, 4, 8, 8, 5, 10, 6, 9, 12, 3, 14, 13,
 FREE = 15
 LETTER = {code: letter for letter, code in CODES.items() if letter != "U"}
 _MOTIF = re.compile(r"([^@]+)@([+-]?\d+)(?::([+-]))?")
-log = logging.getLogger("dnadiff")
 _MASK = re.compile(r"\[MASK(?:\*(\d+))?\]")
 # In one [MASK*n]: longer than any network accepts, but small enough for memory.
 _MAX_MASKS = 10_000_000

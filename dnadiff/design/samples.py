@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +15,7 @@ from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
+from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.design.generate import (
@@ -35,7 +35,7 @@ from dnadiff.genomics.metrics.composition import designed_part
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal, sha256
-from dnadiff.progress import duration, table
+from dnadiff.progress import duration, log, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.objects import build
@@ -62,7 +62,6 @@ _RESERVED = set(
         "log_weight",
     ]
 )
-log = logging.getLogger("dnadiff")
 
 
 def continued_sampler(
@@ -232,7 +231,7 @@ def header_settings(sampler: Configurable) -> JsonDict:
     return found
 
 
-def numbers_of(path: Path, name: str, compressed: bool) -> np.ndarray:
+def numbers_of(path: Path, name: str, compressed: bool) -> ndarray:
     """The numbers (S,) of this name in the headers of a FASTA file, or in the lines of a .jsonl
     file."""
     number = re.compile(rb'[ "]%s(?:=|": )([^\s,}]+)' % name.encode())
@@ -288,7 +287,7 @@ def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytearray]]:
         yield header, body
 
 
-def sequences_of(path: Path, output: Path) -> np.ndarray:
+def sequences_of(path: Path, output: Path) -> ndarray:
     """A number (S,) for each record of a file that is written to `output`; equal sequences have
     equal ones."""
     with open_bytes(path, is_compressed(output)) as file:
@@ -297,7 +296,7 @@ def sequences_of(path: Path, output: Path) -> np.ndarray:
         return np.array([hash(bytes(body)) for _, body in _records(file)])
 
 
-def summarize_weights(log_weight: np.ndarray, sequences: np.ndarray, each: int) -> JsonDict:
+def summarize_weights(log_weight: ndarray, sequences: ndarray, each: int) -> JsonDict:
     """The effective number of distinct sequences, and the log of the probability mass that
     satisfies the constraints, over the targets; `sequences` (S,) are equal for copies."""
     groups = log_weight.reshape(-1, each)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import logging
 import math
 import os
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from dnadiff.progress import log
 from dnadiff.store.address import file_name
 from dnadiff.store.disk import read_small
 from dnadiff.store.files import bare_name, open_text, resolve
@@ -27,7 +27,6 @@ from dnadiff.store.files import bare_name, open_text, resolve
 if TYPE_CHECKING:
     from pyarrow.parquet import FileMetaData
 
-log = logging.getLogger("dnadiff")
 # The names of the columns to read, of those in a header
 Choose = Callable[[list[str]], Sequence[str]]
 _ROWS = 1024  # rows of a parquet file read at once

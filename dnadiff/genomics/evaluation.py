@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +46,7 @@ from dnadiff.genomics.held_out import (
     window_positions,
 )
 from dnadiff.genomics.markov import BackoffMarkov
-from dnadiff.progress import Progress
+from dnadiff.progress import Progress, log
 from dnadiff.store.disk import write_json
 from dnadiff.weights.tensors import fingerprint
 
@@ -61,7 +60,6 @@ _UNITS = {
     "bits, bits_low, bits_high and all of markov": "bits per token",
     "nll, se_mc, se_total, and low and high of a difference": "nats per token",
 }
-log = logging.getLogger("dnadiff")
 
 
 @checked

@@ -3,7 +3,6 @@ scores for paired comparisons."""
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
 from dnadiff.genomics.markov import TABLE_ORDER, BackoffMarkov
+from dnadiff.progress import log
 from dnadiff.store.disk import atomic_write, read_npz
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # bases of the largest training part whose windows of Markov models are stored: 16 bytes for each
 _MAX_WINDOWS = 500_000_000
-log = logging.getLogger("dnadiff")
 
 
 def token_groups(

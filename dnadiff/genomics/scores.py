@@ -5,7 +5,6 @@ depend on the number of records or their lengths."""
 from __future__ import annotations
 
 import importlib
-import logging
 import math
 import os
 import struct
@@ -28,7 +27,7 @@ from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws
 from dnadiff.fields import Json, JsonDict
 from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.progress import table
+from dnadiff.progress import log, table
 from dnadiff.store.disk import sync_folder
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
@@ -43,7 +42,6 @@ COLUMNS = {  # what they mean
     "se_mc": "Monte Carlo standard error of nats_per_base, in nats",
     "total_bits": "the bound on -log p of the record, in bits",
 }
-log = logging.getLogger("dnadiff")
 
 
 def settings_of(job: ScoreJob | TrackJob, *keys: str) -> JsonDict:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict
 from dnadiff.jobs.job import Job, Result
 from dnadiff.jobs.journal import (
     ResumableOutput,
@@ -218,7 +218,7 @@ class Manifest:
             )
 
 
-def _flat(settings: Mapping[str, Json]) -> dict[str, Json]:
+def _flat(settings: Mapping[str, Json]) -> JsonDict:
     """The settings of all streams; those of the first one keep their names."""
     first = next(iter(settings))
     return {
@@ -373,7 +373,7 @@ class ShardFolder:
             {", ".join(f"{key} {value}" for key, value in each.items()) for each in found}
         )
 
-    def _entry(self, shard: Shard) -> dict[str, Json]:
+    def _entry(self, shard: Shard) -> JsonDict:
         path, remedy = self.entry(shard), f"remove it and compute shard={shard} again"
         content = read_json(path, _ENTRY, remedy)
         if content.pop("check") != check_of(content):

@@ -3,7 +3,6 @@ is read back from the files."""
 
 from __future__ import annotations
 
-import logging
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy import ndarray
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import Designer
@@ -20,6 +20,7 @@ from dnadiff.genomics.metrics.composition import MAX_SEQUENCES, evenly_spaced, p
 from dnadiff.genomics.metrics.designs import DesignTable, compare_designs, information
 from dnadiff.genomics.metrics.memorization import cut, held_out_windows, read_bases
 from dnadiff.jobs.journal import json_path
+from dnadiff.progress import log
 from dnadiff.report.page import (
     ENVIRONMENT,
     FAINT,
@@ -48,7 +49,6 @@ MAX_LOGO = 300  # positions
 _BINS = 24  # at most one more
 _MAX_GRID = 1000  # values on a grid, such as GC content, are at most so many steps apart
 T = TypeVar("T")
-log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,10 @@ class RealSequences:
     """
 
     source: str
-    windows: list[np.ndarray]
+    windows: list[ndarray]
     both_strands: bool
     scored: Sequence[str] = ()
-    rewards: np.ndarray | None = None
+    rewards: ndarray | None = None
 
 
 @dataclass
@@ -201,7 +201,7 @@ class DesignPage:
         print(f"the page is {self.file}")
         return self.file
 
-    def _log_probs(self, sequences: Sequence[str]) -> np.ndarray:
+    def _log_probs(self, sequences: Sequence[str]) -> ndarray:
         """The log-probability per base of real sequences."""
         named = [(f"real_{i}", letters) for i, letters in enumerate(sequences)]
         request = starting_from(self.designer.tokenizer, named, 1)
@@ -237,9 +237,9 @@ def described(settings: Json) -> str:
 
 def tradeoff(
     axes: Axes,
-    log_prob: np.ndarray,
-    reward: np.ndarray,
-    real: tuple[np.ndarray, np.ndarray] | None,
+    log_prob: ndarray,
+    reward: ndarray,
+    real: tuple[ndarray, ndarray] | None,
 ) -> None:
     """Reward against log-probability of each design, and of `real` sequences (log_prob, reward),
     with the Pareto front of the designs."""
@@ -261,9 +261,7 @@ def tradeoff(
     legend_below(axes)
 
 
-def histogram(
-    axes: Axes, designs: np.ndarray, real: np.ndarray | None, title: str, label: str
-) -> None:
+def histogram(axes: Axes, designs: ndarray, real: ndarray | None, title: str, label: str) -> None:
     """The distribution of a value over designs, and over real sequences."""
     edges = bin_edges(designs if real is None else np.concatenate([designs, real]))
     if real is not None:
@@ -278,7 +276,7 @@ def histogram(
     legend_below(axes)
 
 
-def bin_edges(values: np.ndarray) -> np.ndarray:
+def bin_edges(values: ndarray) -> ndarray:
     """Edges of at most 25 bins of one width; values on a grid are in the middle of bins, each with
     the same number of grid points."""
     low, high = float(values.min()), float(values.max())

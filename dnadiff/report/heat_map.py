@@ -3,7 +3,6 @@ above."""
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 
 from dnadiff.formats.regions import Region
 from dnadiff.genomics.variants.work import picture_of
+from dnadiff.progress import log
 from dnadiff.report.page import LINE, REAL, figure, logo, mark_tens, rendered, write_page
 from dnadiff.store.disk import atomic_write
 
@@ -21,7 +21,6 @@ Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-log = logging.getLogger("dnadiff")
 ROWS = ("A", "C", "G", "T", "-")
 LARGEST = 1200  # positions in a picture
 MAX_PICTURES = 50

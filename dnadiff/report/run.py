@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
 from dnadiff.fields import Json, is_number
@@ -58,7 +59,7 @@ LOSSES = {
     "valid_nll": "Validation, averaged weights",
     "valid_nll_live": "Validation, raw weights",
 }
-Columns = Mapping[str, np.ndarray]
+Columns = Mapping[str, ndarray]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class RunResults:
     uniform_bits: float | None = 2.0
 
 
-def read_metrics(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+def read_metrics(path: str | os.PathLike[str]) -> dict[str, ndarray]:
     """The columns of `metrics.csv` as float arrays; empty cells are NaN.
 
     Raises:
@@ -130,7 +131,7 @@ def markov_models(evaluation: Results, group: str = "all") -> list[Results]:
     return [m for m in models if is_number(m["groups"].get(group, {}).get("bits"))]
 
 
-def losses(metrics: Columns) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def losses(metrics: Columns) -> dict[str, tuple[ndarray, ndarray]]:
     """The rows (N,) in which each loss was logged, and its values in bits."""
     return {
         name: (rows, metrics[name][rows] / BIT)
@@ -139,7 +140,7 @@ def losses(metrics: Columns) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     }
 
 
-def progress(metrics: Columns) -> tuple[np.ndarray, str]:
+def progress(metrics: Columns) -> tuple[ndarray, str]:
     """The x axis of the loss, with its label: tokens if every row has them, otherwise steps."""
     tokens = metrics.get("tokens")
     if tokens is not None and len(tokens) and np.isfinite(tokens).all():
@@ -147,7 +148,7 @@ def progress(metrics: Columns) -> tuple[np.ndarray, str]:
     return metrics["step"], "training steps"
 
 
-def smoothed(values: np.ndarray) -> np.ndarray:
+def smoothed(values: ndarray) -> ndarray:
     """Centered moving average over a fifteenth of the points; at the ends the window is cut off."""
     half, index = max(len(values) // 30, 1), np.arange(len(values))
     total = np.concatenate([[0], np.cumsum(values)])

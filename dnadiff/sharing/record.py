@@ -4,7 +4,6 @@ data that it was trained on."""
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from dnadiff.data.splits import Split
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.fields import Config
 from dnadiff.networks.backbone.base import BlockBackbone
+from dnadiff.progress import log
 from dnadiff.store.disk import read_json
 from dnadiff.store.files import LICENSES
 from dnadiff.store.objects import PACKAGE, build
@@ -37,7 +37,6 @@ _OF_MASKED_LM = (
     "start from windows that are almost completely masked, which training never showed: expect "
     "unrealistic composition."
 )
-log = logging.getLogger("dnadiff")
 
 
 def stored_evaluation(loaded: Loaded) -> Config | None:

@@ -11,10 +11,11 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor, nn
 from typing_extensions import override
 
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict
 from dnadiff.supervised.metrics import (
     LABEL_METRICS,
     METRICS,
@@ -54,19 +55,19 @@ class ClassProbabilities(Predicted):
         return self.names
 
     @property
-    def log_probs(self) -> np.ndarray:
+    def log_probs(self) -> ndarray:
         """(R, S, C) float32, of each seed."""
         return self.each_seed
 
     @property
-    def probs(self) -> np.ndarray:
+    def probs(self) -> ndarray:
         """(S, C) float64 probabilities, averaged over the seeds."""
         return np.exp(self.each_seed.astype(np.float64)).mean(0)
 
     values = probs
 
     @property
-    def labels(self) -> np.ndarray:
+    def labels(self) -> ndarray:
         """(S,) numbers of the most probable classes; -1 without a prediction."""
         return np.where(np.isnan(self.probs).any(-1), -1, self.probs.argmax(-1))
 
@@ -78,18 +79,18 @@ class ClassProbabilities(Predicted):
 
     @property
     @override
-    def spread(self) -> np.ndarray:
+    def spread(self) -> ndarray:
         """(S,) of the predicted class."""
         probs = np.exp(self.each_seed.astype(np.float64))
         return spread(np.take_along_axis(probs, self.labels[None, :, None], axis=2)[..., 0])
 
     @property
     @override
-    def combined(self) -> np.ndarray:
+    def combined(self) -> ndarray:
         return np.log(np.maximum(self.probs, np.finfo(float).tiny))
 
     @override
-    def cells(self) -> dict[str, Sequence[str | float] | np.ndarray]:
+    def cells(self) -> dict[str, Sequence[str | float] | ndarray]:
         probs = {f"p_{name}": column for name, column in zip(self.names, self.probs.T)}
         return {"predicted": self.predicted, **probs, "spread": self.spread}
 
@@ -161,7 +162,7 @@ class ClassTarget(TaskTarget):
     @override
     def read(
         self, labels: Sequence[str], source: str, label_source: str
-    ) -> tuple[ClassTarget, np.ndarray]:
+    ) -> tuple[ClassTarget, ndarray]:
         names = sorted(set(labels))
         if len(names) < 2:
             raise ValueError(
@@ -192,7 +193,7 @@ class ClassTarget(TaskTarget):
         return target, target.as_array([target._numbers[label] for label in labels])
 
     @override
-    def as_array(self, labels: Sequence[Label]) -> np.ndarray:
+    def as_array(self, labels: Sequence[Label]) -> ndarray:
         return np.array(labels)
 
     @override
@@ -206,7 +207,7 @@ class ClassTarget(TaskTarget):
     check_test = check_valid
 
     @override
-    def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    def strata(self, labels: ndarray) -> tuple[ndarray, list[str]]:
         return labels, list(self.names)
 
     @override
@@ -214,7 +215,7 @@ class ClassTarget(TaskTarget):
         return {name: int((labels == number).sum()) for number, name in enumerate(self.names)}
 
     @override
-    def chance(self, labels: np.ndarray) -> float:
+    def chance(self, labels: ndarray) -> float:
         return float(np.bincount(labels).max() / len(labels))
 
     @override
@@ -255,13 +256,13 @@ class ClassTarget(TaskTarget):
         return ValidScore(accuracy, -loss) if math.isfinite(loss) else _WORST
 
     @override
-    def record(self, score: ValidScore) -> dict[str, Json]:
+    def record(self, score: ValidScore) -> JsonDict:
         name = "valid_accuracy" if self.class_weights is None else "valid_weighted_accuracy"
         return {name: score.accuracy, **super().record(score)}
 
     @override
     def scored(
-        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+        self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None
     ) -> ScoredPredictions:
         return ScoredPredictions(predictions, labels, folds)
 
@@ -271,7 +272,7 @@ class ClassTarget(TaskTarget):
         return METRICS
 
     @override
-    def details(self, runs: Sequence[Any]) -> dict[str, Json]:
+    def details(self, runs: Sequence[Any]) -> JsonDict:
         return {"confusion": confusion_matrix(runs), "roc": roc_curves(runs[0])}
 
     @property
@@ -317,22 +318,22 @@ class LabelProbabilities(Predicted):
 
     @property
     @override
-    def values(self) -> np.ndarray:
+    def values(self) -> ndarray:
         return self._probs.mean(0)
 
     @property
     @override
-    def spread(self) -> np.ndarray:
+    def spread(self) -> ndarray:
         return spread(self._probs)
 
     @property
     @override
-    def combined(self) -> np.ndarray:
+    def combined(self) -> ndarray:
         probs = np.clip(self.values, 1e-12, 1 - 1e-12)
         return np.log(probs) - np.log1p(-probs)
 
     @property
-    def _probs(self) -> np.ndarray:
+    def _probs(self) -> ndarray:
         return 1 / (1 + np.exp(-self.each_seed.astype(np.float64)))
 
 
@@ -359,7 +360,7 @@ class MultiLabelTarget(TaskTarget):
         return _LABEL_VALUES[cell.lower()]
 
     @override
-    def chance(self, labels: np.ndarray) -> float:
+    def chance(self, labels: ndarray) -> float:
         return 0.5
 
     @override
@@ -382,7 +383,7 @@ class MultiLabelTarget(TaskTarget):
 
     @override
     def scored(
-        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+        self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None
     ) -> ScoredValues:
         # Equal predictions stay ties in spite of rounding.
         return super().scored(np.asarray(predictions, np.float64).round(9), labels, folds)

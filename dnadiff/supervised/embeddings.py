@@ -7,7 +7,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import logging
 import shutil
 import tempfile
 import zipfile
@@ -32,7 +31,7 @@ from dnadiff.formats.nucleotides import N_ID
 from dnadiff.jobs.job import Job, Result
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant
-from dnadiff.progress import table
+from dnadiff.progress import log, table
 from dnadiff.store.disk import atomic_write
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
 from dnadiff.supervised.items import reverse_complement_rows
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     import pandas
 
 Vectors: TypeAlias = list[ndarray]  # (D,) of each sequence, or (L_i, D)
-log = logging.getLogger("dnadiff")
 
 
 class Pool(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +16,9 @@ import torch
 from dnadiff.data.kmers import KmerSet
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Config, Json, is_built
+from dnadiff.fields import Config, Json, JsonDict, JsonMap, is_built
 from dnadiff.networks.backbone.base import Backbone
-from dnadiff.progress import Progress, duration, table
+from dnadiff.progress import Progress, duration, log, table
 from dnadiff.store.objects import PACKAGE, build
 from dnadiff.supervised import labeled, saved, study
 from dnadiff.supervised.baselines import (
@@ -51,7 +50,6 @@ from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser, resolved
 
-log = logging.getLogger("dnadiff")
 AUTO = "auto"  # a value that suits the task
 PATIENCE, LAYER_DECAY = 5, 0.8
 FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
@@ -111,7 +109,7 @@ class TaskStudy:
     baselines: Config | None
     head: Config
     adapter: Config
-    inputs: Mapping[str, Json]
+    inputs: JsonMap
     seed: int
     seeds: int
     epochs: Json
@@ -183,7 +181,7 @@ class TaskStudy:
         """The models of the study by name: baselines, the trained network, and the same network
         untrained."""
         backbone, device = self.loaded.denoiser.backbone, self.device
-        about: dict[str, Json] = {} if self.layer is None else {"layer": self.layer}
+        about: JsonDict = {} if self.layer is None else {"layer": self.layer}
         # Predictions stored before these networks became strand-invariant are not reused.
         if backbone.reads_both_strands:
             about["strands"] = "merged unless stranded"
@@ -212,7 +210,7 @@ class TaskStudy:
             )
         rates = from_scratch = self._rates(self.lr_scratch, NEW_RATES)
         network = partial(FineTunedModel, inputs=self.head_inputs, device=device)
-        first_stage: dict[str, Json] = {}
+        first_stage: JsonDict = {}
         if self.fine_tune:
             frozen, adapter = Frozen.of(self.freeze), self._adapter()
             only_new = frozen.backbone or adapter is not None
@@ -353,7 +351,7 @@ class TaskStudy:
         known = {*self.models, *(one.name for one in combined)}
         return [pair for pair in dict.fromkeys(pairs) if known.issuperset(pair)]
 
-    def run(self, folder: Path, networks: Path, kmers: KmerSet | None) -> dict[str, Json]:
+    def run(self, folder: Path, networks: Path, kmers: KmerSet | None) -> JsonDict:
         """Compare the models, with the `kmers` of the pretraining data also on the items inside and
         outside it; save networks in `networks`."""
         loaded, data, protocol = self.loaded, self.data, self.protocol
@@ -441,7 +439,7 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
     return study.published_model_of(network, objective) if layer is None else None
 
 
-def print_tables(studies: Sequence[Mapping[str, Json]], is_suite: bool) -> None:
+def print_tables(studies: Sequence[JsonMap], is_suite: bool) -> None:
     """Print the tables of each task, and for a suite one of all tasks, with published numbers and
     their training sizes."""
     for number, result in enumerate(studies):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import LEVEL, student_t
 from dnadiff.fields import Json, is_number
@@ -129,7 +130,7 @@ def between_seeds(values: Sequence[float]) -> list[tuple[float, int]]:
     return [(float(np.var(values, ddof=1)) / count, count - 1)] if count > 1 else []
 
 
-def jackknife_weights(size: int, groups: np.ndarray | None) -> Iterator[np.ndarray]:
+def jackknife_weights(size: int, groups: ndarray | None) -> Iterator[ndarray]:
     """Weights of the items, (J, S) a few at a time: each replicate leaves out a part of the groups
     (S,), or of the single items; each item is left out once."""
     index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -141,7 +142,7 @@ def jackknife_weights(size: int, groups: np.ndarray | None) -> Iterator[np.ndarr
 
 
 def of_replicates(
-    value: float, replicates: np.ndarray, limits: tuple[float, float], is_difference: bool
+    value: float, replicates: ndarray, limits: tuple[float, float], is_difference: bool
 ) -> Ends | None:
     """The interval of a metric from its jackknife replicates (J,); None if all are the same, or one
     is not defined.
@@ -180,7 +181,7 @@ def of_replicates(
     return of_fraction if all(map(math.isfinite, limits)) else of_distance
 
 
-def of_correct(correct: np.ndarray, groups: np.ndarray | None, is_difference: bool) -> Ends:
+def of_correct(correct: ndarray, groups: ndarray | None, is_difference: bool) -> Ends:
     """The interval of a mean of fractions of runs that are correct (S,), or of a paired difference
     of them: exact for one run and single items, else with an effective number of items.
 

@@ -6,7 +6,6 @@ module.
 
 from __future__ import annotations
 
-import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,20 +15,20 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.data.kmers import canonical, reverse_complement
 from dnadiff.data.records import padded_groups
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict
+from dnadiff.progress import log
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.targets import TaskTarget
 
 if TYPE_CHECKING:
     from dnadiff.supervised.classifier import SequenceClassifier
-
-log = logging.getLogger("dnadiff")
 
 
 _LARGE = 1 << 30  # bytes of padded sequences, from which mostly padding is reported
@@ -56,10 +55,10 @@ class Items:
     @classmethod
     def from_sequences(
         cls,
-        sequences: Sequence[np.ndarray],
-        labels: Sequence[int] | np.ndarray,
+        sequences: Sequence[ndarray],
+        labels: Sequence[int] | ndarray,
         pad_id: int,
-        groups: np.ndarray | None = None,
+        groups: ndarray | None = None,
     ) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
@@ -122,7 +121,7 @@ class TaskData:
     valid: Items
     test: Items
     stranded: bool = False
-    notes: dict[str, Json] = field(default_factory=dict)
+    notes: JsonDict = field(default_factory=dict)
     target: TaskTarget = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -278,24 +277,24 @@ def log_task(data: TaskData) -> None:
         )
 
 
-def canonical_key(bases: np.ndarray) -> bytes:
+def canonical_key(bases: ndarray) -> bytes:
     """A key that is the same for a sequence `(L,)` of bases and its reverse complement."""
     return min(bases.tobytes(), reverse_complement(bases).tobytes())
 
 
-def cluster_copies(sequences: Sequence[np.ndarray]) -> np.ndarray:
+def cluster_copies(sequences: Sequence[ndarray]) -> ndarray:
     """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered
     in order of appearance."""
     return numbered(map(canonical_key, sequences))
 
 
-def numbered(keys: Iterable[bytes]) -> np.ndarray:
+def numbered(keys: Iterable[bytes]) -> ndarray:
     """The number of each key, (S,) int64, in order of appearance."""
     number: dict[bytes, int] = {}
     return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
 
 
-def conflicts(copies: np.ndarray, labels: np.ndarray) -> tuple[int, int]:
+def conflicts(copies: ndarray, labels: ndarray) -> tuple[int, int]:
     """The number of sequences that occur with different labels, and of their items; missing values
     do not differ from others.
 
@@ -312,7 +311,7 @@ def conflicts(copies: np.ndarray, labels: np.ndarray) -> tuple[int, int]:
     return int(differs.sum()), int(differs[copies].sum())
 
 
-def _components(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
+def _components(first: ndarray, second: ndarray, size: int) -> ndarray:
     """The connected component of each of `size` nodes, of a graph with edges from `first (E,)` to
     `second (E,)`."""
     from scipy.sparse import coo_matrix
@@ -322,7 +321,7 @@ def _components(first: np.ndarray, second: np.ndarray, size: int) -> np.ndarray:
     return connected_components(edges, directed=False)[1].astype(np.int64)
 
 
-def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarray:
+def cluster_by_shared_kmers(sequences: Sequence[ndarray], k: int) -> ndarray:
     """The cluster of each sequence, (S,) int64: connected components of the graph in which
     sequences share a k-mer on either strand.
 
@@ -342,7 +341,7 @@ def cluster_by_shared_kmers(sequences: Sequence[np.ndarray], k: int) -> np.ndarr
     return _components(owner[order][same], owner[order][same + 1], len(first))[copies]
 
 
-def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+def connect(first: ndarray, second: ndarray) -> ndarray:
     """The cluster of each item, (S,) int64: items that share a cluster number in either `(S,)` are
     together, and so on."""
     size = int(first.max()) + 1
@@ -350,9 +349,7 @@ def connect(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
-def sample_clusters(
-    clusters: np.ndarray, fraction: float, random: np.random.Generator
-) -> np.ndarray:
+def sample_clusters(clusters: ndarray, fraction: float, random: np.random.Generator) -> ndarray:
     """A mask (S,) of random complete clusters with at most `fraction` in (0, 1) of the items
     together, but neither none nor all of them.
 
@@ -374,8 +371,8 @@ def sample_clusters(
 
 
 def assign_folds(
-    clusters: np.ndarray, labels: np.ndarray, num_folds: int, random: np.random.Generator
-) -> np.ndarray:
+    clusters: ndarray, labels: ndarray, num_folds: int, random: np.random.Generator
+) -> ndarray:
     """The fold of each item, (S,) int64: clusters stay together, and folds have about equal size
     and class frequencies.
 
@@ -437,7 +434,7 @@ class TaskModel(ABC):
     valid_predictions: Tensor | None = None
     trained: SequenceClassifier | None = None
 
-    def describe(self) -> dict[str, Json]:
+    def describe(self) -> JsonDict:
         """Everything the predictions depend on, except task and seed. Stored predictions are reused
         only if it is unchanged."""
         return {"kind": self.kind or type(self).__name__}
@@ -473,10 +470,10 @@ class Prediction(NamedTuple):
 
     predictions: Tensor
     seconds: float
-    fit_info: list[dict[str, Json]]
+    fit_info: list[JsonDict]
     weights: str | None = None
     valid_predictions: Tensor | None = None
-    folds: np.ndarray | None = None
+    folds: ndarray | None = None
     classifier: SequenceClassifier | None = None
 
 
@@ -493,7 +490,7 @@ class Job(NamedTuple):
     data: TaskData
     model: str
     seed: int
-    about: dict[str, Json]
+    about: JsonDict
     labels: Tensor
     train_items: int | None = None
-    folds: np.ndarray | None = None
+    folds: ndarray | None = None

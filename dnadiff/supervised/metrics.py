@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
@@ -37,15 +38,15 @@ NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.045
 class Ranks:
     """The items in ascending order of their values (N,), and the ties among them."""
 
-    def __init__(self, values: np.ndarray) -> None:
+    def __init__(self, values: ndarray) -> None:
         _, self.tie, counts = np.unique(values, return_inverse=True, return_counts=True)
         self.order, self.starts = np.argsort(self.tie, kind="stable"), np.cumsum(counts) - counts
 
-    def weights(self, weights: np.ndarray) -> np.ndarray:
+    def weights(self, weights: ndarray) -> ndarray:
         """The weight of each tie, ascending: (W, N) -> (W, T)."""
         return np.add.reduceat(weights[:, self.order], self.starts, axis=1)
 
-    def of_items(self, weights: np.ndarray) -> np.ndarray:
+    def of_items(self, weights: ndarray) -> ndarray:
         """The rank of each item, (W, N): the weight of smaller items and half that of equal
         ones."""
         of_tie = self.weights(weights)
@@ -63,10 +64,10 @@ class Column:
         folds: (S,) the fold of each item of the task; None if all predictions are of one model.
     """
 
-    rows: np.ndarray
-    predicted: np.ndarray
-    truth: np.ndarray
-    folds: np.ndarray | None = None
+    rows: ndarray
+    predicted: ndarray
+    truth: ndarray
+    folds: ndarray | None = None
 
     @cached_property
     def parts(self) -> list[Column]:
@@ -87,7 +88,7 @@ class Column:
         """The ranks of the labels."""
         return Ranks(self.truth)
 
-    def ranked_weights(self, weights: np.ndarray) -> list[np.ndarray]:
+    def ranked_weights(self, weights: ndarray) -> list[ndarray]:
         """The weight of positives and of negatives at each distinct prediction, ascending: two
         arrays (W, T)."""
         return [
@@ -105,9 +106,7 @@ class ScoredValues:
         folds: (S,) of a cross-validation, in which each fold has another model.
     """
 
-    def __init__(
-        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
-    ) -> None:
+    def __init__(self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None) -> None:
         self.predictions, self.labels = np.asarray(predictions, np.float64), np.asarray(labels)
         self.folds = folds
 
@@ -125,21 +124,21 @@ class ScoredPredictions(ScoredValues):
     """As `ScoredValues`, with normalized log-probabilities (S, C) and class numbers (S,)."""
 
     @cached_property
-    def probs(self) -> np.ndarray:
+    def probs(self) -> ndarray:
         """(S, C)."""
         return np.exp(self.predictions)
 
     @cached_property
-    def predicted(self) -> np.ndarray:
+    def predicted(self) -> ndarray:
         """(S,) numbers of the most probable classes."""
         return self.predictions.argmax(-1)
 
     @property
-    def correct(self) -> np.ndarray:
+    def correct(self) -> ndarray:
         """(S,) whether the most probable class is the true one."""
         return self.predicted == self.labels
 
-    def confusion(self, weights: np.ndarray) -> np.ndarray:
+    def confusion(self, weights: ndarray) -> ndarray:
         """Weight of each (true, predicted) pair: (W, C, C)."""
         count = self.predictions.shape[1]
         cells = self.labels * count + self.predicted
@@ -160,7 +159,7 @@ class ScoredPredictions(ScoredValues):
         return found
 
 
-def _ratio(top: np.ndarray, bottom: np.ndarray, otherwise: float = math.nan) -> np.ndarray:
+def _ratio(top: ndarray, bottom: ndarray, otherwise: float = math.nan) -> ndarray:
     """top / bottom where the latter is positive."""
     return np.divide(top, bottom, out=np.full_like(top, otherwise, np.float64), where=bottom > 0)
 
@@ -174,12 +173,12 @@ class Metric:
         is_biased: whether it is too large by more than its standard error: it has no interval.
     """
 
-    function: Callable[[Any, np.ndarray], np.ndarray]
+    function: Callable[[Any, ndarray], ndarray]
     low: float = 0.0
     high: float = 1.0
     is_biased: bool = False
 
-    def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+    def __call__(self, scored: ScoredValues, weights: ndarray) -> ndarray:
         """(W,) under weights (W, S)."""
         return self.function(scored, weights)
 
@@ -188,7 +187,7 @@ class Metric:
         return len(scored.labels)
 
     def ends(
-        self, models: Sequence[Sequence[ScoredValues]], value: float, groups: np.ndarray | None
+        self, models: Sequence[Sequence[ScoredValues]], value: float, groups: ndarray | None
     ) -> Ends | None:
         """The interval over items, or groups of them (S,), of the mean over the runs of one model
         or of the difference of two; None if there are too few."""
@@ -207,9 +206,7 @@ class Accuracy(Metric):
     """A fraction of items, which has an exact interval."""
 
     @override
-    def ends(
-        self, models: Sequence[Sequence[Any]], value: float, groups: np.ndarray | None
-    ) -> Ends:
+    def ends(self, models: Sequence[Sequence[Any]], value: float, groups: ndarray | None) -> Ends:
         fractions = [np.mean([run.correct for run in runs], 0) for runs in models]
         return of_correct(_difference(fractions), groups, len(models) > 1)
 
@@ -243,7 +240,7 @@ class ColumnMetric(Metric):
         return min(len(column.rows) for column in columns)
 
     @override
-    def __call__(self, scored: ScoredValues, weights: np.ndarray) -> np.ndarray:
+    def __call__(self, scored: ScoredValues, weights: ndarray) -> ndarray:
         if self.number is not None:
             return self._of_column(scored.columns[self.number], weights)
         each = np.stack([self._of_column(column, weights) for column in scored.columns], 1)
@@ -252,7 +249,7 @@ class ColumnMetric(Metric):
         count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
         return _ratio(np.where(defined, each, 0.0).sum(1), count)
 
-    def _of_column(self, column: Column, weights: np.ndarray) -> np.ndarray:
+    def _of_column(self, column: Column, weights: ndarray) -> ndarray:
         if not len(column.rows):
             return np.full(len(weights), np.nan)
         parts = [
@@ -267,12 +264,12 @@ class ColumnMetric(Metric):
         return _ratio((np.where(counted > 0, values, 0.0) * counted).sum(0), counted.sum(0))
 
 
-def accuracy(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+def accuracy(scored: ScoredPredictions, weights: ndarray) -> ndarray:
     """Fraction of items whose most probable class is correct."""
     return _mean(scored.correct, weights)
 
 
-def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+def mcc(scored: ScoredPredictions, weights: ndarray) -> ndarray:
     """Matthews correlation coefficient (Gorodkin's R_K for more than two classes); 0 if a single
     class is predicted."""
     table = scored.confusion(weights)
@@ -283,14 +280,14 @@ def mcc(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
     return _ratio(top, bottom, 0.0)
 
 
-def f1(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+def f1(scored: ScoredPredictions, weights: ndarray) -> ndarray:
     """Macro-averaged F1; it is 0 for a class that neither occurs nor is predicted."""
     table = scored.confusion(weights)
     both = table.sum(1) + table.sum(2)
     return _ratio(2 * np.diagonal(table, axis1=1, axis2=2), both, 0.0).mean(1)
 
 
-def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndarray:
+def calibration_error(scored: ScoredPredictions, weights: ndarray) -> ndarray:
     """Expected calibration error: |accuracy - confidence| in bins of equal width, averaged over
     items."""
     confidence = scored.probs.max(-1)
@@ -299,25 +296,25 @@ def calibration_error(scored: ScoredPredictions, weights: np.ndarray) -> np.ndar
     return np.abs((weights * excess) @ np.eye(NUM_BINS)[bins]).sum(1) / weights.sum(1)
 
 
-def roc_area(column: Column, weights: np.ndarray) -> np.ndarray:
+def roc_area(column: Column, weights: ndarray) -> ndarray:
     """Area under the ROC curve; NaN if all items or none are positive."""
     positive, negative = column.ranked_weights(weights)
     area = (positive * (np.cumsum(negative, 1) - negative / 2)).sum(1)
     return _ratio(area, positive.sum(1) * negative.sum(1))
 
 
-def average_precision(column: Column, weights: np.ndarray) -> np.ndarray:
+def average_precision(column: Column, weights: ndarray) -> ndarray:
     """Average precision without interpolation; NaN if no item is positive."""
     positive, negative = (each[:, ::-1] for each in column.ranked_weights(weights))
     precision = _ratio(np.cumsum(positive, 1), np.cumsum(positive + negative, 1), 0.0)
     return _ratio((positive * precision).sum(1), positive.sum(1))
 
 
-def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _mean(values: ndarray, weights: ndarray) -> ndarray:
     return weights @ values / weights.sum(1)
 
 
-def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def _correlation(x: ndarray, y: ndarray, weights: ndarray) -> ndarray:
     """Weighted correlation (W,) of x and y, (N,) or (W, N): 0 if x is constant, NaN if y is."""
     total = weights.sum(1, keepdims=True)
     x, y = (each - (weights * each).sum(1, keepdims=True) / total for each in (x, y))
@@ -325,18 +322,18 @@ def _correlation(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarra
     return np.where(yy > 0, _ratio(xy, np.sqrt(xx * yy), 0.0), np.nan)
 
 
-def _centered(values: np.ndarray) -> np.ndarray:
+def _centered(values: ndarray) -> ndarray:
     """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking
     like a spread."""
     return values - values[0] if np.ptp(values) == 0 else values - values.mean()
 
 
-def pearson(column: Column, weights: np.ndarray) -> np.ndarray:
+def pearson(column: Column, weights: ndarray) -> ndarray:
     """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
     return _correlation(_centered(column.predicted), _centered(column.truth), weights)
 
 
-def spearman(column: Column, weights: np.ndarray) -> np.ndarray:
+def spearman(column: Column, weights: ndarray) -> ndarray:
     """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
     constant labels."""
     half = weights.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
@@ -345,12 +342,12 @@ def spearman(column: Column, weights: np.ndarray) -> np.ndarray:
     return _correlation(predicted, measured, weights)
 
 
-def mse(column: Column, weights: np.ndarray) -> np.ndarray:
+def mse(column: Column, weights: ndarray) -> ndarray:
     """Mean squared error."""
     return _mean((column.predicted - column.truth) ** 2, weights)
 
 
-def r2(column: Column, weights: np.ndarray) -> np.ndarray:
+def r2(column: Column, weights: ndarray) -> ndarray:
     """Coefficient of determination; NaN for constant labels."""
     x, y = column.predicted - column.truth.mean(), _centered(column.truth)
     variance = _mean(y * y, weights) - _mean(y, weights) ** 2
@@ -436,7 +433,7 @@ def estimate(
     metric: Metric,
     runs: Sequence[ScoredValues],
     baseline: Sequence[ScoredValues] = (),
-    groups: np.ndarray | None = None,
+    groups: ndarray | None = None,
 ) -> Estimate:
     """A metric of a model, or the difference of two, averaged over runs on the same items (one for
     each seed).
@@ -464,7 +461,7 @@ def estimate(
 def summarize_metrics(
     runs: Sequence[ScoredValues],
     metrics: Mapping[str, Metric],
-    groups: np.ndarray | None = None,
+    groups: ndarray | None = None,
 ) -> dict[str, dict[str, Json]]:
     """Metrics averaged over runs on the same items (one for each seed), with their 95 % intervals.
 

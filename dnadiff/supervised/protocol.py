@@ -7,7 +7,6 @@ tested item once.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
@@ -18,10 +17,10 @@ from typing_extensions import override
 
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import JsonDict
+from dnadiff.progress import log
 from dnadiff.supervised.items import Items, TaskData, assign_folds, sample_clusters
 
 _FEWEST_VALID = 10  # validation items
-log = logging.getLogger("dnadiff")
 
 
 class Round(NamedTuple):

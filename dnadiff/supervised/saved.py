@@ -18,7 +18,6 @@ import importlib.resources
 import inspect
 import io
 import json
-import logging
 import platform
 import re
 import sys
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 
 from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.formats.table import read_csv
+from dnadiff.progress import log
 from dnadiff.renamed import VERSION
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import (
@@ -84,7 +84,6 @@ SHARED = (
 )  # by all of a run
 _KEYS = ("format", *SHARED, "seed", "batch_size", "sha256", "check")
 REMEDY = "use another copy of it, or fine-tune again"
-log = logging.getLogger("dnadiff")
 
 
 def code_version(

@@ -8,7 +8,6 @@ each comes with the number of training sequences behind it.
 from __future__ import annotations
 
 import csv
-import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.data.kmers import NOVELTY
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.progress import log
 from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classes import ClassTarget
@@ -45,17 +46,16 @@ ONE_RUN = "one run, no verdict"
 FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
 WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
 _POLL_SECONDS = 2.0  # between checks on what other processes are computing
-log = logging.getLogger("dnadiff")
 
 
 def compare(
     predictions: Mapping[str, Sequence[Prediction]],
     tested: Items,
     pairs: Sequence[tuple[str, str]] = (),
-    subsets: Mapping[str, np.ndarray] | None = None,
+    subsets: Mapping[str, ndarray] | None = None,
     target: TaskTarget | None = None,
     fixed: Collection[str] = (),
-) -> dict[str, Json]:
+) -> JsonDict:
     """Metrics of predictions on the same items, and differences between pairs, with intervals over
     items, or groups of them, and over runs.
 
@@ -79,7 +79,7 @@ def compare(
             "these groups"
         )
 
-    def scored(name: str, rows: slice | np.ndarray = slice(None)) -> list[ScoredValues]:
+    def scored(name: str, rows: slice | ndarray = slice(None)) -> list[ScoredValues]:
         return [
             target.scored(
                 run.predictions.numpy()[rows],
@@ -89,10 +89,10 @@ def compare(
             for run in predictions[name]
         ]
 
-    def of_subsets(key: str, model: str, baseline: str | None = None) -> dict[str, Json]:
+    def of_subsets(key: str, model: str, baseline: str | None = None) -> JsonDict:
         """The primary metric of a model on each subset, or the difference of two; None without
         items."""
-        found: dict[str, Json] = {}
+        found: JsonDict = {}
         for name, mask in (subsets or {}).items():
             found[name] = {"items": int(mask.sum()), key: None, "low": None, "high": None}
             if mask.any():
@@ -134,7 +134,7 @@ def compare(
     return {"models": models, "differences": differences}
 
 
-def difference_verdict(found: Mapping[str, Json], *words: str) -> str:
+def difference_verdict(found: JsonMap, *words: str) -> str:
     """What the difference of two models says: `words` are those of `verdict`; ONE_RUN if a model
     was trained once."""
     if found.get("verdict") == ONE_RUN:
@@ -142,7 +142,7 @@ def difference_verdict(found: Mapping[str, Json], *words: str) -> str:
     return verdict(found.get("low"), found.get("high"), *words)
 
 
-def resampled(tested: Items) -> tuple[np.ndarray | None, str]:
+def resampled(tested: Items) -> tuple[ndarray | None, str]:
     """The groups of items that intervals are over, and what they are over, in words; None is single
     items, also where there are too few groups to estimate their variance."""
     groups = np.arange(len(tested)) if tested.groups is None else tested.groups.numpy()
@@ -211,7 +211,7 @@ class Stack:
                         "stack=false"
                     )
             result = torch.empty_like(first.predictions, dtype=torch.float64)
-            chosen, start = list[dict[str, Json]](), 0
+            chosen, start = list[JsonDict](), 0
             for one in protocol.rounds(data, seeds[number]):
                 labels, target = one.data.valid.labels, data.target.fit(one.data.train.labels)
                 part = slice(start, start + len(labels))
@@ -258,9 +258,9 @@ def run_study(
     report: Report = no_report,
     protocol: FixedSplit | None = None,
     results: ResultsFolder | None = None,
-    subsets: Mapping[str, np.ndarray] | None = None,
+    subsets: Mapping[str, ndarray] | None = None,
     combinations: Sequence[Combination] = (),
-) -> dict[str, Json]:
+) -> JsonDict:
     """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
 
     Predictions that another process is computing are skipped and checked again later.
@@ -332,7 +332,7 @@ def run_study(
     }
 
 
-def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> np.ndarray | None:
+def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> ndarray | None:
     """The fold of each tested item, (S,); None if one model predicts all."""
     if not protocol.tests_all_items:
         return None
@@ -363,7 +363,7 @@ def predict_rounds(
     )
 
 
-def remarks(result: Mapping[str, Json]) -> list[str]:
+def remarks(result: JsonMap) -> list[str]:
     """Lines below the table of a task: what heads read besides features, what the length reveals,
     what intervals leave out, and a frequent class."""
     task, found = result["task"], []
@@ -411,22 +411,22 @@ def remarks(result: Mapping[str, Json]) -> list[str]:
     return found
 
 
-def primary_metric(result: Mapping[str, Json]) -> str:
+def primary_metric(result: JsonMap) -> str:
     """The metric that a study compares models by; accuracy in the results of earlier versions."""
     return result["task"].get("metric", ClassTarget.primary)
 
 
-def shown_metrics(result: Mapping[str, Json]) -> list[str]:
+def shown_metrics(result: JsonMap) -> list[str]:
     """Further metrics in the tables of a study."""
     return list(result["task"].get("shown", ClassTarget.shown))
 
 
-def of_rounds(model: Mapping[str, Json], key: str) -> list[Json]:
+def of_rounds(model: JsonMap, key: str) -> list[Json]:
     """What a model's fits recorded under a key, of all seeds and rounds."""
     return [one[key] for of_seed in model.get("found", ()) for one in of_seed if key in one]
 
 
-def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+def table_rows(result: JsonMap) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """The two tables of a study as text: of models, with a header, and of differences."""
     shown = shown_metrics(result)
     columns = ("model", title(primary_metric(result)), "95 % interval", "over seeds")
@@ -455,7 +455,7 @@ def table_rows(result: Mapping[str, Json]) -> tuple[list[tuple[str, ...]], list[
     return models, differences
 
 
-def on_subsets(result: Mapping[str, Json], model: str) -> dict[str, str]:
+def on_subsets(result: JsonMap, model: str) -> dict[str, str]:
     """The primary metric of a model on each subset of the items, with the number of items, as
     text."""
     return {
@@ -527,7 +527,7 @@ def published_counterpart(task: str, model: str, pretrained: str | None) -> Publ
     return next((row for row in published_accuracies(task) if row.model == name), None)
 
 
-def num_training_sequences(result: Mapping[str, Json]) -> int:
+def num_training_sequences(result: JsonMap) -> int:
     """Sequences for training and validation of a study, which is what published numbers count as
     training."""
     items = result["task"]["items"]
@@ -535,7 +535,7 @@ def num_training_sequences(result: Mapping[str, Json]) -> int:
     return sum(sum(items[part].values()) for part in parts)
 
 
-def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
+def suite_rows(studies: Sequence[JsonMap]) -> list[tuple[str, ...]]:
     """The table of several studies as text: a header, in which columns of metrics name the metric
     of each kind of task, and a row for each task and model; a published number always with its
     number of training sequences."""
@@ -569,7 +569,7 @@ def suite_rows(studies: Sequence[Mapping[str, Json]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def pretraining_warning(models: Mapping[str, Json], fine_tuned: str, scratch: str) -> str | None:
+def pretraining_warning(models: JsonMap, fine_tuned: str, scratch: str) -> str | None:
     """One line, or None if the fine-tuned network is at least as good, or one of the two is
     missing.
 

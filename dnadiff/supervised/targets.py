@@ -10,7 +10,6 @@ Shapes: `S` items, `K` outputs of the head, `R` seeds. Predictions (S, K) are wh
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from dnadiff.fields import Json, JsonDict
+from dnadiff.progress import log
 from dnadiff.supervised.intervals import Estimate
 from dnadiff.supervised.metrics import (
     REGRESSION_METRICS,
@@ -50,7 +50,6 @@ _RESOLUTION = 1e-3  # the largest step of 32 bits, in standard deviations of the
 FEW = 2  # different values look like classes
 # Labels are float32, where larger ones would become infinite and count as missing.
 LARGEST = float(np.finfo(np.float32).max)
-log = logging.getLogger("dnadiff")
 
 
 class ValidScore(NamedTuple):
@@ -74,28 +73,28 @@ class Predicted(ABC):
     """
 
     names: tuple[str, ...]
-    each_seed: np.ndarray
+    each_seed: ndarray
     tally_header: ClassVar[tuple[str, ...]]
     averaged_name: ClassVar[str] = "averaged probabilities"
 
     @property
     @abstractmethod
-    def combined(self) -> np.ndarray:
+    def combined(self) -> ndarray:
         """(S, K) combined over the seeds, as `TaskTarget.scored` takes them."""
 
     @property
     @abstractmethod
-    def values(self) -> np.ndarray:
+    def values(self) -> ndarray:
         """(S, K) float64, combined over the seeds, on the scale that is reported."""
 
     @property
     @abstractmethod
-    def spread(self) -> np.ndarray:
+    def spread(self) -> ndarray:
         """(S, K) largest minus smallest value over the seeds; NaN for a single seed."""
 
-    def cells(self) -> dict[str, Sequence[str | float] | np.ndarray]:
+    def cells(self) -> dict[str, Sequence[str | float] | ndarray]:
         """What is predicted for each sequence, and its spread over the seeds, by column."""
-        found: dict[str, Sequence[str | float] | np.ndarray] = {}
+        found: dict[str, Sequence[str | float] | ndarray] = {}
         for name, value, spread in zip(self.names, self.values.T, self.spread.T):
             found |= {name: value, f"spread_{name}": spread}
         return found
@@ -123,7 +122,7 @@ class Predicted(ABC):
         return [(name, f"{total / count:.6g}") for name, total in tally.items()]
 
 
-def spread(values: np.ndarray) -> np.ndarray:
+def spread(values: ndarray) -> ndarray:
     """Largest minus smallest of values (R, ...) over the seeds; NaN for a single one."""
     return np.ptp(values, axis=0) if len(values) > 1 else np.full(values.shape[1:], np.nan)
 
@@ -170,7 +169,7 @@ class TaskTarget(ABC):
     def summary(self) -> str:
         """What is predicted, for messages."""
 
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> JsonDict:
         """The configuration that `dnadiff.store.objects.build` makes this target from."""
         target = f"{type(self).__module__}.{type(self).__name__}"
         return {"_target_": target, "names": list(self.names)}
@@ -199,7 +198,7 @@ class TaskTarget(ABC):
 
     def read(
         self, labels: Sequence[str], source: str, label_source: str
-    ) -> tuple[TaskTarget, np.ndarray]:
+    ) -> tuple[TaskTarget, ndarray]:
         """The target with its names, and the labels of all items as an array; ValueError if they do
         not fit the target.
 
@@ -210,7 +209,7 @@ class TaskTarget(ABC):
         rows = [self.parse(label.split(SEPARATOR), source, self.names) for label in labels]
         return self, self.as_array(rows)
 
-    def as_array(self, labels: Sequence[Label]) -> np.ndarray:
+    def as_array(self, labels: Sequence[Label]) -> ndarray:
         """Parsed labels as the array that items hold."""
         return np.array(labels, np.float32).reshape(len(labels), self.num_outputs)
 
@@ -252,11 +251,11 @@ class TaskTarget(ABC):
                     "leave the column out"
                 )
 
-    def is_labeled(self, labels: np.ndarray) -> np.ndarray:
+    def is_labeled(self, labels: ndarray) -> ndarray:
         """Which items have a label: (S,) bool."""
         return np.isfinite(labels).reshape(len(labels), -1).any(1)
 
-    def strata(self, labels: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    def strata(self, labels: ndarray) -> tuple[ndarray, list[str]]:
         """A number (S,) for each item, and its name: a random division keeps the fractions of each.
         One stratum of all by default."""
         return np.zeros(len(labels), np.int64), ["all"]
@@ -265,7 +264,7 @@ class TaskTarget(ABC):
         """Disjoint groups of items, for reports."""
         return {"sequences": len(labels)}
 
-    def chance(self, labels: np.ndarray) -> float:
+    def chance(self, labels: ndarray) -> float:
         """The primary metric of a prediction that does not depend on the sequence."""
         return 0.0
 
@@ -303,14 +302,14 @@ class TaskTarget(ABC):
         loss = self.valid_loss(predictions, labels)
         return ValidScore(0.0, -loss if math.isfinite(loss) else -math.inf)
 
-    def record(self, score: ValidScore) -> dict[str, Json]:
+    def record(self, score: ValidScore) -> JsonDict:
         """The score as it is stored in `fit_info`."""
         return {"valid_loss": -score.negative_loss}
 
     # Evaluation.
 
     def scored(
-        self, predictions: np.ndarray, labels: np.ndarray, folds: np.ndarray | None = None
+        self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None
     ) -> ScoredValues:
         """Predictions prepared for the metrics; `folds (S,)` if each fold of a cross-validation has
         another model."""
@@ -325,19 +324,19 @@ class TaskTarget(ABC):
         self,
         runs: Sequence[ScoredValues],
         baseline: Sequence[ScoredValues] = (),
-        groups: np.ndarray | None = None,
+        groups: ndarray | None = None,
     ) -> Estimate:
         """The primary metric, or the difference of two models, with its interval over items and
         seeds."""
         return estimate(self.metrics[self.primary], runs, baseline, groups)
 
-    def details(self, runs: Sequence[ScoredValues]) -> dict[str, Json]:
+    def details(self, runs: Sequence[ScoredValues]) -> JsonDict:
         """What pictures of a model show, ready for JSON."""
         return {}
 
     # Predictions of new sequences.
 
-    def predicted(self, each_seed: np.ndarray) -> Predicted:
+    def predicted(self, each_seed: ndarray) -> Predicted:
         """The predictions (R, S, K) of all seeds, combined."""
         return self.predicted_kind(self.names, each_seed)
 

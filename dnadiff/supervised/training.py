@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import math
 import time
 from collections import defaultdict
@@ -42,6 +41,7 @@ from dnadiff.fields import (
     checked,
 )
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.progress import log
 from dnadiff.supervised.classifier import (
     Classifier,
     SequenceClassifier,
@@ -52,7 +52,6 @@ from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, Shuff
 from dnadiff.supervised.targets import ValidScore
 from dnadiff.training.optim import frozen_objects, parameter_groups, warmup_cosine
 
-log = logging.getLogger("dnadiff")
 Groups = list[dict[str, list[nn.Parameter] | float]]
 STEPS, MIN_STEPS, MIN_EPOCHS, MAX_EPOCHS = 2000, 20, 2, 20
 # Of the head alone.

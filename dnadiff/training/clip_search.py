@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -23,6 +22,7 @@ from dnadiff.diffusion.objective.block_mdlm import BlockMDLM
 from dnadiff.diffusion.objective.masking import Clipped, Positions
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.fields import Config, Positive, PositiveInt, checked
+from dnadiff.progress import log
 from dnadiff.store.objects import build, locate
 from dnadiff.training.module import Batch, DiffusionModule
 from dnadiff.training.trainer import reshard
@@ -30,7 +30,6 @@ from dnadiff.training.trainer import reshard
 LOWEST = 1e-3  # of the rates that are searched, as published: from 0 on the variance is infinite
 WIDTHS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)  # as published
 Width = Annotated[float, Interval(gt=LOWEST, le=1)]
-log = logging.getLogger("dnadiff")
 
 
 @checked

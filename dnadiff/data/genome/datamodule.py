@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,11 +50,10 @@ from dnadiff.fields import Fraction, PositiveInt, checked
 from dnadiff.formats.regions import names_of, read_bed, read_regions
 from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.jobs.job import Job, Result
+from dnadiff.progress import log
 from dnadiff.store.disk import write_json
 from dnadiff.store.files import resolve
 from dnadiff.store.remote import Download
-
-log = logging.getLogger("dnadiff")
 
 
 @checked

@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 import os
 import re
 import time
@@ -27,22 +26,22 @@ from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.data.processes import map_in_order, num_cores
 from dnadiff.data.records import Integers, StoredArray
 from dnadiff.data.splits import PARTS
-from dnadiff.fields import checked
+from dnadiff.fields import JsonDict, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
+from dnadiff.progress import log
 from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, read_index
 from dnadiff.store.files import matches, resolve
 from dnadiff.store.remote import hub_is_reachable
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import TextTokenizer
-    from dnadiff.fields import Json
 
-log = logging.getLogger("dnadiff")
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -50,7 +49,7 @@ class Documents(ABC):
     """An ordered collection of documents that can be read again and again."""
 
     @abstractmethod
-    def key(self) -> dict[str, Json]:
+    def key(self) -> JsonDict:
         """Everything that determines the documents, contents of files included. The cache is named
         by it."""
 
@@ -102,9 +101,9 @@ class Files(Documents):
         return itertools.islice(every, number, None)
 
     @override
-    def key(self) -> dict[str, Json]:
+    def key(self) -> JsonDict:
         hashes = [content_hash(resolve(path)) for path in self.paths]
-        found: dict[str, Json] = {
+        found: JsonDict = {
             "files": [[digest, kind or "text"] for digest, kind in zip(hashes, self._kinds)]
         }
         found |= {"columns": self.columns} if any(self._kinds) else {}
@@ -178,7 +177,7 @@ class HubPart(Documents):
     streaming: bool = False
 
     @override
-    def key(self) -> dict[str, Json]:
+    def key(self) -> JsonDict:
         hub, files = self.hub, self._local_files()  # repositories are identified by their revision
         content = [[Path(file).name, content_hash(Path(file))] for file in files]
         return {
@@ -220,7 +219,7 @@ class HubPart(Documents):
             where = f"{self.hub.id}: row {place:,} of {part}"
             yield joined(row, self.hub.columns, where, "data.hub.column")
 
-    def _load(self, skip: int) -> Iterable[dict[str, Json]]:
+    def _load(self, skip: int) -> Iterable[JsonDict]:
         if not hub_is_reachable():
             # read when `datasets` is imported; stored datasets are still found
             os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -258,7 +257,7 @@ class DocumentRange(Documents):
     last: int
 
     @override
-    def key(self) -> dict[str, Json]:
+    def key(self) -> JsonDict:
         return {"stretch": [self.first, self.last], "of": self.source.key()}
 
     @override
@@ -382,7 +381,7 @@ class Encoder:
     detokenizer: str | None
     eos_id: int | None
 
-    def __call__(self, texts: list[str]) -> list[np.ndarray]:
+    def __call__(self, texts: list[str]) -> list[ndarray]:
         """Ids of each document."""
         ids = self.tokenizer.encode_batch([detokenize(text, self.detokenizer) for text in texts])
         if self.eos_id is None:
@@ -390,7 +389,7 @@ class Encoder:
         end = np.array([self.eos_id], dtype=self.tokenizer.dtype)
         return [np.concatenate([each, end]) for each in ids]
 
-    def joined(self, texts: list[str]) -> tuple[np.ndarray, Integers]:
+    def joined(self, texts: list[str]) -> tuple[ndarray, Integers]:
         """Concatenated ids of documents, and the number of ids of each."""
         ids = self(texts)
         return np.concatenate(ids), np.array([len(each) for each in ids], dtype=np.int64)
@@ -409,7 +408,7 @@ class Encoder:
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class TokenizedDocuments(Sequence[np.ndarray]):
+class TokenizedDocuments(Sequence[ndarray]):
     """Tokenized documents in the cache. Pickles as its path."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -420,7 +419,7 @@ class TokenizedDocuments(Sequence[np.ndarray]):
         self._ends = StoredArray.at(self.folder / "ends", np.int64)
 
     @property
-    def tokens(self) -> np.ndarray:
+    def tokens(self) -> ndarray:
         """All ids, `(num_tokens,)`, memory-mapped and read-only."""
         return self.stored.mapped
 
@@ -457,7 +456,7 @@ def tokenize(
     folder = cache_dir("texts") / encoder.key(documents)
     dtype = encoder.tokenizer.dtype
 
-    def fill(part: Path) -> dict[str, Json]:
+    def fill(part: Path) -> JsonDict:
         started = logged = time.monotonic()
         total = number = 0
         work = encoder.joined, chunks(documents), num_proc or min(num_cores(), _MAX_PROCESSES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,9 @@ from typing_extensions import override
 from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.design.method.base import Particles, Step, Stepwise
 from dnadiff.fields import Fraction, checked
+from dnadiff.progress import log
 
 _FEW = 8  # particles
-log = logging.getLogger("dnadiff")
 
 
 @checked

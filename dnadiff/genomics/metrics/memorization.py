@@ -3,7 +3,6 @@ they may be copied: exact matches on either strand."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -27,12 +26,12 @@ from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.held_out import bases_of
 from dnadiff.genomics.metrics.composition import as_bases, designed_part
+from dnadiff.progress import log
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.weights.loaded import Loaded
 
-log = logging.getLogger("dnadiff")
 LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -47,7 +46,7 @@ from dnadiff.genomics.metrics.composition import (
 )
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Job, Result
-from dnadiff.progress import table
+from dnadiff.progress import log, table
 from dnadiff.store.disk import atomic_write, write_json
 
 _STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
@@ -192,7 +191,6 @@ MAX_REAL = (
 MAX_DISTANCE = 100  # bases between two positions whose mutual information is computed
 _MIN_SAMPLES = 10  # for a cross-validated discriminator
 _DISCRIMINATOR_K = 4
-log = logging.getLogger("dnadiff")
 TOO_SIMILAR = "WARNING: closer than real windows are to each other (too similar)"
 
 

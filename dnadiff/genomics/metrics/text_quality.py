@@ -8,7 +8,6 @@ of a text from its first to its last one that is not special.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -26,12 +25,11 @@ from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.fields import Config, JsonDict
+from dnadiff.progress import log
 from dnadiff.store.address import expand_user, file_name, shown
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import open_text
 from dnadiff.weights import checkpoint, published
-
-log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ wrong; and both together as a data frame, without any configuration."""
 
 from __future__ import annotations
 
-import logging
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -45,6 +44,7 @@ from dnadiff.genomics.variants.variant import (
     Skipped,
     pair,
 )
+from dnadiff.progress import log
 
 if TYPE_CHECKING:
     import pandas
@@ -55,7 +55,6 @@ NO_VALUE = "N at the end of a window"
 NAN = math.nan
 _SHOWN = 3  # rows in a message
 OnMismatch: TypeAlias = Literal["error", "skip", "flag"]
-log = logging.getLogger("dnadiff")
 
 
 class Effect(NamedTuple):

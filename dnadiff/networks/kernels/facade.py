@@ -8,7 +8,6 @@ fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run on
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import mmap
 import os
@@ -40,6 +39,7 @@ from dnadiff.networks.kernels.portable import (
     difference,
 )
 from dnadiff.networks.kernels.triton_rowwise import TritonBackend
+from dnadiff.progress import log
 
 AUTO = "auto"
 _FOR_A_THREAD = 64 << 20  # bytes of address space: its stack of 8 MiB and what it allocates first
@@ -51,7 +51,6 @@ SCANS: dict[str, Backend] = {
     "portable": PortableBackend(),
     "reference": ReferenceBackend(),
 }
-_log = logging.getLogger("dnadiff")
 
 
 def check_scan(scan: str) -> str:
@@ -136,7 +135,7 @@ def triton_allowed() -> bool:
 
 @cache
 def _warn_once(message: str) -> None:
-    _log.warning(message)
+    log.warning(message)
 
 
 @cache
@@ -145,9 +144,9 @@ def _fastest(device_type: str, dtype: torch.dtype) -> str:
         if backend.unsupported(device_type, dtype):
             continue
         if reason := _failure(name):
-            _log.warning("selective scan: not %s, because %s", name, reason)
+            log.warning("selective scan: not %s, because %s", name, reason)
             continue
-        _log.info("selective scan: %s (%s)", name, backend.description())
+        log.info("selective scan: %s (%s)", name, backend.description())
         return name
     raise AssertionError("portable supports everything")
 
@@ -697,7 +696,7 @@ def choose_threads(
             part.write_text(f"{chosen}\n")
             part.replace(path)  # another process never reads half of a number
         if chosen < most:
-            _log.info(
+            log.info(
                 f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS "
                 f"sets another number; kept in {path})"
             )

@@ -9,7 +9,6 @@ its gradient in place.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -22,14 +21,13 @@ from dnadiff.networks.kernels import triton_rowwise
 from dnadiff.networks.kernels.backend import OptionalTensor
 from dnadiff.networks.kernels.facade import AUTO, SCANS, choose, triton_allowed
 from dnadiff.networks.kernels.triton_scan import interpreted
+from dnadiff.progress import log
 
 _ENTRIES = {"cpu": 2**23, "cuda": 2**28}  # logits in a block: 32 MB, 1 GB in float32
 _MIN_COLUMNS = 1024  # of a block: narrower products are slow
 # columns: rows of a block start at multiples of 128 bytes in half precision, whatever the size of
 # the vocabulary
 _ALIGNED = 64
-
-_log = logging.getLogger("dnadiff")
 
 
 def linear_log_sum(
@@ -83,7 +81,7 @@ def _triton_failure(device: torch.device) -> str:
         return "it needs a CUDA device"
     reason = _difference(device)
     if reason and device.type == "cuda":
-        _log.warning("loss over the vocabulary: not Triton, because %s", reason)
+        log.warning("loss over the vocabulary: not Triton, because %s", reason)
     return reason
 
 

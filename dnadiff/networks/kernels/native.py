@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import logging
 import os
 import platform
 import re
@@ -43,6 +42,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import CustomOpDef
 
 from dnadiff.networks.kernels.backend import OptionalTensor
+from dnadiff.progress import log
 
 _FOLDER = Path(__file__).parent
 _ABANDONED = 3600  # seconds after which a build folder is assumed to belong to a killed process
@@ -67,8 +67,6 @@ _EXTRAS = tuple(
 _FUNCTION = re.compile(r"^(void|int64_t) (dnadiff_\w+)\(([^)]*)\)", re.MULTILINE)
 _PLAIN = {int, float, bool, type(None)}
 _TYPES = {"int64_t": c_int64, "double": c_double, "int": c_int}  # of parameters, by value
-
-_log = logging.getLogger("dnadiff")
 
 
 class CannotCompile(RuntimeError):
@@ -156,7 +154,7 @@ def _private_folder() -> Path | None:
         reason = str(error)
     if not reason:
         return folder
-    _log.warning("the C++ kernels are compiled for this process alone: %s", reason)
+    log.warning("the C++ kernels are compiled for this process alone: %s", reason)
     return None
 
 
