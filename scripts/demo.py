@@ -25,8 +25,8 @@ from demo_report import Designs, write_demo_page
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.diffusion.denoiser import Conjoined
+from dnadiff.formats.nucleotides import text_of
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.model import letters_of
 from dnadiff.progress import duration, table
 from dnadiff.report.run import RunResults, headlines, read_metrics, sentences
 from dnadiff.weights.checkpoint import load
@@ -308,7 +308,7 @@ def designs_in(folder: Path) -> Designs:
     low = center - WINDOW // 2
     genome = Genome.open(GENOME)
     real = load("ecoli").tokenizer.decode(genome.window(RECORD, low, low + WINDOW))
-    sequences = [letters_of(record.sequence) for record in read_sequences(folder / "designs.fa")]
+    sequences = [text_of(record.sequence) for record in read_sequences(folder / "designs.fa")]
     first = GENE_START - UPSTREAM - low
     return Designs(
         sequences,

@@ -416,7 +416,7 @@ def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None
     import h5py
     import pandas as pd
 
-    package = _anndata_for("embeddings.h5ad")
+    package = anndata_package("output", "")
     columns = {
         key: pd.Series(values, dtype=None if key in ("start", "end") else object)
         for key, values in job.columns().items()
@@ -445,10 +445,6 @@ def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None
         shutil.copyfileobj(scratch, file, 1 << 22)
 
 
-def _anndata_for(path: str | Path) -> ModuleType:
-    return anndata_package(f"output {path}", "; or write .npz or .parquet")
-
-
 WriteFile: TypeAlias = Callable[[BinaryIO, EmbedJob, Iterable[Vectors]], None]
 FORMATS: dict[str, WriteFile] = {
     ".npz": write_npz,
@@ -473,5 +469,5 @@ def writer_of(path: Path, pool: str) -> WriteFile:
                 f"output {path}: AnnData has one vector for each sequence; set pool=mean or "
                 "pool=max, or write .npz or .parquet"
             )
-        _anndata_for(path)
+        anndata_package(f"output {path}", "; or write .npz or .parquet")
     return found

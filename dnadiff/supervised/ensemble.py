@@ -112,9 +112,9 @@ class Query(NamedTuple):
     label: Label = UNLABELED
 
     @classmethod
-    def whole(cls, name: str, ids: np.ndarray, label: Label = UNLABELED) -> Query:
-        """A complete record."""
-        return cls(name, 0, len(ids), ids, label)
+    def whole(cls, name: str, ids: np.ndarray) -> Query:
+        """A complete record, without a label."""
+        return cls(name, 0, len(ids), ids)
 
     @property
     def is_unknown(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import override
@@ -202,7 +202,7 @@ class PredictionTable:
             lines.append([*place, *cells, *label, *seeds])
         return _lines(lines)
 
-    def read(self, path: Path) -> Iterator[dict[str, str]]:
+    def read(self, path: Path) -> Iterator[dict[str, Any]]:
         """The rows of a file, by column."""
         with open_text(path) as text:
             yield from csv.DictReader(text, delimiter="\t")
@@ -232,13 +232,10 @@ class PredictionTable:
             pyarrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer,
         ):
             while group := list(itertools.islice(rows, _ROW_GROUP)):
-                # In a column of text, NaN would be a class.
-                empty = [
-                    {key: None for key in self.target.text_columns if row.get(key) == "nan"}
-                    for row in group
-                ]
-                cells = [{**row, **without} for row, without in zip(group, empty)]
-                writer.write_table(pyarrow.Table.from_pylist(cells).cast(schema))
+                for row in group:
+                    if row.get("predicted") == "nan":  # a text would be one of the classes
+                        row["predicted"] = None
+                writer.write_table(pyarrow.Table.from_pylist(group).cast(schema))
 
     def write_track(self, source: Path, target: Path, name: str) -> None:
         """Write the probability of a class, or the values of a target, as bedGraph; where windows

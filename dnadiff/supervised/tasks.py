@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +159,7 @@ class CsvTask(LabeledTask):
 
 def as_names(columns: str | Sequence[str]) -> list[str]:
     """One name or several as a list."""
-    if isinstance(columns, str) or not isinstance(columns, Sequence):
-        return [columns]
-    return list(columns)
+    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
@@ -237,30 +235,27 @@ class FastaTask(LabeledTask):
             raise ValueError(
                 f"path has a part {min(unknown)!r}; the parts are train, valid and test"
             )
-        self.files: dict[str, dict[str, str]] = parts or {
-            "train": {name: str(file) for name, file in path.items()}
-        }
-        if not any(self.files.values()):
+        every: Mapping[str, Any] = parts or {"train": path}
+        self.files = [
+            (PART_NAMES[part], str(name), str(file))
+            for part, files in every.items()
+            for name, file in files.items()
+        ]
+        if not self.files:
             raise ValueError("path names no file; write 'task.path={promoter: p.fa, other: o.fa}'")
         super().__init__(name, **settings)
 
     @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        every = ", ".join(str(file) for _, _, file in self._files())
+        every = ", ".join(file for _, _, file in self.files)
         found = LabeledSequences(
             every, divided=self.divided, label_source="task.path", split_source="task.path"
         )
-        for part, name, file in self._files():
+        for part, name, file in self.files:
             for record in read_sequences(file):
                 where, letters = f"{file}: record {record.name}", record.sequence.decode("latin-1")
-                found.add(tokenizer, letters, str(name), PART_NAMES[part], where)
+                found.add(tokenizer, letters, name, part, where)
         return found
-
-    def _files(self) -> Iterator[tuple[str, str, str]]:
-        """(part, class, file) of every file."""
-        for part, files in self.files.items():
-            for name, file in files.items():
-                yield part, name, file
 
 
 @checked
