@@ -372,7 +372,7 @@ def test_the_effect_of_a_variant_is_the_difference_of_the_predictions(world, cli
     status, _, err = cli("variants", *args, "target=b", "output=f.vcf")
     assert status == 0 and "##INFO=<ID=difference" in (tmp_path / "f.vcf").read_text()
     for override, message in (
-        ("L2=true", "L2 reads a pretrained model"),
+        ("L2=true", "L2 applies to a pretrained model"),
         ("window=41", "window 41 is more than the 40"),
     ):
         status, _, err = cli("variants", *args, "target=a", "output=g.tsv", override)

@@ -9,7 +9,6 @@ compared with a genome. VCF files are read without another package; BCF needs py
 
 from __future__ import annotations
 
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -31,10 +30,10 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from dnadiff.progress import log
 from dnadiff.store.address import shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
 
-log = logging.getLogger("dnadiff")
 _MITOCHONDRION = {"M": "MT", "MT": "M"}
 
 

@@ -54,7 +54,7 @@ LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 NO_VALUE = "N at the end of a window"
 NAN = math.nan
 _SHOWN = 3  # rows in a message
-OnMismatch: TypeAlias = Literal["error", "skip", "flag"]
+OnMismatch = Literal["error", "skip", "flag"]
 
 
 class Effect(NamedTuple):
@@ -100,9 +100,9 @@ class PredictedEffect(NamedTuple):
 
 COLUMNS = Effect._fields[:-2]  # of every output; L2 on request
 PREDICTED_COLUMNS = PredictedEffect._fields[:-1]
-Effects: TypeAlias = Callable[[Sequence[Edit]], Sequence[Effect | PredictedEffect]]
+Effects = Callable[[Sequence[Edit]], Sequence[Effect | PredictedEffect]]
 # A row with the effect of each alternative allele, or why it has none.
-Scored: TypeAlias = tuple[Row, Sequence[Effect | PredictedEffect | Skipped]]
+Scored = tuple[Row, Sequence[Effect | PredictedEffect | Skipped]]
 
 
 class RowScorer:

@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -40,9 +40,9 @@ from dnadiff.genomics.variants.variant import (
     pair,
 )
 
-Floats: TypeAlias = NDArray[np.float64]
-Bools: TypeAlias = NDArray[np.bool_]
-Site: TypeAlias = tuple[str, int]  # record and 0-based position
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Site = tuple[str, int]  # record and 0-based position
 NUM_BASES = 4
 _SMALLEST_SPACING = 8  # bases between sites that share a window
 
@@ -268,7 +268,7 @@ class Network:
     @torch.no_grad()
     def mean_features(self, windows: Sequence[Ids]) -> Floats:
         """Mean of the network's features over each window: (S, D)."""
-        found: dict[int, NDArray] = {}
+        found: dict[int, Floats] = {}
         for chosen, ids in by_length(tensors_of(windows), self.batch_size, self.device):
             mean = self.denoiser.features(ids).float().mean(1).double().cpu().numpy()
             found |= dict(zip(chosen, mean))
@@ -573,7 +573,7 @@ class PairedWindow(VariantMethod):
         ref, alt = np.concatenate(sums).reshape(2, -1)
         return self.mean(weight * (alt - ref))
 
-    def masks(self, count: int, draws: Draws) -> tuple[Bools, NDArray[np.float64]]:
+    def masks(self, count: int, draws: Draws) -> tuple[Bools, Floats]:
         """Which of `count` places each draw masks, (D, count), and the weights of the draws,
         (D,)."""
         strata = self.num_draws // 2
@@ -582,7 +582,7 @@ class PairedWindow(VariantMethod):
         rank = draws.uniform("mask", count).argsort(-1).argsort(-1).numpy()
         return rank < number[:, None], count / number
 
-    def mean(self, values: NDArray[np.float64]) -> tuple[float, float]:
+    def mean(self, values: Floats) -> tuple[float, float]:
         """The mean of the draws and its variance."""
         return float(values.mean()), float(variance_of_mean(values[None])[0])
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,8 @@ _FEW, _PIECE = 16, 1 << 16  # bases that are read together
 _PLACEMENTS = 16
 TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
-Ids: TypeAlias = NDArray[np.integer]
-Places: TypeAlias = NDArray[np.int64]
+Ids = NDArray[np.integer]
+Places = NDArray[np.int64]
 
 
 class Sequences:
@@ -45,7 +45,7 @@ class Sequences:
         return self.ids[record][start:end]
 
 
-Reference: TypeAlias = Genome | Sequences
+Reference = Genome | Sequences
 
 
 class Edit(NamedTuple):

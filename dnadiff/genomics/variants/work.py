@@ -5,7 +5,6 @@ the page with heat maps of saturated regions."""
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 from typing_extensions import override
 
 from dnadiff.data.base import run_data
-from dnadiff.fields import Json
+from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.formats.regions import VariantSource, VcfSource, header_fields, record_of
 from dnadiff.genomics.variants.effects import (
     NO_VALUE,
@@ -35,7 +34,7 @@ from dnadiff.genomics.variants.methods import Audit, Floats, Network, VariantMet
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import Earlier
-from dnadiff.progress import table
+from dnadiff.progress import log, table
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import open_text
 from dnadiff.store.objects import PACKAGE, build
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from dnadiff.weights.loaded import Loaded
 
 _COMPARED, _LENGTH = 64, 64  # stretches of a record that are compared, and their bases
-log = logging.getLogger("dnadiff")
 
 
 PLACE = ("chrom", "pos", "id", "ref", "alt")
@@ -108,7 +106,7 @@ class Table:
                     lines.append("\t".join(cells) + "\n")
         return "".join(lines).encode()
 
-    def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
+    def read(self, path: Path) -> Iterator[JsonMap]:
         """The alleles of a finished file that have an effect, with the columns of a table."""
         with open_text(path) as file:
             next(file)
@@ -157,7 +155,7 @@ class ParquetTable(Table):
                 target.write_table(pyarrow.table(columns, schema=schema))
 
     @override
-    def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
+    def read(self, path: Path) -> Iterator[JsonMap]:
         import pyarrow.parquet
 
         for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
@@ -219,7 +217,7 @@ class Vcf(Table):
         return "".join(lines).encode()
 
     @override
-    def read(self, path: Path) -> Iterator[Mapping[str, Json]]:
+    def read(self, path: Path) -> Iterator[JsonMap]:
         for row in VcfSource(path):
             cells = row.text.split("\t")[7].split(";")
             found = {
@@ -381,7 +379,7 @@ class VariantJob(ResumableJob):
     method: VariantMethod | None
     training: TrainingPart
     mismatch_is_error: bool
-    settings: Mapping[str, Json]
+    settings: JsonMap
     earlier: Earlier = field(default_factory=dict)
     network: Network | None = None
     matrix: Path | None = None
@@ -451,7 +449,7 @@ class VariantJob(ResumableJob):
             yield Result(len(chunk), content, {"audit": list(astuple(audit))})
 
     @override
-    def resume(self, done: int, notes: Mapping[str, Json]) -> None:
+    def resume(self, done: int, notes: JsonMap) -> None:
         super().resume(done, notes)
         self.audit = Audit(*notes.get("audit", ()))
         self.scorer.audited = self.audit.sites
@@ -472,7 +470,7 @@ class VariantJob(ResumableJob):
         self.writer.convert(collected, self.output)
 
     @override
-    def finish(self, collected: Path) -> dict[str, Json]:
+    def finish(self, collected: Path) -> JsonDict:
         self._write_next_to_it(self.matrix, self.page, self.summary.first)
         audit, training, summary = self.audit, self.training, self.summary
         error = {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared}
