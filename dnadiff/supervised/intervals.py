@@ -23,8 +23,7 @@ from dnadiff.fields import Json, is_number
 
 MIN_ITEMS = 100  # of metrics without an exact interval: with fewer, intervals cover too little
 NUM_REPLICATES = 200  # of the jackknife
-_MAX_CELLS = 2 * 10**7  # of the weights of all replicates: limits the time
-_BATCH = 5 * 10**6  # of the weights at once: limits the memory
+_MAX_CELLS = 10**7  # items in all replicates: limits the time
 TOO_FEW = "too few items"
 
 Ends = Callable[[float], tuple[float, float]]  # the ends of the interval at a level such as 0.05
@@ -130,15 +129,15 @@ def between_seeds(values: Sequence[float]) -> list[tuple[float, int]]:
     return [(float(np.var(values, ddof=1)) / count, count - 1)] if count > 1 else []
 
 
-def jackknife_weights(size: int, groups: ndarray | None) -> Iterator[ndarray]:
-    """Weights of the items, (J, S) a few at a time: each replicate leaves out a part of the groups
-    (S,), or of the single items; each item is left out once."""
+def jackknife(size: int, groups: ndarray | None) -> Iterator[ndarray]:
+    """Masks (S,) of the items that are kept: each leaves out a random part of the groups (S,), or
+    of the single items; each item is left out once."""
     index = np.arange(size) if groups is None else np.unique(groups, return_inverse=True)[1]
-    number = min(NUM_REPLICATES, max(20, _MAX_CELLS // size), int(index.max()) + 1)
-    step = max(1, _BATCH // size)
-    for first in range(0, number, step):
-        parts = np.arange(first, min(first + step, number))
-        yield (index % number != parts[:, None]).astype(np.float64)
+    count = int(index.max()) + 1
+    number = min(NUM_REPLICATES, max(20, _MAX_CELLS // size), count)
+    part = np.random.default_rng(0).permutation(count)[index] % number
+    for left_out in range(number):
+        yield part != left_out
 
 
 def of_replicates(

@@ -1,11 +1,9 @@
-"""Metrics of classes, labels and values as functions of item weights, with their intervals over
-test items, or over groups of them, and over seeds (`dnadiff.supervised.intervals`).
+"""Metrics of classes, labels and values, with their intervals over test items, or over groups of
+them, and over seeds (`dnadiff.supervised.intervals`).
 
-Weights of 1 give the value of a metric, weights of 0 its jackknife replicates.
-
-Shapes: `S` items, `C` classes, `K` outputs, `W` weightings, `R` runs. A metric takes weights (W, S)
-    and returns (W,). The values agree with those of scikit-learn and scipy, which compute one
-    weighting per call and sort the items again each time.
+Shapes: `S` items, `C` classes, `K` outputs, `R` runs. A metric takes a mask (S,) of the items that
+    count, which leaves out some of them for the replicates of the jackknife. The values agree with
+    those of scikit-learn and scipy.
 """
 
 from __future__ import annotations
@@ -27,30 +25,12 @@ from dnadiff.supervised.intervals import (
     Ends,
     Estimate,
     between_seeds,
-    jackknife_weights,
+    jackknife,
     of_correct,
     of_replicates,
 )
 
 NUM_BINS = 15  # of the calibration error, as in Guo et al. 2017 (arXiv 1706.04599)
-
-
-class Ranks:
-    """The items in ascending order of their values (N,), and the ties among them."""
-
-    def __init__(self, values: ndarray) -> None:
-        _, self.tie, counts = np.unique(values, return_inverse=True, return_counts=True)
-        self.order, self.starts = np.argsort(self.tie, kind="stable"), np.cumsum(counts) - counts
-
-    def weights(self, weights: ndarray) -> ndarray:
-        """The weight of each tie, ascending: (W, N) -> (W, T)."""
-        return np.add.reduceat(weights[:, self.order], self.starts, axis=1)
-
-    def of_items(self, weights: ndarray) -> ndarray:
-        """The rank of each item, (W, N): the weight of smaller items and half that of equal
-        ones."""
-        of_tie = self.weights(weights)
-        return (np.cumsum(of_tie, 1) - of_tie / 2)[:, self.tie]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +41,7 @@ class Column:
         rows: (N,) numbers of these items.
         predicted: (N,) values, or for a class or label its log-odds.
         truth: (N,) measured values, or whether an item is of the class.
-        folds: (S,) the fold of each item of the task; None if all predictions are of one model.
+        folds: (N,) the fold of each item; None if all predictions are of one model.
     """
 
     rows: ndarray
@@ -69,36 +49,26 @@ class Column:
     truth: ndarray
     folds: ndarray | None = None
 
-    @cached_property
+    def select(self, chosen: ndarray) -> Column:
+        """The items of a mask (N,)."""
+        folds = None if self.folds is None else self.folds[chosen]
+        return Column(self.rows[chosen], self.predicted[chosen], self.truth[chosen], folds)
+
     def parts(self) -> list[Column]:
         """The items of each fold."""
         if self.folds is None:
             return [self]
-        folds = self.folds[self.rows]
-        chosen = [folds == number for number in np.unique(folds)]
-        return [Column(self.rows[i], self.predicted[i], self.truth[i]) for i in chosen]
+        return [self.select(self.folds == number) for number in np.unique(self.folds)]
 
-    @cached_property
-    def predicted_ranks(self) -> Ranks:
-        """The ranks of the predictions."""
-        return Ranks(self.predicted)
-
-    @cached_property
-    def true_ranks(self) -> Ranks:
-        """The ranks of the labels."""
-        return Ranks(self.truth)
-
-    def ranked_weights(self, weights: ndarray) -> list[ndarray]:
-        """The weight of positives and of negatives at each distinct prediction, ascending: two
-        arrays (W, T)."""
-        return [
-            self.predicted_ranks.weights(np.where(chosen, weights, 0.0))
-            for chosen in (self.truth > 0, self.truth <= 0)
-        ]
+    def counts(self) -> ndarray:
+        """The number of positives and of negatives at each distinct prediction, ascending: (2,
+        T)."""
+        tie = np.unique(self.predicted, return_inverse=True)[1]
+        return np.stack([np.bincount(tie, chosen) for chosen in (self.truth > 0, self.truth <= 0)])
 
 
 class ScoredValues:
-    """Predictions of one run with their labels, prepared for scoring under many weightings.
+    """Predictions of one run with their labels, prepared for scoring many subsets.
 
     Args:
         predictions: (S, K) values, or log-odds of labels.
@@ -114,10 +84,14 @@ class ScoredValues:
     def columns(self) -> list[Column]:
         """The outputs, each with the items that have a label."""
         return [
-            Column(rows, predicted[rows], labels[rows].astype(np.float64), self.folds)
+            self.column(predicted, labels.astype(np.float64), np.flatnonzero(np.isfinite(labels)))
             for predicted, labels in zip(self.predictions.T, self.labels.T)
-            for rows in [np.flatnonzero(np.isfinite(labels))]
         ]
+
+    def column(self, predicted: ndarray, truth: ndarray, rows: ndarray) -> Column:
+        """The items of these rows, of an output (S,)."""
+        folds = None if self.folds is None else self.folds[rows]
+        return Column(rows, predicted[rows], truth[rows], folds)
 
 
 class ScoredPredictions(ScoredValues):
@@ -138,12 +112,11 @@ class ScoredPredictions(ScoredValues):
         """(S,) whether the most probable class is the true one."""
         return self.predicted == self.labels
 
-    def confusion(self, weights: ndarray) -> ndarray:
-        """Weight of each (true, predicted) pair: (W, C, C)."""
+    def confusion(self, chosen: ndarray | slice = slice(None)) -> ndarray:
+        """Number of items of a mask (S,) of each (true, predicted) pair: (C, C)."""
         count = self.predictions.shape[1]
-        cells = self.labels * count + self.predicted
-        tables = [np.bincount(cells, of_items, count**2) for of_items in weights]
-        return np.stack(tables).reshape(-1, count, count)
+        cells = (self.labels * count + self.predicted)[chosen]
+        return np.bincount(cells, minlength=count**2).reshape(count, count)
 
     @cached_property
     def columns(self) -> list[Column]:
@@ -155,13 +128,8 @@ class ScoredPredictions(ScoredValues):
             # classes are not rounded to 0. Equal predictions stay ties in spite of rounding.
             others = np.logaddexp.reduce(np.delete(self.predictions, number, axis=1), axis=1)
             log_odds = (self.predictions[:, number] - others).round(9)
-            found.append(Column(rows, log_odds, self.labels == number, self.folds))
+            found.append(self.column(log_odds, self.labels == number, rows))
         return found
-
-
-def _ratio(top: ndarray, bottom: ndarray, otherwise: float = math.nan) -> ndarray:
-    """top / bottom where the latter is positive."""
-    return np.divide(top, bottom, out=np.full_like(top, otherwise, np.float64), where=bottom > 0)
 
 
 @dataclass(frozen=True)
@@ -169,18 +137,18 @@ class Metric:
     """A metric of all outputs together, with its least and largest possible value.
 
     Attributes:
-        function: of scored predictions and weights (W, S), (W,).
+        function: of scored predictions and a mask (S,) of the items that count.
         is_biased: whether it is too large by more than its standard error: it has no interval.
     """
 
-    function: Callable[[Any, ndarray], ndarray]
+    function: Callable[..., float]
     low: float = 0.0
     high: float = 1.0
     is_biased: bool = False
 
-    def __call__(self, scored: ScoredValues, weights: ndarray) -> ndarray:
-        """(W,) under weights (W, S)."""
-        return self.function(scored, weights)
+    def __call__(self, scored: ScoredValues, chosen: ndarray) -> float:
+        """The value for the items of a mask (S,)."""
+        return float(self.function(scored, chosen))
 
     def num_items(self, scored: ScoredValues) -> int:
         """The items that have a label for each of its outputs."""
@@ -195,11 +163,11 @@ class Metric:
         if self.is_biased or not math.isfinite(value) or self.num_items(scored) < MIN_ITEMS:
             return None
         replicates = [
-            _difference([np.mean([self(run, weights) for run in runs], 0) for runs in models])
-            for weights in jackknife_weights(len(scored.labels), groups)
+            _difference([np.mean([self(run, kept) for run in runs]) for runs in models])
+            for kept in jackknife(len(scored.labels), groups)
         ]
         range_of = self.low, self.high
-        return of_replicates(value, np.concatenate(replicates), range_of, len(models) > 1)
+        return of_replicates(value, np.array(replicates), range_of, len(models) > 1)
 
 
 class Accuracy(Metric):
@@ -226,9 +194,9 @@ class ColumnMetric(Metric):
     averaged over folds with the weight of their labeled items, without those where it is undefined.
 
     Attributes:
-        function: of a column and the weights (W, N) of its items.
+        function: of a column.
         ranks: whether it depends on the order or on differences of predictions.
-        number: of the output that it is of; None is the mean over those that it is defined for.
+        number: of the output that it is of; None is the mean over all.
     """
 
     ranks: bool = True
@@ -236,123 +204,100 @@ class ColumnMetric(Metric):
 
     @override
     def num_items(self, scored: ScoredValues) -> int:
-        columns = scored.columns if self.number is None else [scored.columns[self.number]]
-        return min(len(column.rows) for column in columns)
+        return min(len(column.rows) for column in self._columns(scored))
 
     @override
-    def __call__(self, scored: ScoredValues, weights: ndarray) -> ndarray:
-        if self.number is not None:
-            return self._of_column(scored.columns[self.number], weights)
-        each = np.stack([self._of_column(column, weights) for column in scored.columns], 1)
-        defined = np.isfinite(each)
-        # Undefined although all items have weight: undefined for the data, and so is the mean.
-        count = np.where((weights > 0).all(1) & ~defined.all(1), 0, defined.sum(1))
-        return _ratio(np.where(defined, each, 0.0).sum(1), count)
+    def __call__(self, scored: ScoredValues, chosen: ndarray) -> float:
+        columns = (column.select(chosen[column.rows]) for column in self._columns(scored))
+        return float(np.mean([self._of_column(column) for column in columns]))
 
-    def _of_column(self, column: Column, weights: ndarray) -> ndarray:
-        if not len(column.rows):
-            return np.full(len(weights), np.nan)
-        parts = [
-            (part, weights[:, part.rows]) for part in (column.parts if self.ranks else [column])
-        ]
-        with np.errstate(invalid="ignore", divide="ignore"):  # a replicate without a labeled item
-            values = np.stack([self.function(*part) for part in parts])  # (F, W)
-        if len(parts) == 1:
-            return values[0]
-        sizes = np.stack([of_part.sum(1) for _, of_part in parts])
-        counted = np.where(np.isfinite(values), sizes, 0.0)
-        return _ratio((np.where(counted > 0, values, 0.0) * counted).sum(0), counted.sum(0))
+    def _columns(self, scored: ScoredValues) -> list[Column]:
+        return scored.columns if self.number is None else [scored.columns[self.number]]
+
+    def _of_column(self, column: Column) -> float:
+        parts = [part for part in (column.parts() if self.ranks else [column]) if len(part.rows)]
+        values = np.array([self.function(part) for part in parts])
+        sizes = np.array([len(part.rows) for part in parts])
+        known = np.isfinite(values)
+        return float(np.average(values[known], weights=sizes[known])) if known.any() else math.nan
 
 
-def accuracy(scored: ScoredPredictions, weights: ndarray) -> ndarray:
+def accuracy(scored: ScoredPredictions, chosen: ndarray) -> float:
     """Fraction of items whose most probable class is correct."""
-    return _mean(scored.correct, weights)
+    return scored.correct[chosen].mean()
 
 
-def mcc(scored: ScoredPredictions, weights: ndarray) -> ndarray:
+def mcc(scored: ScoredPredictions, chosen: ndarray) -> float:
     """Matthews correlation coefficient (Gorodkin's R_K for more than two classes); 0 if a single
     class is predicted."""
-    table = scored.confusion(weights)
-    total, correct = table.sum((1, 2)), np.trace(table, axis1=1, axis2=2)
-    true, predicted = table.sum(2), table.sum(1)
-    top = correct * total - (true * predicted).sum(1)
-    bottom = np.sqrt((total**2 - (predicted**2).sum(1)) * (total**2 - (true**2).sum(1)))
-    return _ratio(top, bottom, 0.0)
+    table = scored.confusion(chosen).astype(np.float64)
+    total, true, predicted = table.sum(), table.sum(1), table.sum(0)
+    bottom = math.sqrt((total**2 - predicted @ predicted) * (total**2 - true @ true))
+    return (np.trace(table) * total - true @ predicted) / bottom if bottom > 0 else 0.0
 
 
-def f1(scored: ScoredPredictions, weights: ndarray) -> ndarray:
+def f1(scored: ScoredPredictions, chosen: ndarray) -> float:
     """Macro-averaged F1; it is 0 for a class that neither occurs nor is predicted."""
-    table = scored.confusion(weights)
-    both = table.sum(1) + table.sum(2)
-    return _ratio(2 * np.diagonal(table, axis1=1, axis2=2), both, 0.0).mean(1)
+    table = scored.confusion(chosen)
+    return (2 * np.diagonal(table) / np.maximum(table.sum(0) + table.sum(1), 1)).mean()
 
 
-def calibration_error(scored: ScoredPredictions, weights: ndarray) -> ndarray:
+def calibration_error(scored: ScoredPredictions, chosen: ndarray) -> float:
     """Expected calibration error: |accuracy - confidence| in bins of equal width, averaged over
     items."""
-    confidence = scored.probs.max(-1)
+    confidence = scored.probs.max(-1)[chosen]
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
-    excess = scored.correct - confidence
-    return np.abs((weights * excess) @ np.eye(NUM_BINS)[bins]).sum(1) / weights.sum(1)
+    excess = np.bincount(bins, scored.correct[chosen] - confidence)
+    return np.abs(excess).sum() / len(bins)
 
 
-def roc_area(column: Column, weights: ndarray) -> ndarray:
+def roc_area(column: Column) -> float:
     """Area under the ROC curve; NaN if all items or none are positive."""
-    positive, negative = column.ranked_weights(weights)
-    area = (positive * (np.cumsum(negative, 1) - negative / 2)).sum(1)
-    return _ratio(area, positive.sum(1) * negative.sum(1))
+    positive, negative = column.counts()
+    pairs = positive.sum() * negative.sum()
+    return positive @ (np.cumsum(negative) - negative / 2) / pairs if pairs else math.nan
 
 
-def average_precision(column: Column, weights: ndarray) -> ndarray:
+def average_precision(column: Column) -> float:
     """Average precision without interpolation; NaN if no item is positive."""
-    positive, negative = (each[:, ::-1] for each in column.ranked_weights(weights))
-    precision = _ratio(np.cumsum(positive, 1), np.cumsum(positive + negative, 1), 0.0)
-    return _ratio((positive * precision).sum(1), positive.sum(1))
+    counts = column.counts()[:, ::-1]
+    positive, _ = counts
+    precision = np.cumsum(positive) / np.cumsum(counts.sum(0))
+    return positive @ precision / positive.sum() if positive.any() else math.nan
 
 
-def _mean(values: ndarray, weights: ndarray) -> ndarray:
-    return weights @ values / weights.sum(1)
+def _correlation(x: ndarray, y: ndarray) -> float:
+    """The correlation of x and y: 0 if x is constant, NaN if y is."""
+    if np.ptp(y) == 0:
+        return math.nan
+    return 0.0 if np.ptp(x) == 0 else np.corrcoef(x, y)[0, 1]
 
 
-def _correlation(x: ndarray, y: ndarray, weights: ndarray) -> ndarray:
-    """Weighted correlation (W,) of x and y, (N,) or (W, N): 0 if x is constant, NaN if y is."""
-    total = weights.sum(1, keepdims=True)
-    x, y = (each - (weights * each).sum(1, keepdims=True) / total for each in (x, y))
-    xx, yy, xy = ((weights * product).sum(1) for product in (x * x, y * y, x * y))
-    return np.where(yy > 0, _ratio(xy, np.sqrt(xx * yy), 0.0), np.nan)
+def _ranks(values: ndarray) -> ndarray:
+    """The rank of each value, the mean rank for ties."""
+    _, tie, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - counts / 2)[tie]
 
 
-def _centered(values: ndarray) -> ndarray:
-    """Values around 0, exactly 0 if they are constant, which keeps rounding errors from looking
-    like a spread."""
-    return values - values[0] if np.ptp(values) == 0 else values - values.mean()
-
-
-def pearson(column: Column, weights: ndarray) -> ndarray:
+def pearson(column: Column) -> float:
     """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
-    return _correlation(_centered(column.predicted), _centered(column.truth), weights)
+    return _correlation(column.predicted, column.truth)
 
 
-def spearman(column: Column, weights: ndarray) -> ndarray:
+def spearman(column: Column) -> float:
     """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
     constant labels."""
-    half = weights.sum(1, keepdims=True) / 2  # the mean rank: exactly that of a single tie
-    both = (column.predicted_ranks, column.true_ranks)
-    predicted, measured = (ranks.of_items(weights) - half for ranks in both)
-    return _correlation(predicted, measured, weights)
+    return _correlation(_ranks(column.predicted), _ranks(column.truth))
 
 
-def mse(column: Column, weights: ndarray) -> ndarray:
+def mse(column: Column) -> float:
     """Mean squared error."""
-    return _mean((column.predicted - column.truth) ** 2, weights)
+    return ((column.predicted - column.truth) ** 2).mean()
 
 
-def r2(column: Column, weights: ndarray) -> ndarray:
+def r2(column: Column) -> float:
     """Coefficient of determination; NaN for constant labels."""
-    x, y = column.predicted - column.truth.mean(), _centered(column.truth)
-    variance = _mean(y * y, weights) - _mean(y, weights) ** 2
-    found = 1 - _mean((x - y) ** 2, weights) / variance
-    return np.where(variance > 1e-12 * (y * y).mean(), found, np.nan)
+    return 1 - mse(column) / column.truth.var() if np.ptp(column.truth) else math.nan
 
 
 LABEL_METRICS = {"auroc": ColumnMetric(roc_area), "auprc": ColumnMetric(average_precision)}
@@ -400,8 +345,8 @@ def named_metrics(names: Sequence[str], metrics: Mapping[str, ColumnMetric]) -> 
 
 def metric_values(scored: ScoredValues, metrics: Mapping[str, Metric]) -> dict[str, float]:
     """The metrics of one set of predictions."""
-    ones = np.ones((1, len(scored.labels)))
-    return {name: float(metric(scored, ones)[0]) for name, metric in metrics.items()}
+    every = np.ones(len(scored.labels), bool)
+    return {name: metric(scored, every) for name, metric in metrics.items()}
 
 
 def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[str, list[float]]]:
@@ -412,10 +357,10 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
         max_points: of a curve; with more thresholds, those at even steps of the number of selected
             items are kept.
     """
-    curves, ones = [], np.ones((1, len(scored.labels)))
+    curves = []
     for column in scored.columns:
-        counts = np.cumsum([of_item[0, ::-1] for of_item in column.ranked_weights(ones)], 1)
-        counts = np.pad(counts, ((0, 0), (1, 0)))  # (2, T + 1): positives and negatives
+        # (2, T + 1): positives and negatives
+        counts = np.pad(np.cumsum(column.counts()[:, ::-1], 1), ((0, 0), (1, 0)))
         if counts.shape[1] > max_points:
             steps = np.linspace(0, len(scored.labels), max_points)
             counts = counts[:, np.unique(np.searchsorted(counts.sum(0), steps))]
@@ -426,7 +371,7 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
 
 def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
     """Number of items by true class (row) and predicted class (column), averaged over runs."""
-    return np.mean([run.confusion(np.ones((1, len(run.labels))))[0] for run in runs], 0).tolist()
+    return np.mean([run.confusion() for run in runs], 0).tolist()
 
 
 def estimate(
@@ -444,8 +389,8 @@ def estimate(
             interval. None: single items.
     """
     models = [each for each in (runs, baseline) if each]
-    ones = np.ones((1, len(runs[0].labels)))
-    of_runs = [[float(metric(run, ones)[0]) for run in each] for each in models]
+    every = np.ones(len(runs[0].labels), bool)
+    of_runs = [[metric(run, every) for run in each] for each in models]
     value = float(_difference([np.mean(each) for each in of_runs]))
     width = metric.high - metric.low
     has_few = groups is not None and len(np.unique(groups)) < MIN_BLOCKS

@@ -229,9 +229,7 @@ def test_intervals_of_areas_and_correlations_cover_the_true_value(p):
         return {"auroc": classes, "mcc": classes, "spearman": of_values}
 
     every = METRICS | REGRESSION_METRICS
-    true = {
-        name: every[name](run, np.ones((1, 200_000)))[0] for name, run in sample(200_000).items()
-    }
+    true = {name: every[name](run, np.ones(200_000, bool)) for name, run in sample(200_000).items()}
     for _ in range(150):
         for name, run in sample(100).items():
             low, high = estimate_of(every[name], [run]).interval()

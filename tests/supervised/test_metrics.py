@@ -27,16 +27,14 @@ def predictions(num_classes: int, number: int = 300) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("num_classes", [2, 3])
-def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
+def test_metrics_of_chosen_items_equal_scikit_learn(num_classes):
     log_probs, labels = predictions(num_classes)
     scored, probs = (
         ScoredPredictions(log_probs, labels),
         np.exp(log_probs).round(9),
     )  # ties stay ties
-    weights = np.stack(
-        [np.ones(300), np.random.default_rng(0).multinomial(300, np.full(300, 1 / 300))]
-    ).astype(float)
-    for world, w in enumerate(weights):
+    for chosen in (np.ones(300, bool), np.random.default_rng(0).random(300) < 0.6):
+        w = chosen * 1.0
         truth, score = (
             (labels, probs[:, 1]) if num_classes == 2 else (np.eye(num_classes)[labels], probs)
         )
@@ -51,7 +49,7 @@ def test_metrics_equal_scikit_learn_under_any_weights(num_classes):
             ),
         }
         for metric, value in expected.items():
-            assert metric(scored, weights)[world] == pytest.approx(value, abs=1e-9)
+            assert metric(scored, chosen) == pytest.approx(value, abs=1e-9)
 
 
 def test_calibration_error_of_a_confident_model_is_its_error_rate():
@@ -108,11 +106,11 @@ def test_rankings_are_averaged_over_folds():
         found["accuracy"]
         == metric_values(ScoredPredictions(log_probs, labels), METRICS)["accuracy"]
     )
-    weights = np.array(
-        [[2.0, 2, 2, 2, 3, 0, 1], [0, 0, 0, 0, 0, 0, 7]]
-    )  # the second fold has one class, then the first has no item
-    found = METRICS["auroc"](ScoredPredictions(log_probs, labels, folds), weights)
-    assert found[0] == 1.0 and np.isnan(found[1])
+    # The second fold has one class.
+    chosen = np.array([True, True, True, True, True, False, True])
+    assert METRICS["auroc"](ScoredPredictions(log_probs, labels, folds), chosen) == 1.0
+    chosen[:4] = False
+    assert np.isnan(METRICS["auroc"](ScoredPredictions(log_probs, labels, folds), chosen))
 
 
 def test_classes_that_a_fold_lacks_are_averaged_over_the_others():
@@ -186,39 +184,29 @@ def test_confident_predictions_are_ranked_where_their_probabilities_are_rounded_
         np.array([0] * 20 + [1] * 20 + [classes - 1]),
     )
     assert len(set(np.exp(log_probs[:40, 1].astype(np.float64)))) == 1
-    assert METRICS["auroc"](ScoredPredictions(log_probs, labels), np.ones((1, 41)))[0] == 1
+    assert METRICS["auroc"](ScoredPredictions(log_probs, labels), np.ones(41, bool)) == 1
 
 
-def test_a_class_without_items_in_a_replicate_is_left_out_of_its_mean():
+def test_a_class_without_items_leaves_areas_undefined():
     log_probs, labels = predictions(3)
-    scored, weights = ScoredPredictions(log_probs, labels), np.ones((2, 300))
-    weights[1, labels == 2] = 0
-    for metric, of_one in (
-        (METRICS["auroc"], published.roc_auc_score),
-        (METRICS["auprc"], published.average_precision_score),
-    ):
-        kept = labels != 2
-        each = [
-            of_one(labels[kept] == number, np.exp(log_probs[kept, number]).round(9))
-            for number in (0, 1)
-        ]
-        assert metric(scored, weights)[1] == pytest.approx(np.mean(each))
     lacking = ScoredPredictions(log_probs[labels != 2], labels[labels != 2])
-    assert all(np.isnan(metric_values(lacking, METRICS)[name]) for name in ("auroc", "auprc"))
+    for name in ("auroc", "auprc"):
+        assert np.isnan(METRICS[name](ScoredPredictions(log_probs, labels), labels != 2))
+        assert np.isnan(metric_values(lacking, METRICS)[name])
 
 
 def test_150_classes_need_little_memory():
     log_probs, labels = predictions(150, 2000)
-    scored, weights = (
+    scored, chosen = (
         ScoredPredictions(log_probs, labels),
-        np.random.default_rng(0).integers(0, 3, (50, 2000)).astype(float),
+        np.random.default_rng(0).random(2000) < 0.9,
     )
     tracemalloc.start()
-    found = scored.confusion(weights), METRICS["auroc"](scored, weights)
+    found = scored.confusion(chosen), METRICS["auroc"](scored, chosen)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1e8
     expected = published.confusion_matrix(
-        labels, scored.predicted, labels=range(150), sample_weight=weights[7]
+        labels[chosen], scored.predicted[chosen], labels=range(150)
     )
-    assert np.array_equal(found[0][7], expected)
+    assert np.array_equal(found[0], expected)

@@ -1,4 +1,4 @@
-"""Correlations and R2 as functions of item weights, against scipy and scikit-learn."""
+"""Correlations and R2 of chosen items, against scipy and scikit-learn."""
 
 from dataclasses import replace
 
@@ -33,22 +33,19 @@ def by_library(predicted: np.ndarray, measured: np.ndarray) -> dict[str, float]:
     }
 
 
-def of_counts(predicted: np.ndarray, measured: np.ndarray, counts: np.ndarray) -> dict[str, float]:
-    scored, weights = ScoredValues(predicted, measured), counts[None].astype(float)
+def of_chosen(predicted: np.ndarray, measured: np.ndarray, chosen: np.ndarray) -> dict[str, float]:
+    scored = ScoredValues(predicted, measured)
     return {
-        name: [replace(metric, number=k)(scored, weights)[0] for k in range(measured.shape[1])]
+        name: [replace(metric, number=k)(scored, chosen) for k in range(measured.shape[1])]
         for name, metric in REGRESSION_METRICS.items()
     }
 
 
-def test_weights_are_repetitions():
+def test_metrics_of_chosen_items_equal_those_of_libraries():
     predicted, measured = values()
-    counts = np.random.default_rng(1).integers(0, 4, 60)
-    for weights in (np.ones(60, int), counts):
-        expected = by_library(
-            np.repeat(predicted[:, 0], weights), np.repeat(measured[:, 0], weights)
-        )
-        found = of_counts(predicted, measured, weights)
+    for chosen in (np.ones(60, bool), np.random.default_rng(1).random(60) < 0.6):
+        expected = by_library(predicted[chosen, 0], measured[chosen, 0])
+        found = of_chosen(predicted, measured, chosen)
         assert {name: float(each[0]) for name, each in found.items()} == pytest.approx(
             expected, rel=1e-9
         )
@@ -57,7 +54,7 @@ def test_weights_are_repetitions():
 def test_missing_labels_are_left_out_of_each_target():
     predicted, measured = values(targets=2)
     measured[::3, 0] = measured[1::4, 1] = np.nan
-    found = of_counts(predicted, measured, np.ones(60, int))
+    found = of_chosen(predicted, measured, np.ones(60, bool))
     for k in (0, 1):
         known = np.isfinite(measured[:, k])
         expected = by_library(predicted[known, k], measured[known, k])
@@ -67,9 +64,9 @@ def test_missing_labels_are_left_out_of_each_target():
 def test_a_constant_prediction_has_no_correlation_and_constant_labels_have_no_metric():
     predicted, measured = values()
     constant = np.full_like(predicted, 0.1)
-    found = of_counts(constant, measured, np.arange(60) % 3)
+    found = of_chosen(constant, measured, np.arange(60) % 3 > 0)
     assert found["spearman"] == found["pearson"] == [0] and found["r2"][0] < 0
-    found = of_counts(predicted, constant, np.arange(60) % 3)
+    found = of_chosen(predicted, constant, np.arange(60) % 3 > 0)
     assert all(np.isnan(found[name]) for name in ("spearman", "pearson", "r2")) and np.isfinite(
         found["mse"]
     )
@@ -147,20 +144,6 @@ def test_labels_are_scored_one_by_one():
     assert all(
         np.isnan(value)
         for value in metric_values(empty, named_metrics(["x", "y"], LABEL_METRICS)).values()
-    )
-
-
-def test_targets_that_are_undefined_in_a_replicate_are_left_out_of_its_mean():
-    predicted, measured = values(targets=2)
-    measured[:, 1] = (
-        np.arange(60) == 0
-    )  # the second target has different values only with the first item
-    run, metrics = ScoredValues(predicted, measured), named_metrics(["a", "b"], REGRESSION_METRICS)
-    weights = np.ones((2, 60))
-    weights[1, 0] = 0
-    both, first = metrics["spearman"](run, weights), metrics["spearman of a"](run, weights)
-    assert both[1] == first[1] and both[0] == pytest.approx(
-        (first + metrics["spearman of b"](run, weights))[0] / 2
     )
 
 
