@@ -22,7 +22,7 @@ from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
 from dnadiff.fields import Fraction, PositiveInt, check_value, checked
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.formats.regions import filled_lines
+from dnadiff.formats.regions import filled_lines, listing
 from dnadiff.jobs.journal import sha256
 from dnadiff.store.address import shown
 from dnadiff.store.files import open_text, resolve
@@ -32,7 +32,7 @@ R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
 _BASES = "ACGT"
-_COUNT = re.compile(r"[0-9.]+(?:e[-+]?[0-9]+)?", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 
 
@@ -444,35 +444,31 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
     source, found = f"reward.matrix {shown(path)}", list[tuple[str, dict[str, list[float]]]]()
     with open_text(path) as file:
         for number, line in filled_lines(path, file):
+            base, *cells = re.findall(r"[^\s\[\]]+", line) or [""]
+            rows = found[-1][1] if found else {base: []}
             if line.startswith(">"):
                 found.append((" ".join(line[1:].split()), {}))
-                continue
-            try:
-                rows, cells = found[-1][1], re.findall(r"[^\s\[\]]+", line)
-                base = cells.pop(0) if cells[0].isalpha() else _BASES[len(rows)]
-                if base not in [*_BASES] or base in rows or not all(map(_COUNT.fullmatch, cells)):
-                    raise ValueError
-                rows[base] = [float(cell) for cell in cells]
-            except (ValueError, IndexError):
+            elif base in {*_BASES} - {*rows} and all(map(_COUNT.fullmatch, cells)):
+                rows[base] = [*map(float, cells)]
+            else:
                 raise ValueError(
                     f"{source}: line {number} is {line[:40]!r}, expected >ID NAME or a row of "
                     "counts of A, C, G or T, such as 'A [ 3 0 1 ]'; correct the line"
-                ) from None
+                )
     for title, rows in found:
-        if [*sorted(rows)] != [*_BASES] or len({*map(len, rows.values())}) != 1:
+        if len(rows) != len(_BASES) or len({*map(len, rows.values())}) != 1:
             sizes = ", ".join(f"{len(row)} of {base}" for base, row in rows.items()) or "none"
             raise ValueError(
                 f"{source}: the matrix {title} has rows with different numbers of counts ({sizes}), "
                 "expected as many for each of A, C, G and T; complete it"
             )
-    titles = [title for title, _ in found]
     chosen = [one for one in found if name is None or name in (one[0], *one[0].split(" ", 1))]
     if len(chosen) != 1:
         called = "" if name is None else f" called {name}"
         problem = f"has {len(chosen)} matrices{called}" if found else "has no matrix"
         raise ValueError(
             f"{source} {problem}; set reward.name to one of "
-            f"{', '.join(titles[:8]) or 'those of another file'}"
+            f"{listing([title for title, _ in found]) or 'those of another file'}"
         )
     counts = np.array([chosen[0][1][base] for base in _BASES]).T
     if not counts.size or not np.isfinite(counts).all() or not counts.any(-1).all():

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
+from dnadiff.formats.table import delimited
 from dnadiff.progress import log
 from dnadiff.store.address import shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
@@ -552,8 +553,7 @@ class TableSource(VariantSource):
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
-        with closing(_text_lines(path)) as lines:
-            names = next(lines, "").rstrip("\n").split("\t")
+        _, names = next(delimited(path, "\t"))
         self.names = [name.strip().lstrip("#").lower() for name in names]
         if missing := [name for name in _COLUMNS if name not in self.names]:
             raise ValueError(
@@ -563,13 +563,12 @@ class TableSource(VariantSource):
 
     @override
     def __iter__(self) -> Iterator[Row]:
-        for number, line in filled_lines(self.name, _text_lines(self.name)):
+        for number, cells in islice(delimited(self.name, "\t"), 1, None):
+            # the first column of a name counts
+            found = dict(zip(reversed(self.names), map(str.strip, reversed(cells))))
+            chrom, pos, ref, alt = (found[name] for name in _COLUMNS)
             where = f"{self.name}: line {number}"
-            cells = _cells(where, line, len(self.names))
-            if number > 1:  # the first column of a name counts
-                found = dict(zip(reversed(self.names), map(str.strip, reversed(cells))))
-                chrom, pos, ref, alt = (found[name] for name in _COLUMNS)
-                yield row_of(where, chrom, pos, found.get("id") or ".", ref, alt)
+            yield row_of(where, chrom, pos, found.get("id") or ".", ref, alt)
 
 
 class Rows(VariantSource):

@@ -99,7 +99,7 @@ def long_line(draw: random.Random, data: bytes) -> bytes:
     """One long record, line, field or run of blank lines."""
     at, size = place(draw, data), draw.choice((*[LONG] * 9, HUGE_LINE))
     letter = draw.choice((b"A", b"N", b">", b" ", b"1", b"\t", b'"', b"\n", b"x\x1b"))
-    return data[:at] + letter * size + data[at:]
+    return data[:at] + letter * (size // len(letter)) + data[at:]
 
 
 def deep(draw: random.Random, data: bytes) -> bytes:
