@@ -394,14 +394,15 @@ _MOST, _LONGEST, _LARGEST = 10_000, 4300, 300_000
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
-_BRACKETS = re.compile(r'"(?:[^"\\]++|\\.)*+"|([\[{])|([\]}])')  # and strings, which may hold some
+# A run of strings and of what is between them, or a bracket; strings may hold some, and be cut.
+_BRACKETS = re.compile(r'(?:"(?:[^"\\]++|\\.)*+"?|[^"\[{\]}]++)++|([\[{])|([\]}])')
 
 
 def load_json(text: str) -> Json:
     """`json.loads`, with a RecursionError for a text with more than 100 brackets in each other."""
     depth = 0
-    for opens, closes in _BRACKETS.findall(text):
-        depth += bool(opens) - bool(closes)
+    for found in _BRACKETS.finditer(text):
+        depth += bool(found[1]) - bool(found[2])
         if depth > _DEEPEST:
             raise RecursionError("nested too deeply")
     return json.loads(text)

@@ -1,6 +1,7 @@
 """Damaged JSON and YAML: a ValueError that names the file, what is wrong and the remedy."""
 
 import os
+import time
 
 import numpy as np
 import pytest
@@ -186,6 +187,14 @@ def test_the_depth_of_json_is_limited_by_brackets_outside_of_strings():
         load_json(f"[{text}]")
     many = ", ".join(["[[]]"] * 5000)
     assert len(load_json(f"[{many}]")) == 5000  # beside each other, not in each other
+
+
+@pytest.mark.parametrize("text", ['{"a": "' + '\\"' * 200_000, '{"form' + '"' * (1 << 22)])
+def test_a_json_text_of_many_quotes_is_refused_at_once(text):
+    begin = time.process_time()
+    with pytest.raises(ValueError, match="line 1 column"):
+        load_json(text)
+    assert time.process_time() - begin < 2
 
 
 def test_yaml_has_the_same_limit(tmp_path):
