@@ -520,9 +520,8 @@ class SequenceDataModule:
 
 
 _REMEDY = (
-    "give them to evaluate, judge or copies, as in data=ecoli or data=fasta "
-    "data.path=my.fa, "
-    "or to finetune, as in pretraining_overlap=my.fa"
+    "give them to evaluate, judge or copies, as in data=ecoli or data=fasta data.path=my.fa, or "
+    "to finetune, as in pretraining_overlap=my.fa"
 )
 
 

@@ -168,8 +168,7 @@ class RegionSplit(Split):
             (part, a), (other, b) = found
             raise ValueError(
                 f"{self.bed}: {part} {names[a.record]}:{a.start}-{a.end} overlaps {other} "
-                f"{names[b.record]}:{b.start}-{b.end}; "
-                f"a base belongs to one part"
+                f"{names[b.record]}:{b.start}-{b.end}; a base belongs to one part"
             )
         return parts
 

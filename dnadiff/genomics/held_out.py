@@ -206,8 +206,7 @@ def fit_markov(
         left_out = ", ".join(str(order) for order in orders if order not in kept)
         log.info(
             f"Markov models of order {left_out} are left out because the counts of {num_bases:,} "
-            "training bases do not fit into memory; "
-            f"set orders={str(kept).replace(' ', '')}"
+            f"training bases do not fit into memory; set orders={str(kept).replace(' ', '')}"
         )
     if not kept:
         return {}

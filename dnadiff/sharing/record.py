@@ -31,11 +31,10 @@ _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError)
 _DISK = {errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ESTALE, errno.EFBIG}
 _OF_MASKED_LM = (
     "Trained by masked language modeling, which masks a fixed small part of each window. "
-    "Likelihoods are valid upper bounds, but of a "
-    "network that never saw most noise levels: they are loose, and worse than those of the same "
-    "network trained by diffusion. Samples "
-    "start from windows that are almost completely masked, which training never showed: expect "
-    "unrealistic composition."
+    "Likelihoods are valid upper bounds, but of a network that never saw most noise levels: they "
+    "are loose, and worse than those of the same network trained by diffusion. Samples start from "
+    "windows that are almost completely masked, which training never showed: expect unrealistic "
+    "composition."
 )
 
 

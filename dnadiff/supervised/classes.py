@@ -175,9 +175,8 @@ class ClassTarget(TaskTarget):
             if (other := read.setdefault(meaning, name)) != name:
                 how = "differ in case or spaces" if isinstance(meaning, str) else "are one number"
                 raise ValueError(
-                    f"{source} has the classes {other!r} and {name!r} in "
-                    f"{label_source}, which {how}; write them in one way, or give them "
-                    "different names"
+                    f"{source} has the classes {other!r} and {name!r} in {label_source}, which "
+                    f"{how}; write them in one way, or give them different names"
                 )
         if (
             len(names) > MAX_NUMBERS

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Json, JsonDict, Positive, PositiveInt, check_value, checked
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.progress import log
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
     Classifier,
@@ -53,7 +53,6 @@ from dnadiff.supervised.training import (
     validate,
 )
 
-log = logging.getLogger("dnadiff")
 _WEIGHT = "weight"
 _OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them
 

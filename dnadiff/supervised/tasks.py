@@ -8,13 +8,13 @@ configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 from typing_extensions import Unpack, override
 
 from dnadiff.data.genome.genome import Genome
@@ -33,6 +33,7 @@ from dnadiff.formats.regions import (
 )
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
+from dnadiff.progress import log
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import read_small, read_yaml
 from dnadiff.supervised.items import Items, TaskData
@@ -47,7 +48,6 @@ from dnadiff.supervised.labeled import (
 )
 from dnadiff.supervised.targets import SEPARATOR
 
-log = logging.getLogger("dnadiff")
 Starts = list[tuple[int, int]]  # (record, start) of windows
 _BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
 METADATA = "metadata.yaml"
@@ -727,7 +727,7 @@ class RegionWindows:
         return Items.from_sequences(sequences, labels, tokenizer.vocab.pad_id)
 
 
-def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list[np.ndarray]:
+def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list[ndarray]:
     """For each record, a mask (length,) bool of the bases in some region on either strand."""
     change = {name: np.zeros(length + 1, np.int32) for name, length in lengths.items()}
     for region in regions:
@@ -736,7 +736,7 @@ def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list
     return [np.cumsum(c[:-1]) > 0 for c in change.values()]
 
 
-def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
+def window_starts(mask: ndarray, length: int, stride: int) -> ndarray:
     """Starts (W,) int64, ascending, of windows in runs of True of `mask (L,)`: as many as fit into
     each run at `stride`, centered in it."""
     edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))
@@ -748,7 +748,7 @@ def window_starts(mask: np.ndarray, length: int, stride: int) -> np.ndarray:
     return np.repeat(first, counts) + number * stride
 
 
-def kmer_centers(kmers: KmerSet, bases: np.ndarray) -> np.ndarray:
+def kmer_centers(kmers: KmerSet, bases: ndarray) -> ndarray:
     """The middle base of each k-mer of `bases (L,)` that is in the set: (L,) bool. A window without
     one contains no such k-mer."""
     hits = kmers.hits(bases)

@@ -120,8 +120,7 @@ def trainer_settings(trainer: Config) -> Config:
         if accumulated > 1 and not is_all and not is_whole:
             raise ValueError(
                 f"trainer.{key} {limit} would end an epoch in the middle of an optimizer step of "
-                f"{accumulated} batches; set a multiple of "
-                "trainer.accumulate_grad_batches"
+                f"{accumulated} batches; set a multiple of trainer.accumulate_grad_batches"
             )
     return trainer
 

@@ -27,6 +27,7 @@ from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import (
     Config,
     Json,
+    JsonMap,
     Natural,
     PositiveInt,
     check_arguments,
@@ -160,7 +161,7 @@ class Origin:
     note: str | None = None
 
 
-def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
+def read_origin(kind: str, content: JsonMap) -> Origin:
     """The origin in the description of a model.
 
     Raises:
@@ -176,7 +177,7 @@ def read_origin(kind: str, content: Mapping[str, Json]) -> Origin:
     return Origin(kind, **{**content, "likelihood": found})
 
 
-def held_out_likelihood(content: Mapping[str, Json], key: str = "likelihood") -> Config:
+def held_out_likelihood(content: JsonMap, key: str = "likelihood") -> Config:
     """A `HeldOutLikelihood` without further keys; KeyError if one is missing, ValueError, naming
     the key, if a value has another type."""
     try:
@@ -206,9 +207,8 @@ class UnknownTokenizer(Tokenizer):
         """What is missing, and what to do."""
         return ValueError(
             f"{self.source} is a model of text and holds no tokenizer; copy the tokenizer.json of "
-            "its training into that folder (GPT-2's for "
-            "MDLM on OpenWebText); evaluate and train init_from= also take tokenizer= with their "
-            "data"
+            "its training into that folder (GPT-2's for MDLM on OpenWebText); evaluate and train "
+            "init_from= also take tokenizer= with their data"
         )
 
     def encode(self, *args: Any) -> Any:
@@ -364,10 +364,9 @@ def with_vocab(network: Backbone, config: Config, vocab: Vocab, source: Path) ->
         or vocab.mask_id > last
     ):
         raise ValueError(
-            f"{source} has {known.size} ids with the mask {known.mask_id}, and this "
-            f"vocabulary {vocab.size} with the mask "
-            f"{vocab.mask_id}: not the vocabulary of its training; choose its tokenizer "
-            "(tokenizer=gpt2 for MDLM on OpenWebText)"
+            f"{source} has {known.size} ids with the mask {known.mask_id}, and this vocabulary "
+            f"{vocab.size} with the mask {vocab.mask_id}: not the vocabulary of its training; "
+            "choose its tokenizer (tokenizer=gpt2 for MDLM on OpenWebText)"
         )
     with torch.random.fork_rng(devices=()):
         wider: Backbone = build(config["backbone"], vocab=vocab)
@@ -445,7 +444,7 @@ def other_process(config: Config) -> Config:
     return {} if locate(process["_target_"], None) is AbsorbingProcess else {"process": process}
 
 
-def label_names(described: Mapping[str, Json], number: int) -> tuple[str, ...]:
+def label_names(described: JsonMap, number: int) -> tuple[str, ...]:
     """The names of a network's labels: those that the run saved, or numbers if it saved none."""
     names = described.get("labels")
     if not isinstance(names, (list, tuple)) or len(names) != number:

@@ -277,8 +277,7 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         # It would be taken for a model of the published objective.
         raise FileNotFoundError(
             f"{path / DESCRIPTION} is missing: this folder was exported by dnadiff, and that file "
-            "says how the model was trained; "
-            "copy the complete folder, or export the model again"
+            "says how the model was trained; copy the complete folder, or export the model again"
         )
     family = FAMILIES[config["model_type"]]
     with names_file(path / CONFIG):

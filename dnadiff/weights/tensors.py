@@ -275,8 +275,7 @@ def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
         if registered > limit:
             raise ValueError(
                 f"the network of the configuration has more parameters than the {num_tensors:,} "
-                f"tensors in {path} can fill; "
-                "use a file and a configuration that belong together"
+                f"tensors in {path} can fill; use a file and a configuration that belong together"
             )
 
     hook = register_module_parameter_registration_hook(count)

@@ -221,11 +221,9 @@ class GenomeDataModule(DNADataModule):
         if leak is not None:
             log.info(
                 f"split {self.split.describe()}: {leak['as_evaluated']:,} of {leak['windows']:,} "
-                "training windows "
-                f"({100 * leak['share_as_evaluated']:.1f} %) overlap held-out intervals as they "
-                "are evaluated, "
-                f"{leak['as_written']:,} ({100 * leak['share_as_written']:.1f} %) as the file has "
-                "them"
+                f"training windows ({100 * leak['share_as_evaluated']:.1f} %) overlap held-out "
+                f"intervals as they are evaluated, {leak['as_written']:,} "
+                f"({100 * leak['share_as_written']:.1f} %) as the file has them"
             )
         if self.blacklist is None:
             return parts

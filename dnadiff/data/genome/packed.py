@@ -421,9 +421,7 @@ def _packed(paths: Sequence[str], num_workers: int) -> Iterable[PackedFile]:
     except BrokenProcessPool:
         raise ValueError(
             f"{paths[len(done)]}: the process that packs it was killed; often because memory ran "
-            "out: set "
-            "data.num_workers lower and start again, what is packed is "
-            "kept"
+            "out: set data.num_workers lower and start again, what is packed is kept"
         ) from None
     finally:
         if progress is not None:

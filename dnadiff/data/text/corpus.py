@@ -235,9 +235,8 @@ class HubPart(Documents):
             parts = ", ".join(f"{part}: FILE" for part in hub.splits)
             raise ValueError(
                 f"{self.name}: the dataset {hub.id} could not be loaded from the Hugging Face Hub "
-                f"({type(error).__name__}: {message}); "
-                f"without a network, give the file of its {self.part} part, and of other parts "
-                f"that are needed: 'data.path={{{parts}}}' "
+                f"({type(error).__name__}: {message}); without a network, give the file of its "
+                f"{self.part} part, and of other parts that are needed: 'data.path={{{parts}}}' "
                 "(.txt, .jsonl or .parquet with "
                 f"{'a column' if len(hub.columns) == 1 else 'columns'} {', '.join(hub.columns)})"
             ) from error

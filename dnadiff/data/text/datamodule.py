@@ -197,9 +197,8 @@ class TextDataModule(SequenceDataModule):
             )
         if valid_documents is not None and self.is_divided:
             raise ValueError(
-                f"valid_documents is {valid_documents}, but a single path with all of the "
-                "data is divided by data.split; set data.path_is=train, or "
-                "data.valid_documents=null"
+                f"valid_documents is {valid_documents}, but a single path with all of the data is "
+                "divided by data.split; set data.path_is=train, or data.valid_documents=null"
             )
         if streaming and self.splits_off_validation and num_documents is None:
             raise ValueError(
@@ -266,9 +265,8 @@ class TextDataModule(SequenceDataModule):
         if self.valid_documents >= number:
             raise ValueError(
                 f"{self.name} has {number:,} documents and valid_documents is "
-                f"{self.valid_documents:,}: "
-                "none is left for training; "
-                "set data.valid_documents, or give the validation part its own file, {valid: FILE}"
+                f"{self.valid_documents:,}: none is left for training; set data.valid_documents, "
+                "or give the validation part its own file, {valid: FILE}"
             )
         return number - self.valid_documents
 
@@ -692,8 +690,7 @@ class StreamLoader(Loader):
         if number == 0:
             raise ValueError(
                 f"the stream ended before the first {self.process.accumulated * together} windows "
-                f"of {self.length} tokens, which one optimizer step "
-                "needs; give more text"
+                f"of {self.length} tokens, which one optimizer step needs; give more text"
             )
         self._complete = True
 

@@ -281,8 +281,7 @@ def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -
     why = ""
     if issubclass(objective.reads, BlockBackbone) and kind.reads_both_strands:
         why = (
-            ". This one reads both strands, and blocks on the second one run from right to "
-            "left: "
+            ". This one reads both strands, and blocks on the second one run from right to left: "
             "a block would see those that follow it"
         )
     elif not issubclass(kind, (BidirectionalBackbone, CausalBackbone, BlockBackbone)):

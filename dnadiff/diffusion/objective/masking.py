@@ -442,9 +442,8 @@ class BetaRates(Masking):
             return []
         return [
             "objective/masking=beta changes only the variance of a loss that is the bound itself "
-            "(weighting=nelbo, objective=sedd); "
-            "with objective.weighting=cross_entropy of mdlm and block_mdlm it changes what is "
-            "learned"
+            "(weighting=nelbo, objective=sedd); with objective.weighting=cross_entropy of mdlm "
+            "and block_mdlm it changes what is learned"
         ]
 
 

@@ -241,8 +241,7 @@ REMEDY = {
     "threads": "leave OMP_NUM_THREADS unset, or set it to the value in the file",
     "constriction": "install that version of constriction",
     "math": (
-        "decompress with the same libraries, on a processor of that vendor, with the "
-        "variables "
+        "decompress with the same libraries, on a processor of that vendor, with the variables "
         "that the value names"
     ),
     "kernels": "set CXX to that compiler",

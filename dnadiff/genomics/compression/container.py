@@ -335,8 +335,7 @@ def check_size(path: str | Path, what: str, needed: int, limit: int) -> None:
     if needed > limit:
         raise ValueError(
             f"{path}: {what} takes {needed:,} bytes, more than the {limit:,} that a file of its "
-            "size may ask for; "
-            f"if you trust the file, set max_bytes={needed} or more"
+            f"size may ask for; if you trust the file, set max_bytes={needed} or more"
         )
 
 

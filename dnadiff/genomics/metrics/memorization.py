@@ -309,8 +309,7 @@ def training_data(
     if (number := num_training_bases(data)) > LARGEST:
         raise ValueError(
             f"copies: the training part of {data.name} has {number:,} bases, and an index is made "
-            f"of at most {LARGEST:,} "
-            "(40 bytes of memory for each); give data= with fewer records"
+            f"of at most {LARGEST:,} (40 bytes of memory for each); give data= with fewer records"
         )
     return data
 

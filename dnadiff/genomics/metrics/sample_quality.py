@@ -325,8 +325,7 @@ class SampleQualityEvaluator:
         if self.number < _MIN_SAMPLES:
             raise ValueError(
                 f"{len(samples)} samples and {len(real)} real windows of {self.length} bases are "
-                "too few to compare; "
-                f"give at least {_MIN_SAMPLES} and {2 * _MIN_SAMPLES}"
+                f"too few to compare; give at least {_MIN_SAMPLES} and {2 * _MIN_SAMPLES}"
             )
         longest = max(*KMER_LENGTHS, training.k if training else 0)
         if self.length < longest:

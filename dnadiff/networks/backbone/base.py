@@ -126,10 +126,9 @@ class Backbone(nn.Module, ABC):
         """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths)
         cannot be spread over processes."""
         raise ValueError(
-            f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only a "
-            "network of Mamba layers passes a state from "
-            "one piece of a sequence to the next; set backbone=caduceus, caduceus_ps or mamba, or "
-            "context_parallel=1"
+            f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only "
+            "a network of Mamba layers passes a state from one piece of a sequence to the next; "
+            "set backbone=caduceus, caduceus_ps or mamba, or context_parallel=1"
         )
 
     def spread(self, peers: Peers) -> None:
