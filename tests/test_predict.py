@@ -426,11 +426,11 @@ def test_a_process_that_is_killed_before_it_writes_the_json_file_is_completed(
         ),
         (
             ["input=x.fa", "label_column=label"],
-            "label_column=label is the column of a table, and input x.fa is FASTA",
+            "input x.fa is FASTA, and sequence_column, name_column and label_column are of tables",
         ),
         (
             ["input=x.fa", "name_column=name"],
-            "name_column=name is the column of a table, and input x.fa is FASTA",
+            "input x.fa is FASTA, and sequence_column, name_column and label_column are of tables",
         ),
         (["input=letters.fa"], "letter 'X' at column 3 is not a nucleotide"),
         (

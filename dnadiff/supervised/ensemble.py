@@ -19,7 +19,7 @@ import torch
 
 from dnadiff.data.records import padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
-from dnadiff.fields import Json, PositiveInt, check_value
+from dnadiff.fields import LARGEST, Json, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import current_name
@@ -62,7 +62,7 @@ class LengthLimits:
 
     def check(self, where: str, total: int, length: int) -> None:
         """Raise ValueError if `length` bases cannot be classified; they are a window of `where`, a
-        sequence of `total` bases."""
+        sequence of `total` bases, or any that is long enough."""
         got = (
             f"{where} has {total:,} bases"
             if length == total
@@ -82,19 +82,6 @@ class LengthLimits:
             raise ValueError(
                 f"{got}, more than the {self.maximum:,} that this network accepts; set "
                 f"window={self.maximum} or less to cut it into windows"
-            )
-
-    def check_window(self, window: int) -> None:
-        """Raise ValueError if windows of so many bases cannot be classified."""
-        if self.fixed is not None and window != self.fixed:
-            raise ValueError(
-                f"window {window} does not fit the {self.head} of this classifier, which accepts "
-                f"only {self.fixed}; set it to that"
-            )
-        if self.maximum is not None and window > self.maximum:
-            raise ValueError(
-                f"window {window} is more than the {self.maximum} bases that this network accepts; "
-                "set it to that or less"
             )
 
 
@@ -263,7 +250,7 @@ class ClassifierEnsemble:
         """The bases of a window: those of the longest sequence of the task, unless given;
         ValueError for a length that is not accepted."""
         window = check_value("window", window, PositiveInt | None) or self.longest
-        self.limits.check_window(window)
+        self.limits.check("variants", LARGEST, window)
         return window
 
     def classify(

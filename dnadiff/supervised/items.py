@@ -277,15 +277,10 @@ def log_task(data: TaskData) -> None:
         )
 
 
-def canonical_key(bases: ndarray) -> bytes:
-    """A key that is the same for a sequence `(L,)` of bases and its reverse complement."""
-    return min(bases.tobytes(), reverse_complement(bases).tobytes())
-
-
 def cluster_copies(sequences: Sequence[ndarray]) -> ndarray:
     """The cluster of each sequence, (S,) int64: sequences that are equal on either strand, numbered
     in order of appearance."""
-    return numbered(map(canonical_key, sequences))
+    return numbered(min(one.tobytes(), reverse_complement(one).tobytes()) for one in sequences)
 
 
 def numbered(keys: Iterable[bytes]) -> ndarray:

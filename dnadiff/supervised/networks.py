@@ -458,7 +458,7 @@ def pooled_length(length: int) -> int:
     return length
 
 
-MIN_LENGTH = next(length for length in range(_KERNEL, 200) if pooled_length(length) >= 1)
+MIN_LENGTH = 57  # the least of which a position remains
 
 
 class CNN(SequenceClassifier):

@@ -72,13 +72,11 @@ class Columns:
 
 def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
     """The records of a FASTA file; ValueError if a column is named."""
-    for name, value in vars(columns).items():
-        if value != vars(Columns())[name]:
-            given = value if isinstance(value, str) else ", ".join(value)
-            raise ValueError(
-                f"{name}_column={given} is the column of a table, and input {path} is FASTA; give "
-                "a table, or leave it out"
-            )
+    if columns != Columns():
+        raise ValueError(
+            f"input {path} is FASTA, and sequence_column, name_column and label_column are of "
+            "tables; give a table, or leave them out"
+        )
     for record in iter_sequences(path):
         yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
 

@@ -211,8 +211,8 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
     with pytest.raises(
         ValueError,
         match=(
-            "window 12 does not fit the FlattenHead of this classifier, which accepts only 16; "
-            "set it to that"
+            "variants has a window of 12 bases, and the FlattenHead of this classifier accepts "
+            "only sequences of 16; set window=16"
         ),
     ):
         model.window_of(12)
