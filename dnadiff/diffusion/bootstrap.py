@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
+NEITHER = "not distinguishable"
 UNDECIDED = "no interval, so no verdict"
 LEVEL = 0.05  # intervals cover the true value in 95 % of all cases
 MIN_BLOCKS = 5  # fewer blocks give no usable estimate of their spread
@@ -99,7 +100,7 @@ def verdict(
     high: float | None,
     above: str,
     below: str,
-    between: str = "not distinguishable",
+    between: str = NEITHER,
 ) -> str:
     """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0;
     UNDECIDED if a bound is None or NaN."""

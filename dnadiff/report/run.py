@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
+from dnadiff.diffusion.bootstrap import NEITHER, UNDECIDED, verdict
 from dnadiff.fields import Json, is_number
 from dnadiff.formats.table import number_in, read_csv
 from dnadiff.genomics.metrics.composition import KMER_LENGTHS
@@ -43,7 +43,6 @@ from dnadiff.report.page import (
 )
 from dnadiff.report.suite import chance_level, metric_of
 from dnadiff.supervised.intervals import TOO_FEW
-from dnadiff.supervised.study import difference_verdict
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -242,12 +241,11 @@ def headlines(results: RunResults) -> list[Headline]:
             value, low, high = map(metric.scaled, (result[metric.name], low, high))
             add(f"{metric.title}, {name}", value, low, high, metric.form, said, TOO_FEW)
         for d in finetune.get("differences") or ():
-            said = difference_verdict(
-                d,
-                "Better: the interval is above 0.",
-                "Worse: the interval is below 0.",
-                "Not distinguishable: the interval contains 0.",
-            )
+            said = {
+                "better": "Better: the interval is above 0.",
+                "worse": "Worse: the interval is below 0.",
+                NEITHER: "Not distinguishable: the interval contains 0.",
+            }.get(d["verdict"], d["verdict"])
             name = f"{d['a']} minus {d['b']}, {'points' if metric.unit else metric.title}"
             value, low, high = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
             add(name, value, low, high, metric.signed, said, TOO_FEW)
@@ -275,9 +273,9 @@ def sentences(results: RunResults) -> list[str]:
         )
     finetune, parts = results.finetune or {}, []
     for d in finetune.get("differences") or ():
-        better, worse, neither = "is better than", "is worse than", "is not distinguishable from"
-        words = difference_verdict(d, better, worse, neither)
-        parts += [f"{d['a']} {words} {d['b']}"] if words in (better, worse, neither) else []
+        if d["verdict"] in ("better", "worse", NEITHER):
+            word = "than" if d["verdict"] != NEITHER else "from"
+            parts.append(f"{d['a']} is {d['verdict']} {word} {d['b']}")
     if parts:
         name = (finetune.get("task") or {}).get("name", "the downstream task")
         said.append(f"On {name}, {'; '.join(parts)}.")

@@ -141,14 +141,15 @@ def jackknife(size: int, groups: ndarray | None) -> Iterator[ndarray]:
 
 
 def of_replicates(
-    value: float, replicates: ndarray, limits: tuple[float, float], is_difference: bool
+    value: float, replicates: ndarray, limits: tuple[float, float] | None
 ) -> Ends | None:
     """The interval of a metric from its jackknife replicates (J,); None if all are the same, or one
     is not defined.
 
     The degrees of freedom follow from the kurtosis of the replicates: the variance is not known
     well if a few items decide the metric. A metric between two limits has the interval of a
-    fraction with the same variance, one with one limit that of its logarithmic distance from it.
+    fraction with the same variance, one with one limit that of its logarithmic distance from it,
+    and a difference, which has no `limits`, a symmetric one.
     """
     size, deviation = len(replicates), replicates - replicates.mean()
     variance = float((deviation**2).sum()) * (size - 1) / size
@@ -157,27 +158,23 @@ def of_replicates(
     kurtosis = float((deviation**4).mean() / (deviation**2).mean() ** 2)
     degrees, error = min(size - 1, 2 * size / max(kurtosis - 1, 2.0)), math.sqrt(variance)
 
-    def symmetric(level: float) -> tuple[float, float]:
+    def ends(level: float) -> tuple[float, float]:
         half = student_t(degrees, level) * error
-        return value - half, value + half
-
-    def of_fraction(level: float) -> tuple[float, float]:
+        if limits is None:
+            return value - half, value + half
+        if not all(map(math.isfinite, limits)):
+            limit = limits[0] if math.isfinite(limits[0]) else limits[1]
+            factor = math.exp(min(half / abs(value - limit), 700.0))
+            found = limit + (value - limit) * factor, limit + (value - limit) / factor
+            return min(found), max(found)
         low, width = limits[0], limits[1] - limits[0]
         fraction = (value - low) / width
         total = fraction * (1 - fraction) * width**2 / variance
         total *= (student_t(math.inf, level) / student_t(degrees, level)) ** 2
-        ends = clopper_pearson(fraction * total, total, level)
-        return low + width * ends[0], low + width * ends[1]
+        below, above = clopper_pearson(fraction * total, total, level)
+        return low + width * below, low + width * above
 
-    def of_distance(level: float) -> tuple[float, float]:
-        limit = limits[0] if math.isfinite(limits[0]) else limits[1]
-        factor = math.exp(min(student_t(degrees, level) * error / abs(value - limit), 700.0))
-        ends = limit + (value - limit) * factor, limit + (value - limit) / factor
-        return min(ends), max(ends)
-
-    if is_difference:
-        return symmetric
-    return of_fraction if all(map(math.isfinite, limits)) else of_distance
+    return ends
 
 
 def of_correct(correct: ndarray, groups: ndarray | None, is_difference: bool) -> Ends:
@@ -209,7 +206,7 @@ def of_correct(correct: ndarray, groups: ndarray | None, is_difference: bool) ->
     return ends
 
 
-def interval_text(found: Mapping[str, Json], form: str = "{:.3f}", to: str = " .. ") -> str:
+def interval_text(found: Mapping[str, Json], form: str = "{:.3f}") -> str:
     """The interval of a result in a table."""
     ends = found.get("low"), found.get("high")
-    return to.join(map(form.format, ends)) if all(map(is_number, ends)) else TOO_FEW
+    return " .. ".join(map(form.format, ends)) if all(map(is_number, ends)) else TOO_FEW

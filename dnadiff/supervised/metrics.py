@@ -150,9 +150,9 @@ class Metric:
         """The value for the items of a mask (S,)."""
         return float(self.function(scored, chosen))
 
-    def num_items(self, scored: ScoredValues) -> int:
-        """The items that have a label for each of its outputs."""
-        return len(scored.labels)
+    def columns(self, scored: ScoredValues) -> list[Column]:
+        """The outputs that it is of."""
+        return scored.columns
 
     def ends(
         self, models: Sequence[Sequence[ScoredValues]], value: float, groups: ndarray | None
@@ -160,14 +160,15 @@ class Metric:
         """The interval over items, or groups of them (S,), of the mean over the runs of one model
         or of the difference of two; None if there are too few."""
         scored = models[0][0]
-        if self.is_biased or not math.isfinite(value) or self.num_items(scored) < MIN_ITEMS:
+        size = min(len(column.rows) for column in self.columns(scored))
+        if self.is_biased or not math.isfinite(value) or size < MIN_ITEMS:
             return None
         replicates = [
             _difference([np.mean([self(run, kept) for run in runs]) for runs in models])
             for kept in jackknife(len(scored.labels), groups)
         ]
-        range_of = self.low, self.high
-        return of_replicates(value, np.array(replicates), range_of, len(models) > 1)
+        limits = None if len(models) > 1 else (self.low, self.high)
+        return of_replicates(value, np.array(replicates), limits)
 
 
 class Accuracy(Metric):
@@ -203,16 +204,13 @@ class ColumnMetric(Metric):
     number: int | None = None
 
     @override
-    def num_items(self, scored: ScoredValues) -> int:
-        return min(len(column.rows) for column in self._columns(scored))
+    def columns(self, scored: ScoredValues) -> list[Column]:
+        return scored.columns if self.number is None else [scored.columns[self.number]]
 
     @override
     def __call__(self, scored: ScoredValues, chosen: ndarray) -> float:
-        columns = (column.select(chosen[column.rows]) for column in self._columns(scored))
+        columns = (column.select(chosen[column.rows]) for column in self.columns(scored))
         return float(np.mean([self._of_column(column) for column in columns]))
-
-    def _columns(self, scored: ScoredValues) -> list[Column]:
-        return scored.columns if self.number is None else [scored.columns[self.number]]
 
     def _of_column(self, column: Column) -> float:
         parts = [part for part in (column.parts() if self.ranks else [column]) if len(part.rows)]

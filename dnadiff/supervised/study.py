@@ -117,29 +117,19 @@ def compare(
         }
     for a, b in pairs:
         one = target.estimate(runs[a], runs[b], groups)
-        low, high = one.interval()
         alone = any(len(runs[name]) == 1 and name not in fixed for name in (a, b))
         difference = {
             "a": a,
             "b": b,
             "difference": one.value,
-            "low": low,
-            "high": high,
-            "verdict": ONE_RUN if alone else verdict(low, high, above="better", below="worse"),
+            **one.record(),
+            "verdict": ONE_RUN if alone else verdict(**one.record(), above="better", below="worse"),
             "p_value": one.p_value(),
         }
         differences.append(
             difference | ({"subsets": of_subsets("difference", a, b)} if subsets else {})
         )
     return {"models": models, "differences": differences}
-
-
-def difference_verdict(found: JsonMap, *words: str) -> str:
-    """What the difference of two models says: `words` are those of `verdict`; ONE_RUN if a model
-    was trained once."""
-    if found.get("verdict") == ONE_RUN:
-        return ONE_RUN
-    return verdict(found.get("low"), found.get("high"), *words)
 
 
 def resampled(tested: Items) -> tuple[ndarray | None, str]:
@@ -242,12 +232,7 @@ def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarge
 
 def distinct_seeds(model: TaskModel, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
     """The seeds that give different results with this model: all of them, or only the first."""
-    return list(seeds if varies(model, protocol) else seeds[:1])
-
-
-def varies(model: TaskModel, protocol: FixedSplit) -> bool:
-    """Whether the results of a model depend on the seed."""
-    return model.random or protocol.varies
+    return list(seeds if model.random or protocol.varies else seeds[:1])
 
 
 def run_study(
@@ -308,7 +293,7 @@ def run_study(
     predictions |= {
         one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
     }
-    fixed = [name for name, model in models.items() if not varies(model, protocol)]
+    fixed = [name for name in models if not (models[name].random or protocol.varies)]
     task = {
         "name": data.name,
         "classes": data.classes,

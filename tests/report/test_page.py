@@ -91,7 +91,7 @@ def _finetune(name="fine-tuned"):
                 "difference": 0.049,
                 "low": 0.019,
                 "high": 0.08,
-                "verdict": "ignored",
+                "verdict": "better",
             }
         ],
         "notes": {"seeds": 2},
