@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Any, TextIO
 
 from typing_extensions import override
 
@@ -142,8 +142,40 @@ def printable(text: str) -> str:
     >>> printable("chr1\x1b[2J " + "A" * 1000)[:40]
     'chr1\\x1b[2J AAAAAAAAAAAAAAAAAAAAAAAAAAAA'
     """
-    text = _CONTROL.sub(lambda found: ascii(found[0])[1:-1], _shortened(text, _LONGEST_TEXT))
+    text = without_controls(_shortened(text, _LONGEST_TEXT))
     return _LONG_WORD.sub(lambda found: _shortened(found[0], _LONGEST_WORD), text)
+
+
+def without_controls(text: str) -> str:
+    """Text with control characters escaped."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def refuse_controls(where: str, *names: str) -> None:
+    """ValueError for a name with a control character, or with bytes that are not UTF-8: files get
+    all names as they are."""
+    for name in names:
+        if _CONTROL.search(name) or "\ufffd" in name:
+            raise ValueError(
+                f"{where}: the name {printable(name)} contains a control character, or is not "
+                "UTF-8 text; rename it"
+            )
+
+
+class PrintableOutput:
+    """A stream to which control characters are written escaped, but for tabs and ends of lines."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        parts = re.split(r"([\t\n])", text)
+        parts[::2] = map(without_controls, parts[::2])
+        return self.stream.write("".join(parts))
 
 
 def _shortened(text: str, length: int) -> str:

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from dnadiff.formats.table import delimited
-from dnadiff.progress import log
+from dnadiff.progress import log, refuse_controls
 from dnadiff.store.address import shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
 
@@ -352,6 +352,7 @@ def _read(
                 raise ValueError(
                     f"{path}: line {number} {error}; correct the line or remove it"
                 ) from None
+            refuse_controls(f"{path}: line {number}", region.chrom, region.name)
             line_of_chrom.setdefault(region.chrom, number)
             regions.append(region)
     if not regions:
@@ -416,6 +417,7 @@ def row_of(where: str, chrom: str, pos: str, name: str, ref: str, alt: str, text
             f"{where}: the position {pos!r} is not an integer of at least 1; correct the line or "
             "remove it"
         )
+    refuse_controls(where, chrom, name)
     return Row(where, chrom, int(pos), name, ref, tuple(alt.split(",")), text)
 
 

@@ -29,6 +29,7 @@ from dnadiff.formats.nucleotides import (
     not_a_nucleotide,
 )
 from dnadiff.formats.regions import filled_lines
+from dnadiff.progress import refuse_controls
 from dnadiff.store.address import shortened
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import ByteReader, chunks, decompressed, resolve
@@ -140,8 +141,9 @@ def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
                 raise ValueError(f"{where} has no sequence; remove it or complete the file")
             if event is None:
                 break
-            line = f" line {event.line}:" if event.line else ""
-            where, empty = f"{path}:{line} record {event.name}", True
+            line = f"{path}:" + (f" line {event.line}:" if event.line else "")
+            refuse_controls(line[:-1], event.name)
+            where, empty = f"{line} record {event.name}", True
             if event.name in names:
                 raise ValueError(
                     f"{where} has the name of an earlier record; rename one, names must be unique"
@@ -245,8 +247,9 @@ def _with_newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _header(path: str, header: bytes, line: int) -> Header:
-    words = header.decode("utf-8", "replace").strip().split(None, 1)
-    if not words:
+    # Of other white space, a name keeps what is printed and is refused for the rest.
+    words = re.split("[ \t]+", header.decode("utf-8", "replace").strip(" \t\r\n"), maxsplit=1)
+    if not words[0]:
         raise ValueError(f"{path}: line {line}: a record has no name; write one after its '>'")
     return Header(words[0], words[1] if len(words) > 1 else "", line)
 
@@ -309,7 +312,7 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
     with atomic_write(path, overwrite) as handle:
         for record in records:
             name, description, sequence = record
-            if name.split() != [name] or name in names:
+            if re.fullmatch("[^ \t\r\n]+", name) is None or name in names:
                 raise ValueError(
                     f"{path}: record name {name!r} is empty, repeated or contains white space; "
                     "give each record its own"

@@ -13,9 +13,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TextIO, TypeVar, cast
 
 import yaml
 from pydantic import ValidationError
@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
 from dnadiff.options.compose import Composition, import_plugins, override
-from dnadiff.progress import configure_logging, printable
+from dnadiff.progress import PrintableOutput, configure_logging, printable
 from dnadiff.store.address import is_remote
 from dnadiff.store.address import parse as parse_address
 from dnadiff.store.objects import build, check, imported, leaves
@@ -186,7 +186,8 @@ class Command(Generic[P]):
                 composed = Composition(self.name, self.options, overrides, folder)
                 values = composed.plain(composed.config(), resolve=False, required=False)
                 return print(yaml.safe_dump(values, sort_keys=False, width=1000).rstrip())
-            self.start(overrides, folder=folder)
+            with redirect_stdout(cast(TextIO, PrintableOutput(sys.stdout))):
+                self.start(overrides, folder=folder)
         except KeyboardInterrupt:
             print("\nstopped", file=sys.stderr)
             raise SystemExit(130) from None

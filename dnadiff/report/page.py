@@ -22,6 +22,7 @@ from markupsafe import Markup, escape
 
 from dnadiff.diffusion.bootstrap import verdict
 from dnadiff.fields import Json, is_number
+from dnadiff.progress import without_controls
 from dnadiff.renamed import VERSION
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.objects import config_dir
@@ -266,6 +267,7 @@ def shown(value: object, key: str = "") -> str:
 ENVIRONMENT = Environment(
     loader=PackageLoader("dnadiff.report"),
     autoescape=True,
+    finalize=lambda value: without_controls(value) if type(value) is str else value,
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,

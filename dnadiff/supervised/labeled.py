@@ -26,6 +26,7 @@ from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
 from dnadiff.formats.table import read_rows
+from dnadiff.progress import refuse_controls
 from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.items import (
     Items,
@@ -121,6 +122,7 @@ class LabeledSequences:
         self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str
     ) -> None:
         """Encode and append one sequence; errors as `encoded`."""
+        refuse_controls(where, label)
         self.sequences.append(encoded(tokenizer, sequence, where))
         self.labels.append(label)
         self.parts.append(part)

@@ -25,7 +25,7 @@ from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path, sha256
-from dnadiff.progress import table
+from dnadiff.progress import refuse_controls, table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.files import open_text, resolve
@@ -90,6 +90,7 @@ def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Itera
     rows = filled_rows(path, wanted, labels if empty_labels else ())
     for number, where, (letters, *cells) in rows:
         name = cells.pop(0) if named else str(number)
+        refuse_controls(where, name)
         yield LabeledRow(where, name, letters, cells or None)
 
 

@@ -30,6 +30,7 @@ from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
+from dnadiff.progress import refuse_controls
 from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
 from dnadiff.store.files import bare_name, matches, open_text, resolve
 
@@ -119,6 +120,7 @@ class Genome:
             )
         numbers, place, *about = (np.concatenate(each) for each in zip(*columns))
         names = unique_names(names, sources, numbers)
+        refuse_controls("the genome", *names)
         if keep is not None:
             kept = _kept(names, keep)
             names = [names[each] for each in kept]
