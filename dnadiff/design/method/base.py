@@ -22,6 +22,7 @@ predictions are accurate, and the mean weight is an unbiased estimate of its nor
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +35,12 @@ from numpy import ndarray
 from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.design.generate import ConditionalSampler, SampleBatch, effective_size
+from dnadiff.design.generate import (
+    ConditionalSampler,
+    SampleBatch,
+    effective_size,
+    systematic_resample,
+)
 from dnadiff.design.request import Request, Target, dna_tokenizer
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.diffusion.draws import Draws, NoMassError, float64_device, hash64
@@ -201,6 +207,20 @@ class DesignRun:
             return torch.zeros(len(x), dtype=torch.float64, device=self.exact_device)
         drawn = (x != self.template).to(constrained.log_mass.device)
         return torch.where(drawn, constrained.log_mass, 0.0).sum(-1).to(self.exact_device)
+
+    def resampled(self, log_weight: Tensor, number: int) -> tuple[Tensor, Tensor]:
+        """The row numbers of the sequences that are copied, and their weights, which are equal and
+        keep the mean weight (B,); `number` keys the choice.
+
+        Raises:
+            NoMassError: if all weights are zero.
+        """
+        if bool(log_weight.isneginf().all()):
+            raise NoMassError("no sequence of the population is possible under the template")
+        uniform = float(self.draws.at(number).uniform("resample", 1)[0])
+        size = len(log_weight)
+        ancestors = torch.from_numpy(systematic_resample(log_weight.cpu().numpy(), size, uniform))
+        return ancestors, (log_weight.logsumexp(0) - math.log(size)).expand(size).clone()
 
     def batch(self, x: Tensor, values: Tensor, log_weight: Tensor | None = None) -> SampleBatch:
         """The finished batch of designs `x (B, L)` with their rewards (B,) and log weights (B,)."""

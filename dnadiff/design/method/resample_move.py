@@ -3,19 +3,16 @@ Metropolis-Hastings moves by the model."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import override
 
-from dnadiff.design.generate import SampleBatch, effective_size, systematic_resample
+from dnadiff.design.generate import SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.design.method.metropolis import Metropolis, Move
-from dnadiff.diffusion.draws import NoMassError
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Fraction, PositiveInt, checked
 
@@ -78,30 +75,16 @@ class ResampleMove(DesignMethod):
         log_weight = torch.from_numpy(given).to(run.exact_device)
         if bool(log_weight.isneginf().any()):
             # Impossible under the template: there are no conditional probabilities to move them by.
-            ancestors, log_weight = resampled(run, log_weight, self.num_stages)
+            ancestors, log_weight = run.resampled(log_weight, self.num_stages)
             x = x[ancestors.to(x.device)]
         move, value = Move(run, self.num_positions, self.num_groups), run.rewards(x)
         rise = run.goal.beta / self.num_stages
         for stage in range(self.num_stages):
             log_weight = log_weight + rise * value
             if effective_size(log_weight.cpu().numpy()) < self.threshold * len(x):
-                ancestors, log_weight = resampled(run, log_weight, stage)
+                ancestors, log_weight = run.resampled(log_weight, stage)
                 x, value = x[ancestors.to(x.device)], value[ancestors.to(value.device)]
             for number in range(stage * self.num_moves, (stage + 1) * self.num_moves):
                 x, value = move(x, value, rise * (stage + 1), number)
         weighted = self.supports_weights(run.generator.sampler, x.shape[1])
         return run.batch(x, value, log_weight if weighted else None)
-
-
-def resampled(run: DesignRun, log_weight: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """The row numbers of the sequences that are copied, and their weights, which are equal and keep
-    the mean weight (B,).
-
-    Raises:
-        NoMassError: if all weights are zero.
-    """
-    if bool(log_weight.isneginf().all()):
-        raise NoMassError("no sequence of the population is possible under the template")
-    uniform, size = float(run.draws.at(number).uniform("resample", 1)[0]), len(log_weight)
-    ancestors = torch.from_numpy(systematic_resample(log_weight.cpu().numpy(), size, uniform))
-    return ancestors, (log_weight.logsumexp(0) - math.log(size)).expand(size).clone()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from typing_extensions import override
 
-from dnadiff.design.generate import effective_size, systematic_resample
+from dnadiff.design.generate import effective_size
 from dnadiff.design.method.base import Particles, Step, Stepwise
 from dnadiff.fields import Fraction, checked
 from dnadiff.progress import log
@@ -61,17 +59,15 @@ class SMC(Stepwise):
     def advance(self, step: Step) -> Particles:
         run = step.run
         particles = step.moved(step.drawn(step.log_probs_now, "token", run.generation))
-        size, log_weight = len(particles.x), particles.log_weight.cpu().numpy()
+        log_weight = particles.log_weight
         if (
             bool(step.done.all())
             or not bool(step.evaluated.any())
-            or particles.log_weight.isneginf().all()
-            or effective_size(log_weight) >= self.threshold * size
+            or log_weight.isneginf().all()
+            or effective_size(log_weight.cpu().numpy()) >= self.threshold * len(log_weight)
         ):
             return particles
-        uniform = float(run.draws.at(step.index).uniform("resample", 1)[0])
-        ancestors = torch.from_numpy(systematic_resample(log_weight, size, uniform))
-        mean = particles.log_weight.logsumexp(0) - math.log(size)
+        ancestors, log_weight = run.resampled(log_weight, step.index)
         if (constrained := run.prepared.constrained) is not None:
             constrained.log_mass = constrained.log_mass[ancestors.to(constrained.log_mass.device)]
         run.generation += 1
@@ -79,4 +75,4 @@ class SMC(Stepwise):
             name: None if each is None else each[ancestors.to(each.device)]
             for name, each in vars(particles).items()
         }
-        return Particles(**kept | {"log_weight": mean.expand(size).clone()})
+        return Particles(**kept | {"log_weight": log_weight})
