@@ -459,8 +459,8 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
         if len(rows) != len(_BASES) or len({*map(len, rows.values())}) != 1:
             sizes = ", ".join(f"{len(row)} of {base}" for base, row in rows.items()) or "none"
             raise ValueError(
-                f"{source}: the matrix {title} has rows with different numbers of counts ({sizes}), "
-                "expected as many for each of A, C, G and T; complete it"
+                f"{source}: the matrix {title} has rows with different numbers of counts "
+                f"({sizes}), expected as many for each of A, C, G and T; complete it"
             )
     chosen = [one for one in found if name is None or name in (one[0], *one[0].split(" ", 1))]
     if len(chosen) != 1:
@@ -473,8 +473,8 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
     counts = np.array([chosen[0][1][base] for base in _BASES]).T
     if not counts.size or not np.isfinite(counts).all() or not counts.any(-1).all():
         raise ValueError(
-            f"{source}: the matrix {chosen[0][0]} has a position without counts, or a count that is "
-            "no number; correct it"
+            f"{source}: the matrix {chosen[0][0]} has a position without counts, or a count that "
+            "is no number; correct it"
         )
     return counts
 

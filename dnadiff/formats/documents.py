@@ -58,7 +58,8 @@ class JsonLines(DocumentFormat):
                     row = load_json(line)
                 except (ValueError, RecursionError) as error:
                     raise ValueError(
-                        f"{where} is not JSON ({getattr(error, 'msg', error)}); expected one object per line"
+                        f"{where} is not JSON ({getattr(error, 'msg', error)}); expected one "
+                        "object per line"
                     ) from error
                 if not isinstance(row, dict):
                     raise ValueError(

@@ -452,8 +452,8 @@ def check_regular(path: Path, name: object = None) -> int:
     about = path.stat()
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(
-            f"{name or path} is a pipe or a device, and inputs are read more than once; write it to "
-            "a file first"
+            f"{name or path} is a pipe or a device, and inputs are read more than once; write it "
+            "to a file first"
         )
     return about.st_size
 

@@ -361,7 +361,8 @@ def mutate(draw: random.Random, kind: Sequence[Mutation], data: bytes) -> tuple[
 
 class Damage(NamedTuple):
     """A damaged file: its path in the folder of its reader (with the ending of a compression), that
-    of the undamaged file, its content, the names of its mutations, and whether it keeps its time."""
+    of the undamaged file, its content, the names of its mutations, and whether it keeps its time.
+    """
 
     path: Path
     of: Path

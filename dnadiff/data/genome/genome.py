@@ -366,7 +366,8 @@ def _columns(name: str, cells: list[str]) -> list[str]:
             raise ValueError(f"{name}: line 1: column {column} occurs twice; remove one")
     if "path" not in columns:
         raise ValueError(
-            f"{name}: line 1: the column path is missing; the header has {', '.join(columns)}; add it"
+            f"{name}: line 1: the column path is missing; the header has {', '.join(columns)}; "
+            "add it"
         )
     return columns
 

@@ -329,8 +329,8 @@ def operator(name: str) -> Callable[[Callable[..., object]], CustomOpDef]:
         made = torch.library.custom_op(f"dnadiff::{name}", kernel, mutates_args=(), device_types=())
         made.register_fake(kernel)
         for device in ("CPU", "CUDA"):
-            # the library of the operator: `register_kernel` would wrap the function, and a library of
-            # our own would keep it when the module is imported again
+            # the library of the operator: `register_kernel` would wrap the function, and a library
+            # of our own would keep it when the module is imported again
             made._lib.impl(name, kernel, device)
         return made
 
