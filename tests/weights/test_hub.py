@@ -2,11 +2,12 @@
 stands in for it."""
 
 import hashlib
-import importlib
 import json
 import re
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import ModuleType
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -78,6 +79,9 @@ class Answer(BaseHTTPRequestHandler):
                         "sha": COMMIT,
                         "siblings": siblings,
                         "private": False,
+                        "downloads": 0,
+                        "likes": 0,
+                        "tags": [],
                     }
                 ).encode()
             )
@@ -126,13 +130,18 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(content[:size])
 
 
+def forget_package() -> dict[str, ModuleType]:
+    """Let huggingface_hub be imported again, since it reads the environment then."""
+    names = [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]
+    return {name: sys.modules.pop(name) for name in names}
+
+
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """The Hub for this process, with a small Caduceus, and a cache of its own."""
     pytest.importorskip(
         "huggingface_hub", reason="the package huggingface_hub is not installed (extra hub)"
     )
-    constants = importlib.import_module("huggingface_hub.constants")
     hub = Hub()
     with pytest.MonkeyPatch.context() as patch:
         for key, value in {
@@ -144,7 +153,7 @@ def server(tmp_path, monkeypatch):
             patch.setenv(key, value)
         for key in ("HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN"):
             patch.delenv(key, raising=False)
-        importlib.reload(constants)  # reads them
+        before = forget_package()
         folder = export_published(
             Denoiser(Caduceus(DNATokenizer().vocab, 16, 1)), tmp_path / "made"
         )
@@ -158,7 +167,8 @@ def server(tmp_path, monkeypatch):
         yield hub
         hub.shutdown()
         hub.server_close()
-    importlib.reload(constants)
+        forget_package()
+        sys.modules.update(before)
 
 
 def stored(tmp_path):

@@ -408,15 +408,14 @@ class Pretrained(TokenizerSource):
     def _from_hub(self, repository: str) -> list[Path]:
         files: list[Path] = []
         try:
-            from huggingface_hub import hf_hub_download
-            from huggingface_hub.utils import EntryNotFoundError
+            import huggingface_hub
 
             how = {"revision": self.revision, "local_files_only": not hub_is_reachable()}
-            fetch = partial(hf_hub_download, repository, **how)
+            fetch = partial(huggingface_hub.hf_hub_download, repository, **how)
             for names in FILE_SETS:  # old repositories have no tokenizer.json
                 try:
                     files = files or [Path(fetch(name)) for name in names]
-                except EntryNotFoundError:
+                except huggingface_hub.utils.EntryNotFoundError:
                     if names == FILE_SETS[-1]:
                         raise
         except Exception as error:  # several libraries raise, depending on what fails

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.nn.functional import pad, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
@@ -32,6 +31,9 @@ from dnadiff.networks.backbone.layers import (
     masked_attention,
     rotated,
 )
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 MaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Angles: TypeAlias = tuple[Tensor, Tensor]
@@ -173,10 +175,18 @@ def dense_streams(where: Positions, length: int) -> DenseStreams:
     return DenseStreams(where.dense(noised, slice(None)), where.dense(clean, clean))
 
 
+def flex() -> Any:
+    """The module of `flex_attention`. PyTorch 2.7 imports its compiler with it, which takes seconds
+    and fails while a network without memory is built."""
+    from torch.nn.attention import flex_attention
+
+    return flex_attention
+
+
 @cache
 def compiled_flex() -> Callable[..., Tensor]:
     """`flex_attention`, compiled when it is called first, once for all layers."""
-    return torch.compile(flex_attention)
+    return torch.compile(flex().flex_attention)
 
 
 def block_mask(
@@ -200,7 +210,8 @@ def block_mask(
     (partial, partial_order), (whole, whole_order) = _listed(some - whole), _listed(whole)
     ends = 2 * length, 2 * length
     listed = partial, partial_order, whole, whole_order
-    return BlockMask.from_kv_blocks(*listed, BLOCK_SIZE=tile, mask_mod=function, seq_lengths=ends)
+    make = flex().BlockMask.from_kv_blocks
+    return make(*listed, BLOCK_SIZE=tile, mask_mod=function, seq_lengths=ends)
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:

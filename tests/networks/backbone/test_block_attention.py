@@ -176,3 +176,14 @@ def test_attention_with_a_mask_never_uses_cudnn(given):
         mixed = masked_attention(q, k, v, mask)
     assert allowed == [not given] and torch.backends.cuda.cudnn_sdp_enabled()
     assert torch.equal(mixed, scaled_dot_product_attention(q, k, v, attn_mask=mask))
+
+
+def test_a_transformer_is_imported_without_the_compiler(python, without):
+    """In PyTorch 2.7 that takes seconds, and fails while a network without memory is built."""
+    code = (
+        f"{without()}name = 'torch.nn.attention.flex_attention'\nsys.modules.pop(name, None)\n"
+        "import torch\nwith torch.device('meta'): import dnadiff.networks.backbone.dit\n"
+        "assert name not in sys.modules"
+    )
+    process = python("-c", code)
+    assert process.wait() == 0, process.errors[-2000:]
