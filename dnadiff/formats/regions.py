@@ -157,13 +157,14 @@ def read_gtf(
     def region(columns: list[str]) -> Region | None:
         if len(columns) < 8:
             raise ValueError(f"has {len(columns)} tab-separated columns; GTF and GFF have nine")
-        if len(columns) > 8 and _CIRCULAR.search(columns[8]):
+        attributes = (*columns, "")[8]
+        if _CIRCULAR.search(attributes):
             circular.add(columns[0])
         if feature is not None and columns[2] != feature:
             others[columns[2]] = None
             return None
         first, last = integers(columns[3:5])
-        match = _GENE_ID.search(columns[8]) if len(columns) > 8 else None
+        match = _GENE_ID.search(attributes)
         name = (match[1] or match[2] or "") if match else ""
         strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
         found = Region(columns[0], first - 1, last, name, strand)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -355,13 +355,11 @@ class InputSummary:
     def contigs(self, lengths: Mapping[str, int]) -> dict[str, int]:
         """The `lengths` of the records of the genome, under the names that the rows use where they
         use another."""
-        names: dict[str, list[str]] = {}
+        names = defaultdict[str, list[str]](list)
         for name, record in self.records.items():
-            names.setdefault(record, []).append(name)
+            names[record].append(name)
         return {
-            name: length
-            for record, length in lengths.items()
-            for name in names.get(record, [record])
+            name: length for record, length in lengths.items() for name in names[record] or [record]
         }
 
 
