@@ -160,9 +160,13 @@ class RowScorer:
                 if done < len(chunk):
                     scored = _scored_edits(here[done:])
                     self.num_scored += len(scored)
-                    effects = iter(self.effects(scored) if scored else ())
+                    # As the deletions of each base of a repeat, which are one edit.
+                    different = list(dict.fromkeys(scored))
+                    effects = dict(zip(different, self.effects(different) if scored else ()))
+                    values = (getattr(effects[each], "LLR", 0.0) for each in scored)
+                    self.audit.missing += sum(map(math.isnan, values))
                     results = (
-                        [each if isinstance(each, Skipped) else next(effects) for each in found]
+                        [each if isinstance(each, Skipped) else effects[each] for each in found]
                         for found in here[done:]
                     )
                     yield list(zip(chunk[done:], results))
@@ -267,7 +271,6 @@ class Scorer(RowScorer):
             2 - entropy / math.log(2),
             np.mean(distances, 0) if distances else nothing,
         )
-        self.audit.missing += int(np.isnan(columns[0]).sum())
         return [
             Effect._make([*map(float, values), edit.differs])
             for edit, *values in zip(edits, *columns)

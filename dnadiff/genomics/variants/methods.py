@@ -354,13 +354,12 @@ class VariantMethod:
         Args:
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
-        found = {  # the deletions of each base of a repeat are one edit
-            edit: [self.difference(network, edit, reverse) for reverse in network.strands]
-            for edit in dict.fromkeys(edits)
-        }
-        values = np.array([found[edit] for edit in edits], dtype=np.float64)
-        llr, variance = values.reshape(len(edits), len(network.strands), 2).transpose(2, 1, 0)
-        return llr, variance
+        found = [
+            [self.difference(network, edit, reverse) for edit in edits]
+            for reverse in network.strands
+        ]
+        values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
+        return values[..., 0], values[..., 1]
 
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
         """log p(alt) - log p(ref) of one variant on one strand, and its variance; asked by the
