@@ -6,7 +6,8 @@ import sys
 
 from dnadiff.options.base import pages
 from dnadiff.options.command import Command, command_names, named, parse, report
-from dnadiff.options.compose import closest, import_plugins
+from dnadiff.options.compose import import_plugins
+from dnadiff.progress import closest
 from dnadiff.renamed import VERSION
 
 FIRST = """\

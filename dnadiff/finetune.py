@@ -14,9 +14,9 @@ from pydantic import model_validator
 from typing_extensions import TypedDict
 
 from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
-from dnadiff.options.base import Accelerator, Checkpoint, Group, Options, Result, group
+from dnadiff.options.base import Accelerator, Checkpoint, Config, Group, Options, Result, group
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user
+from dnadiff.store.address import expand_user, shown_addresses
 from dnadiff.store.objects import build
 from dnadiff.supervised import runs
 
@@ -142,6 +142,8 @@ class FinetuneOptions(Options):
     """folder of finished predictions, which several processes can share, and from which an
     interrupted study resumes; null: results in the run folder"""
     accelerator: Accelerator = "auto"
+    resume: bool = False
+    """continue the study in hydra.run.dir; one that is complete is left alone"""
     output: str | None = None
     """JSON file; null: finetune.json in the run folder"""
 
@@ -165,6 +167,17 @@ class FinetuneOptions(Options):
         return self
 
 
+def check_same(before: Config, now: Config, run_dir: Path) -> None:
+    """Raise ValueError if a complete study was computed with another value of a key that does not
+    depend on its task."""
+    for key in ("checkpoint", "task", "baselines", "seeds", "seed", "epochs", "minutes", "adapter"):
+        if before.get(key) != shown_addresses(now[key]):
+            raise ValueError(
+                f"{run_dir} has a complete study with {key}={before.get(key)}, not {now[key]}; "
+                "name another hydra.run.dir, or set overwrite=true without resume"
+            )
+
+
 @command(FinetuneOptions)
 def finetune(options: FinetuneOptions) -> Result:
     """Run the study; the content is that of `finetune.json`: one study, or `tasks` with one for
@@ -176,6 +189,14 @@ def finetune(options: FinetuneOptions) -> Result:
 
     run_dir = options.run_dir
     output = expand_user(options.output) if options.output else run_dir / "finetune.json"
+    if options.resume and not any(each.startswith("hydra.run.dir=") for each in options.arguments):
+        raise ValueError("resume=true needs hydra.run.dir=, the folder of the study to resume")
+    if options.resume and output.is_file():
+        check_same(disk.read_yaml(run_dir / "finetune.yaml"), dict(options), run_dir)
+        print(
+            f"{output} is complete already; to compute it again, set overwrite=true without resume"
+        )
+        return Result(disk.read_json(output), (output, run_dir / "report.html"))
     disk.check_output(output, options.overwrite)
     loaded = checkpoint.load(options.checkpoint, options.trust)
     tokenizer = finetuning.dna_tokenizer(loaded)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dnadiff.fields import Json
 from dnadiff.options.base import Checkpoint, Options, Result
 from dnadiff.options.command import command
-from dnadiff.progress import printable, table
+from dnadiff.progress import pasted, printable, table
 
 LABELS = {
     "checkpoint": "weights",
@@ -83,7 +83,7 @@ def info(options: InfoOptions) -> Result:
     else:
         print(
             "\nheld-out likelihood: not measured (python -m dnadiff.evaluate "
-            f"checkpoint={printable(about['checkpoint'])})"
+            f"{printable(pasted('checkpoint', about['checkpoint']))})"
         )
     if output is not None:
         write_json(output, about)

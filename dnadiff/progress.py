@@ -4,12 +4,14 @@ and messages of the log."""
 from __future__ import annotations
 
 import atexit
+import difflib
 import logging
 import re
+import shlex
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
 from typing_extensions import override
@@ -20,6 +22,8 @@ log = logging.getLogger("dnadiff")
 _CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+_WORD = re.compile(r"(?:[A-Za-z_/]|\.\.?/)[\w/.+-]*", re.ASCII)
+_NOT_TEXT = ("true", "false", "null", "nan", "inf")  # of words, as Hydra reads them
 _LONGEST_WORD, _LONGEST_TEXT = 400, 8000  # characters
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
@@ -192,6 +196,26 @@ class PrintableLines(logging.Formatter):
     @override
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))
+
+
+def quoted(text: str) -> str:
+    """A text as a value on a command line of Hydra: in quotes, unless it is one word."""
+    if _WORD.fullmatch(text) and text.lower() not in _NOT_TEXT:
+        return text
+    # Hydra reads backslashes before a quote in pairs, and none elsewhere.
+    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', r"\""), text)
+    return f'"{escaped}"'
+
+
+def pasted(key: str, value: object) -> str:
+    """An argument `key=value` of a command, as it can be pasted into a shell."""
+    return shlex.quote(f"{key}={quoted(str(value))}")
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """A question for the known word that is most like an unknown one; empty if none is."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return "".join(f"; did you mean {match}?" for match in found)
 
 
 def duration(seconds: float) -> str:

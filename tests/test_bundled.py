@@ -60,7 +60,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def bundled(made, monkeypatch):
-    monkeypatch.setattr(checkpoint, "BUNDLED", made)
+    monkeypatch.setattr("dnadiff.store.remote.BUNDLED", made)
     return made
 
 
@@ -97,7 +97,7 @@ def test_the_wheel_holds_the_bundled_models():
     assert build_settings["targets"]["wheel"]["packages"] == ["dnadiff"]
     files = [
         f"dnadiff/bundled/{path.name}/{file}"
-        for path in [checkpoint.BUNDLED / "x"]
+        for path in [checkpoint.remote.BUNDLED / "x"]
         for file in FILES
     ]
     excluded = [
@@ -138,7 +138,7 @@ def test_the_split_of_several_genomes_is_that_of_each_of_them(monkeypatch):
 
 
 def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
-    folder, model = checkpoint.BUNDLED / "ecoli", dnadiff.load("ecoli")
+    folder, model = checkpoint.remote.BUNDLED / "ecoli", dnadiff.load("ecoli")
     assert (folder / "model.safetensors").stat().st_size < 3_000_000 and "license: apache-2.0" in (
         folder / "README.md"
     ).read_text()
@@ -153,7 +153,10 @@ def test_the_bundled_model_of_e_coli_beats_a_markov_model_on_held_out_bases():
 
 @pytest.mark.parametrize("name", checkpoint.bundled_names())
 def test_every_bundled_model_has_a_card_with_what_it_was_measured_on(name):
-    loaded, card = checkpoint.load(name), (checkpoint.BUNDLED / name / "README.md").read_text()
+    loaded, card = (
+        checkpoint.load(name),
+        (checkpoint.remote.BUNDLED / name / "README.md").read_text(),
+    )
     likelihood, curve = loaded.origin.likelihood, loaded.origin.curve
     assert (
         f"| all | {likelihood['groups']['all']['bits']:.4f} |" in card
@@ -176,7 +179,7 @@ def test_the_bundled_models_stay_small():
         sum(
             file.stat().st_size
             for name in checkpoint.bundled_names()
-            for file in (checkpoint.BUNDLED / name).iterdir()
+            for file in (checkpoint.remote.BUNDLED / name).iterdir()
         )
         < 9_000_000
     )

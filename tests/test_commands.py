@@ -4,6 +4,7 @@ nothing behind."""
 import inspect
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,9 @@ import yaml
 from lightning import Trainer
 
 from dnadiff.info import info
+from dnadiff.options.base import Options, ShardedOptions
 from dnadiff.options.command import (
+    command,
     command_names,
     compose,
     is_named,
@@ -27,6 +30,7 @@ from dnadiff.options.command import (
     without_memory,
 )
 from dnadiff.options.compose import unknown_in
+from dnadiff.progress import pasted
 from dnadiff.store.objects import config_dir
 
 WRONG_TRAINING = {
@@ -253,6 +257,99 @@ def test_commands_of_one_second_have_different_run_folders(tmp_path, monkeypatch
     assert is_named([])
 
 
+NAMES = ["runs/x", "./x", "../x y", "my run=1", "a,b", "it's", 'say "x"', "ü/é x", "b\\", 'b\\"c']
+NAMES += ["a\\b", "x$y", "a:b;c", "[a]", "{a: b}", "null", "True", "inf", "1e5", "2024_run", "~/x"]
+NAMES += ["x#y", "(a)", "tab\tx", "-x", "*.fa", "100%", "&", "a ", "`x`", "!x", "@x", "a|b"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_argument_that_is_printed_can_be_pasted(name):
+    (argument,) = shlex.split(pasted("output", name))
+    assert compose("sample", ["checkpoint=x", argument])["output"] == name
+    assert (name != "my run=1") or pasted("a.b", name) == "'a.b=\"my run=1\"'"
+
+
+class StoppedOptions(Options):
+    """Ends by a signal."""
+
+    number: int
+
+
+class StoppedResumableOptions(StoppedOptions):
+    """Ends by a signal."""
+
+    resume: bool = False
+
+
+class StoppedDividedOptions(ShardedOptions, StoppedResumableOptions):
+    """Ends by a signal."""
+
+    output: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("options", "more", "line"),
+    [
+        (StoppedOptions, ["overwrite=true"], "start again: python -m dnadiff.stopped number={}"),
+        (
+            StoppedResumableOptions,
+            ["resume=true", "hydra.run.dir='my run=1'"],
+            "resume it: python -m dnadiff.stopped_resumable number={} "
+            "'hydra.run.dir='\"'\"'my run=1'\"'\"'' resume=true",
+        ),
+        (
+            StoppedDividedOptions,
+            ["output=x.tsv"],
+            "resume it: python -m dnadiff.stopped_divided number={} output=x.tsv resume=true",
+        ),
+        (
+            StoppedDividedOptions,
+            ["output=x.tsv", "shard=1/2"],
+            "resume it: python -m dnadiff.stopped_divided number={} output=x.tsv shard=1/2",
+        ),
+    ],
+)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_with_the_line_that_continues_it(
+    number, options, more, line, capfd, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    before, stopped = (
+        signal.getsignal(number),
+        command(options)(lambda o: os.kill(os.getpid(), o.number)),
+    )
+    with pytest.raises(SystemExit) as end:
+        stopped.main([f"number={int(number)}", *more])
+    del stopped.known[stopped.name]
+    assert end.value.code == 128 + number and signal.getsignal(number) is before
+    assert capfd.readouterr().err.endswith(f"\nstopped; to {line.format(int(number))}\n")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "sample checkpoint=ecoi num_samples=1",
+        "score checkpoint=ecoli input=none.fa",
+        "embed checkpoint=ecoli input=none.fa",
+        "variants checkpoint=ecoli vcf=none.vcf genome=none.fa",
+        "predict checkpoint=none input=none.fa",
+        "train data=fasta data.path=none.fa",
+        "train init_from=none",
+        "compare a=ecoli b=none",
+        "judge samples=none.fa checkpoint=ecoli",
+        "evaluate checkpoint=none",
+    ],
+)
+def test_a_path_that_is_absent_is_named_before_pytorch_is_loaded(wrong, python, without, tmp_path):
+    code = f"{without('torch')}from dnadiff.__main__ import main\nmain({wrong.split()})"
+    process = python("-c", code, cwd=tmp_path)
+    assert process.wait() == 1 and not process.output
+    assert process.errors.startswith("error: ") and process.errors.count("\n") == 1
+    assert "does not exist" in process.errors and not list(tmp_path.iterdir())
+    assert ("did you mean ecoli?" in process.errors) == ("ecoi" in wrong)
+
+
 def test_an_existing_run_is_not_overwritten(cli, train_args, tmp_path):
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "last.ckpt").write_text("mine")
@@ -436,8 +533,8 @@ WRONG_WITH_OWN_FOLDER = {
     "noise=mine +nonsense=3": "unknown key nonsense",
     "noise=mine +noise.nonsense=3": "my_package.MyNoise: ",
     "data=mine": "data.path is missing: give data.path=...",
-    "data=mine data.path=x.fa data.length=no": "data.length 'no' must be an integer of at least 1",
-    "data=mine data.path=x.fa data.stranded=no": "data.stranded=no is neither true nor false",
+    "data=mine data.path=mine data.length=no": "data.length 'no' must be an integer of at least 1",
+    "data=mine data.path=mine data.stranded=no": "data.stranded=no is neither true nor false",
     "data=mine data.pth=x.fa": "unknown key data.pth; did you mean data.path?",
     "noise=absent": "'my_package.YourNoise' does not exist",
     "noise=broken": "broken.yaml",

@@ -136,16 +136,22 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     ]
 
 
-def test_the_command_is_a_function_that_returns_its_numbers(tmp_path, table, monkeypatch):
+def test_the_command_is_a_function_that_returns_its_numbers(tmp_path, table, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     run = checkpoint(tmp_path / "tiny.ckpt", DNATokenizer())
-    settings = {"task.path": table, "fine_tune": False, "scratch": False}
-    found = finetune.finetune(
-        checkpoint=run, task="csv", seeds=1, kmer=1, output="f.json", **settings
-    )
+    settings = {"task.path": table, "fine_tune": False, "scratch": False, "kmer": 1}
+    settings |= {"checkpoint": run, "task": "csv", "hydra.run.dir": "study", "output": "f.json"}
+    found = finetune.finetune(seeds=1, **settings)
     assert found.models["1-mer logistic regression"]["accuracy"] > 0.8
     assert found.content == json.loads((tmp_path / "f.json").read_text())
     assert found.paths[0] == Path("f.json")
+    capfd.readouterr()
+    again = finetune.finetune(seeds=1, resume=True, **settings)  # a job that is started once more
+    assert again == found and capfd.readouterr().out.startswith("f.json is complete already; to")
+    with pytest.raises(ValueError, match="study has a complete study with seeds=1, not 2; name an"):
+        finetune.finetune(seeds=2, resume=True, **settings)
+    with pytest.raises(ValueError, match=r"resume=true needs hydra\.run\.dir=, the folder"):
+        finetune.finetune(resume=True, **{k: v for k, v in settings.items() if "hydra" not in k})
 
 
 def refusal(tmp_path: Path, capsys, *overrides: str) -> str:

@@ -148,8 +148,9 @@ for module in sys.argv[1:]:
     [("train", "train: loading PyTorch and Lightning"), ("sample", "sample: loading PyTorch")],
 )
 def test_the_first_line_is_logged_before_torch_is_imported(tmp_path, command, line):
+    (empty := tmp_path / "empty").touch()  # an absent one is named before
     arguments = (
-        ("data=fasta", "data.path=absent.fa") if command == "train" else ("checkpoint=absent",)
+        ("data=fasta", f"data.path={empty}") if command == "train" else (f"checkpoint={empty}",)
     )
     shown = [
         sys.executable,

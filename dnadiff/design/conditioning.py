@@ -11,7 +11,6 @@ a constraint as well: its probability is a factor of the weight."""
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,6 +22,7 @@ from dnadiff.diffusion.draws import float64_device
 from dnadiff.diffusion.process import AbsorbingProcess, after_first, require
 from dnadiff.fields import check_value, is_number
 from dnadiff.networks.backbone.base import State
+from dnadiff.progress import closest
 
 
 class Constrained(DenoiserWrapper):
@@ -363,10 +363,6 @@ def conditioned(
     labels = torch.zeros(1, len(known), device=next(denoiser.parameters()).device)
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ValueError(
-                f"label {name!r} is not known{f'; did you mean {close[0]}?' if close else ''}; "
-                f"{choices}"
-            )
+            raise ValueError(f"label {name!r} is not known{closest(name, known)}; {choices}")
         labels[0, known.index(name)] = 1
     return (denoiser if guidance == 1 else Guided(denoiser, guidance)), labels

@@ -10,6 +10,7 @@ import logging
 import os
 import platform
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -26,10 +27,9 @@ from typing_extensions import override
 
 from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
-from dnadiff.progress import Progress
+from dnadiff.progress import Progress, quoted
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output
-from dnadiff.store.objects import quoted
 
 log = logging.getLogger("dnadiff")
 
@@ -217,7 +217,7 @@ class Processes(Launcher):
             worker, last = idle.get(), -1
             for _ in range(self.retries + 1):
                 last = worker.run(job)
-                if last >= 0 or worker.stopped:
+                if 0 <= last != 128 + signal.SIGTERM or worker.stopped:
                     break
             idle.put(worker)
             return job, last

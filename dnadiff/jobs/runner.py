@@ -9,7 +9,6 @@ shards.
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -68,8 +67,10 @@ class RunOptions:
         shard: str | None = None,
         resume: bool = False,
         overwrite: bool = False,
+        named: bool = False,
     ) -> RunOptions:
-        """Options from a command line, checked before anything is loaded.
+        """Options from a command line, checked before anything is loaded; `named` says that the
+        user named the run folder, which has the output then.
 
         Raises:
             ValueError: if `shard` is not valid, or it or `resume` comes without an output.
@@ -78,7 +79,7 @@ class RunOptions:
         part = None if shard is None else Shard.parse(shard)
         if output is None and part is not None:
             raise ValueError(f"shard={part} needs output=, the same for all shards")
-        if output is None and resume:
+        if output is None and resume and not named:
             raise ValueError("resume=true needs output=, the file to resume")
         if output is not None:
             check_output(expand_user(output), overwrite or (resume and part is None))
@@ -222,38 +223,29 @@ def _complete(job: ResumableJob, stream: ResumableOutput, options: RunOptions) -
     """Write the remaining results and what is next to the output. What is done when the output is
     complete is repeated if it is interrupted."""
     start = time.monotonic()
-    try:
-        if stream.done:
-            log.info(f"resuming after {stream.done:,} {job.items}")
-        if not stream.complete:
-            job.begin()
-            try:
-                with _progress(job, job.label, job.total, job.position):
-                    for result in _results(job, job.position, options.merged):
-                        content, count = job.fold(result)
-                        header = b"" if stream.bytes else job.header()
-                        stream.append(header + content, count, **job.totals)
-                    if not stream.bytes:  # an empty .gz file is not a valid one
-                        stream.append(job.header(), 0, **job.totals)
-            finally:
-                stream.close()
-        seconds = time.monotonic() - start
-        if job.converts and stream.batches == job.output:
-            return _discard(job)  # by an earlier version, which wrote the JSON file first
-        stream.finish(job.convert if job.converts else None)
-        about = job.finish(stream.batches)
-        write_json(json_path(job.output), job.side_file(head_of(job.output), about))
-        _discard(job)
-        print(job.closing(seconds))
-        job.after()
-    except KeyboardInterrupt:
-        if options.merged is None:
-            given = without(options.overrides, ("resume", "overwrite"))
-            if not any(each.startswith("output=") for each in given):
-                given.append(f"output={job.output}")
-            line = shlex.join([*given, "resume=true"])
-            log.info(f"resume it with: python -m dnadiff.{options.command} {line}")
-        raise
+    if stream.done:
+        log.info(f"resuming after {stream.done:,} {job.items}")
+    if not stream.complete:
+        job.begin()
+        try:
+            with _progress(job, job.label, job.total, job.position):
+                for result in _results(job, job.position, options.merged):
+                    content, count = job.fold(result)
+                    header = b"" if stream.bytes else job.header()
+                    stream.append(header + content, count, **job.totals)
+                if not stream.bytes:  # an empty .gz file is not a valid one
+                    stream.append(job.header(), 0, **job.totals)
+        finally:
+            stream.close()
+    seconds = time.monotonic() - start
+    if job.converts and stream.batches == job.output:
+        return _discard(job)  # by an earlier version, which wrote the JSON file first
+    stream.finish(job.convert if job.converts else None)
+    about = job.finish(stream.batches)
+    write_json(json_path(job.output), job.side_file(head_of(job.output), about))
+    _discard(job)
+    print(job.closing(seconds))
+    job.after()
 
 
 def _compute_shard(jobs: Sequence[Job], shard: Shard, options: RunOptions) -> Path:

@@ -67,6 +67,8 @@ class Options(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", arbitrary_types_allowed=True, use_attribute_docstrings=True
     )
+    # Keys of which one says what resume=true continues, besides the run folder.
+    resumes_by: ClassVar[tuple[str, ...]] = ()
     chooses_threads: ClassVar[bool] = True  # False: no network, or the number is in the output
     # Types of keys inside groups whose classes have no hints with limits.
     inner: ClassVar[Mapping[str, object]] = {}
@@ -201,6 +203,7 @@ class ModelOptions(Options):
 class ShardedOptions(Options):
     """Of commands whose work can be divided among processes."""
 
+    resumes_by = ("output",)
     launcher: Group | None = group()
     """run all shards: processes or ray, launcher.shards=N"""
     shard: Any = None

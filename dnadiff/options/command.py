@@ -10,8 +10,11 @@ import json
 import logging
 import os
 import re
+import shlex
+import signal
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
@@ -23,11 +26,11 @@ from pydantic import ValidationError
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
 from dnadiff.options.compose import Composition, import_plugins, override
-from dnadiff.progress import PrintableOutput, configure_logging, printable
-from dnadiff.store.address import is_remote
+from dnadiff.progress import PrintableOutput, configure_logging, pasted, printable
+from dnadiff.store.address import is_remote, shown
 from dnadiff.store.address import parse as parse_address
 from dnadiff.store.objects import build, check, imported, leaves
-from dnadiff.supervised.runs import refuse_classifier
+from dnadiff.supervised.runs import MODELS, refuse_classifier
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
@@ -43,6 +46,15 @@ _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Keys of commands that name a file to write.
 OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
 log = logging.getLogger("dnadiff")
+
+
+class Interrupted(SystemExit):
+    """Ctrl-C or SIGTERM on a command line; the code is the exit status, 128 + the signal."""
+
+
+def interrupt(number: int, _: object) -> None:
+    """The handler of these signals."""
+    raise Interrupted(128 + number)
 
 
 class Command(Generic[P]):
@@ -108,6 +120,9 @@ class Command(Generic[P]):
             values = dict(options)
             try:
                 return self._checked(options, values)
+            except (KeyboardInterrupt, Interrupted):
+                log.info(f"\nstopped; {self._next(options)}")
+                raise
             except (ValueError, MemoryError, RuntimeError) as error:
                 if memory := without_memory(self.name, error, values):
                     raise MemoryError(memory) from error
@@ -116,19 +131,34 @@ class Command(Generic[P]):
                     raise
                 raise ValueError(text) from error
 
+    def _next(self, options: Any) -> str:
+        """What to do after an interruption, as it can be pasted into a shell."""
+        given = [o for o in options.arguments if not o.startswith(("resume=", "overwrite="))]
+        names = {o.partition("=")[0] for o in given}
+        divided = bool(names & {"shard", "launcher"})
+        line = [f"--config-dir={options.config_folder}"] * bool(options.config_folder)
+        line = [shlex.quote(shown(o)) for o in line + given]
+        if resumes := "resume" in self.options.model_fields and not divided:
+            if not names & {"hydra.run.dir", *self.options.resumes_by}:
+                line.append(pasted("hydra.run.dir", options.run_dir))
+            line.append("resume=true")
+        how = "resume it" if resumes or divided else "start again"
+        return f"to {how}: python -m dnadiff.{self.name} {' '.join(line)}"
+
     def _checked(self, options: Any, values: Config) -> Result:
         """Check what the configuration builds, and run with a local file for each remote output."""
         first = all(
             os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
         )  # of several processes
+        refuse_classifier(values, self.name)
+        from dnadiff.store.remote import check_names, refuse_remote_shards, uploading
+
+        check_names(values, MODELS)
         if first and "torch" not in sys.modules:  # seconds, before the first result
             log.info(
                 f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
             )
         check(values, trust=None)
-        from dnadiff.store.remote import refuse_remote_shards, uploading
-
-        refuse_classifier(values, self.name)
         if is_remote(options.run_dir):
             raise ValueError(
                 f"hydra.run.dir {parse_address(options.run_dir).shown} is on another machine, and "
@@ -138,7 +168,8 @@ class Command(Generic[P]):
         launcher = values.get("launcher")
         if launcher or values.get("shard") is not None:
             refuse_remote_shards(outputs)
-        if launcher:  # starts this command once for each shard
+        complete = launcher and values.get("resume") and Path(values["output"] or "").is_file()
+        if launcher and not complete:  # starts this command once for each shard
             return build(launcher, trust=None).launch(
                 self.name,
                 values["output"],
@@ -160,7 +191,8 @@ class Command(Generic[P]):
             return self.function(options)
         from dnadiff.jobs.runner import RunOptions, run_jobs
 
-        given = {"command": self.name, "overrides": options.overrides}
+        given: Config = {"command": self.name, "overrides": options.overrides}
+        given["named"] = is_named(options.arguments)
         # Refuses what exists before anything is loaded.
         running = options.into(RunOptions.checked, **given)
         found = self.function(options)
@@ -175,13 +207,18 @@ class Command(Generic[P]):
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
         keep_freed_memory()
         configure_logging()
-        shown, folder, overrides = parse(sys.argv[1:] if argv is None else argv)
-        if shown == "help":
+        page, folder, overrides = parse(sys.argv[1:] if argv is None else argv)
+        if page == "help":
             found = Composition(self.name, self.options, (), folder).choices().items()
             listed = "\n".join(f"{group}: {', '.join(names)}" for group, names in found)
             return print_page(help_text(self.name, self.options, listed))
+        handlers = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    handlers[number] = signal.signal(number, interrupt)
         try:
-            if shown == "job":
+            if page == "job":
                 import_plugins(overrides)
                 composed = Composition(self.name, self.options, overrides, folder)
                 values = composed.plain(composed.config(), resolve=False, required=False)
@@ -189,13 +226,15 @@ class Command(Generic[P]):
             with redirect_stdout(cast(TextIO, PrintableOutput(sys.stdout))):
                 self.start(overrides, folder=folder)
         except KeyboardInterrupt:
-            print("\nstopped", file=sys.stderr)
             raise SystemExit(130) from None
         except Exception as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 raise
             print(report(error, overrides), file=sys.stderr)
             raise SystemExit(1) from None
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
 def command(

@@ -19,9 +19,10 @@ import yaml
 
 from dnadiff.fields import signature_of
 from dnadiff.options.base import MISSING, Config, Options
+from dnadiff.progress import closest, quoted
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
 from dnadiff.store.address import shortened, shown
-from dnadiff.store.objects import config_dir, imported, leaves, locate, quoted
+from dnadiff.store.objects import config_dir, imported, leaves, locate
 
 PLUGINS = "plugins"  # a key of every command, and the group of entry points
 # What MDLM, LLaDA and language models call the keys of a sampler.
@@ -331,9 +332,3 @@ def _all_keys(config: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
         yield f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from _all_keys(value, f"{prefix}{key}.")
-
-
-def closest(word: str, known: Sequence[str]) -> str:
-    """A question for the known word that is most like an unknown one; empty if none is."""
-    found = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return "".join(f"; did you mean {match}?" for match in found)

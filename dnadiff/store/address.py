@@ -48,6 +48,16 @@ def expand_user(path: str | Path) -> Path:
         ) from error
 
 
+def existing(path: str) -> Path:
+    """The path as `expand_user`; a FileNotFoundError if nothing is there."""
+    found = expand_user(path)
+    if not found.exists():
+        raise FileNotFoundError(
+            f"{path} does not exist; check the path (it is read from {Path.cwd()})"
+        )
+    return found
+
+
 class Address(NamedTuple):
     """A file, or a folder, on another machine."""
 
@@ -170,7 +180,9 @@ def _short_part(found: re.Match[str]) -> str:
     quote = found[0][0] if found[0][0] in "'\"" else ""
     if not quote:
         return _short(found[0])
-    return quote + _short(found[0][1:-1].replace(f"\\{quote}", quote)) + quote
+    inside = found[0][1:-1].replace(f"\\{quote}", quote)
+    short = _short(inside)
+    return found[0] if short == inside else quote + short + quote
 
 
 def _short(address: str) -> str:

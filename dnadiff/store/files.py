@@ -21,7 +21,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, TextIO, TypeAlias
 
-from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
+from dnadiff.store.address import (
+    CACHED,
+    existing,
+    expand_user,
+    file_name,
+    is_remote,
+    parse,
+    shortened,
+)
 from dnadiff.store.disk import check_regular
 from dnadiff.store.remote import fetch, store_of, stored
 
@@ -55,13 +63,9 @@ def resolve(path: str | Path) -> Path:
         return stored(parse(text.removeprefix(CACHED)))
     if text.startswith(_BUNDLED):
         return bundled(text.removeprefix(_BUNDLED))
-    found = expand_user(text)
+    found = existing(text)
     if found.is_dir():
         raise ValueError(f"{path} is a folder; name the file in it")
-    if not found.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; check the path (it is read from {Path.cwd()})"
-        )
     check_regular(found, path)
     return found
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +20,6 @@ from dnadiff.renamed import current_name
 from dnadiff.store.address import CACHED, is_remote
 
 PACKAGE = __name__.partition(".")[0]
-_WORD = re.compile(r"(?:[A-Za-z_/]|\.\.?/)[\w/.+-]*", re.ASCII)
-_NOT_TEXT = ("true", "false", "null", "nan", "inf")  # of words, as Hydra reads them
 Trust = Sequence[str] | None  # packages whose classes a configuration may name; None is any
 
 
@@ -35,15 +32,6 @@ def config_dir() -> Path:
     raise FileNotFoundError(
         f"found no configuration folder in {here} or next to it; reinstall dnadiff"
     )
-
-
-def quoted(text: str) -> str:
-    """A text as a value on a command line of Hydra: in quotes, unless it is one word."""
-    if _WORD.fullmatch(text) and text.lower() not in _NOT_TEXT:
-        return text
-    # Hydra reads backslashes before a quote in pairs, and none elsewhere.
-    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + m[2].replace('"', r"\""), text)
-    return f'"{escaped}"'
 
 
 def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, Json]]:

@@ -35,8 +35,9 @@ from typing import Any, NamedTuple
 
 from typing_extensions import override
 
-from dnadiff.fields import PositiveInt
-from dnadiff.store.address import Address, is_remote, is_short, parse, shown
+from dnadiff.fields import JsonMap, PositiveInt
+from dnadiff.progress import closest
+from dnadiff.store.address import Address, existing, expand_user, is_remote, is_short, parse, shown
 from dnadiff.store.disk import (
     Json,
     cache_dir,
@@ -51,6 +52,9 @@ from dnadiff.store.disk import (
     write_json,
 )
 
+BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
+# Keys of commands that name a file.
+_FILES = ("input", "vcf", "genome", "samples", "real")
 WEAK = 'W/"'  # the beginning of a weak entity tag
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -812,6 +816,40 @@ def is_hub_commit(name: str) -> bool:
     """Whether a name is that of a commit of a repository of the Hub, `ORG/NAME@<40 digits>`."""
     hub = _HUB.fullmatch(name)
     return hub is not None and _COMMIT.fullmatch(hub["revision"] or "") is not None
+
+
+def bundled_names() -> list[str]:
+    """The names of the models that ship with the package."""
+    return sorted(path.parent.name for path in BUNDLED.glob("*/dnadiff.json"))
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether a name is that of a file of the package, or of one on another machine."""
+    return re.match(r"\w+:", name) is not None or is_hub_commit(name)
+
+
+def check_model(name: str) -> None:
+    """Raise FileNotFoundError, with the closest name, if there is no such model; other machines are
+    not asked."""
+    known = bundled_names()
+    if name not in ("latest", *known) and not is_elsewhere(name) and not expand_user(name).exists():
+        raise FileNotFoundError(
+            f"checkpoint {name} does not exist{closest(name, known)}; give a run folder, a .ckpt "
+            "file, latest, a folder with a published or exported model, hf:ORG/NAME, or a model "
+            f"that ships with dnadiff ({', '.join(known) or 'this version has none'})"
+        )
+
+
+def check_names(config: JsonMap, models: Sequence[str]) -> None:
+    """Check that the models and files that a command names are there, before anything is loaded; a
+    FileNotFoundError names one that is not. Patterns and other machines are not checked."""
+    for key in models:
+        if isinstance(name := config.get(key), str):
+            check_model(name)
+    data = config.get("data") or {}
+    for name in (data.get("path"), *map(config.get, _FILES)):
+        if isinstance(name, str) and not (is_elsewhere(name) or glob.has_magic(name)):
+            existing(name)
 
 
 def fetch_hub(name: str, required: Sequence[str], optional: Sequence[str] = ()) -> Path:

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dnadiff.fields import Json
+from dnadiff.progress import pasted
 from dnadiff.store.address import expand_user
 
 FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
-_MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
+MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
 
 _CLASSIFYING = ("predict", "variants")  # commands that take classifiers
 
@@ -44,12 +45,13 @@ def is_fine_tuned(checkpoint: object) -> bool:
 def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
     """ValueError for a configuration that names a fine-tuned run, if the command needs a language
     model."""
-    for given in map(config.get, _MODELS) if command not in _CLASSIFYING else ():
+    for given in map(config.get, MODELS) if command not in _CLASSIFYING else ():
         if is_fine_tuned(given):
             raise ValueError(
                 f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs "
                 "a pretrained one; name that run, "
-                f"or use predict: python -m dnadiff.predict checkpoint={given} input=x.fa"
+                f"or use predict: python -m dnadiff.predict {pasted('checkpoint', given)} "
+                "input=x.fa"
             )
 
 
@@ -94,7 +96,7 @@ def find(
         )
     raise ValueError(
         f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m "
-        f"dnadiff.finetune checkpoint={path} task=csv "
+        f"dnadiff.finetune {pasted('checkpoint', path)} task=csv "
         "task.path=table.csv), or use score or embed, which need none"
     )
 

@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from dnadiff.data.base import worker_loss
 from dnadiff.fields import Config, Probability, checked
-from dnadiff.progress import Progress
+from dnadiff.progress import Progress, pasted
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule, TrainingData
 from dnadiff.training.trainer import ShardedStrategy, local_parts, shard
@@ -62,8 +62,8 @@ def fit(
     except (RuntimeError, ConnectionError, EOFError) as error:
         step, remedy = (
             trainer.global_step,
-            f"add resume=true hydra.run.dir={trainer.default_root_dir} to continue from the last "
-            "checkpoint",
+            f"add resume=true {pasted('hydra.run.dir', trainer.default_root_dir)} to continue from "
+            "the last checkpoint",
         )
         if (reason := worker_loss(error, data.data.num_workers)) is not None:
             text = (

@@ -19,7 +19,7 @@ from lightning import Trainer
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.fields import Config, Json, JsonDict
-from dnadiff.progress import duration, table
+from dnadiff.progress import duration, pasted, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
 from dnadiff.store.disk import atomic_write, hash_file, locked, read_json, read_yaml, write_json
@@ -146,6 +146,9 @@ class TrainingRun:
         groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
         data.check_step(groups, trainer.accumulate_grad_batches)
         step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
+        if step is None:
+            print(f"{run_dir} is complete already; to continue it, set trainer.max_steps higher")
+            return read_json(run_dir / "metrics.json"), run_dir
         sanity_check(module, data, trainer.strategy.root_device)
         trainer.loggers = build_loggers(self.logger or {}, run_dir, start_from is not None, writes)
         # Of several processes one writes the folder and prints.
@@ -325,7 +328,7 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
     if not done:
         print(
             f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add "
-            f"resume=true hydra.run.dir={run_dir}"
+            f"resume=true {pasted('hydra.run.dir', run_dir)}"
         )
     print(f"files are in {run_dir}")
     return metrics
@@ -474,12 +477,13 @@ def differences(config: Config, other: Config, ignored: Sequence[str]) -> list[s
 
 def resume_step(
     start_from: Path, config: Config, data: SequenceDataModule, trainer: Trainer, groups: int
-) -> int:
-    """The step of the checkpoint to resume in processes of which `groups` have different windows.
+) -> int | None:
+    """The step of the checkpoint to resume in processes of which `groups` have different windows;
+    None if the run is complete.
 
     Raises:
         ValueError: if it has another network, data, number of windows in a batch or training
-            configuration, or the run is complete.
+            configuration, or is beyond a limit that was lowered.
     """
     content, run_dir = read(start_from), start_from.parent.parent
     with names_file(start_from):  # of values that no training writes
@@ -532,7 +536,9 @@ def resume_step(
         is_complete = read_json(run_dir / "metrics.json")["step"] == step
     except (OSError, ValueError, LookupError):
         is_complete = False
-    if step > steps or (step == steps and is_complete):
+    if is_complete and step == steps:
+        return None
+    if step > steps:
         raise ValueError(
             f"{start_from} is at step {step} already; set trainer.max_steps above that to continue"
         )
@@ -540,7 +546,9 @@ def resume_step(
     if position is None or limit is None or limit < 0:
         return step
     epoch, batch = position["epoch"], position["batch"]
-    if epoch > limit or (epoch == limit and (batch > 0 or is_complete)):
+    if is_complete and (epoch, batch) == (limit, 0):
+        return None
+    if (epoch, batch) > (limit, 0):
         more = f" and {batch} batches of the next one" if batch else ""
         raise ValueError(
             f"{start_from} has {epoch} complete epochs{more} already; set trainer.max_epochs above "

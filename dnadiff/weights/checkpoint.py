@@ -26,12 +26,15 @@ from pathlib import Path
 from dnadiff.data.tokenizer import FILE_SETS
 from dnadiff.fields import Json
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.store import remote
 from dnadiff.store.address import Address, expand_user, is_remote, parse, shown_addresses
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.objects import PACKAGE
 from dnadiff.store.remote import (
     HUB_PREFIX,
     LostError,
+    bundled_names,
+    check_model,
     fetch,
     fetch_hub,
     fetch_some,
@@ -61,7 +64,6 @@ from dnadiff.weights.loaded import (
     wrapped,
 )
 
-BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
 EVALUATION, SUMMARY = "evaluate.json", "metrics.json"
 _OPTIONAL = (
     DESCRIPTION,
@@ -117,21 +119,11 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
     if (loaded := _load_folder(path, allowed)) is not None:
         return loaded
     if name in bundled_names() and not path.is_file() and not candidates_in(path):
-        return _from("bundled with dnadiff", _load_folder(BUNDLED / name, allowed))
+        return _from("bundled with dnadiff", _load_folder(remote.BUNDLED / name, allowed))
     if name == LATEST or path.exists():
         return load_file(find(name), allowed)
-    names = bundled_names()
-    raise FileNotFoundError(
-        f"checkpoint {name} does not exist; give a run folder, a .ckpt file, latest, a folder with "
-        "a published or exported model, "
-        "hf:ORG/NAME, or a model that ships with dnadiff "
-        f"({', '.join(names) or 'this version has none'})"
-    )
-
-
-def bundled_names() -> list[str]:
-    """The names of the models that ship with the package."""
-    return sorted(path.parent.name for path in BUNDLED.glob(f"*/{DESCRIPTION}"))
+    check_model(name)
+    raise AssertionError  # which there is
 
 
 @functools.cache

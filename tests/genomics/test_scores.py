@@ -261,7 +261,7 @@ def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monke
 
     monkeypatch.setattr(ResumableOutput, "finish", killed)
     status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
-    assert status == 130 and "resume it with: python -m dnadiff.score checkpoint=" in err
+    assert status == 130 and "to resume it: python -m dnadiff.score checkpoint=" in err
     assert "input=x.fa output=s.tsv resume=true" in err
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -151,7 +151,14 @@ def test_a_second_start_finishes_a_run_that_was_killed(
     assert status == 0, err
     assert ("running the validation of step" in err) == (name != "rows")
     assert_same(tmp_path / "run", whole)
-    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    files = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    status, out, _ = cli("train", *args, "hydra.run.dir=run", "resume=true")  # of a job that ended
+    assert (
+        status == 0
+        and out == "run is complete already; to continue it, set trainer.max_steps higher\n"
+    )
+    assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true", "trainer.max_steps=7")
     assert status == 1 and "is at step 8 already" in err
 
 

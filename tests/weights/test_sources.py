@@ -100,7 +100,7 @@ def test_bundled_models_load_by_name_and_unknown_names_list_them(exported, tmp_p
     ):
         checkpoint.load("tiny")
     shutil.copytree(exported, tmp_path / "shipped" / "tiny")
-    monkeypatch.setattr(checkpoint, "BUNDLED", tmp_path / "shipped")
+    monkeypatch.setattr("dnadiff.store.remote.BUNDLED", tmp_path / "shipped")
     loaded = dnadiff.load("tiny", "cpu").loaded
     assert loaded.origin.kind == "bundled with dnadiff" and loaded.path.parent.name == "tiny"
     for name in ("tyny", "../shipped/tiny/nothing"):

@@ -8,7 +8,6 @@ The bytes are mapped from the cache (`packed`). Coordinates are 0-based and half
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import itertools
 import math
@@ -30,7 +29,7 @@ from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
-from dnadiff.progress import refuse_controls
+from dnadiff.progress import closest, refuse_controls
 from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
 from dnadiff.store.files import bare_name, matches, open_text, resolve
 
@@ -354,12 +353,8 @@ def _columns(name: str, cells: list[str]) -> list[str]:
     columns = [cells[0].removeprefix("#"), *cells[1:]]
     for column in columns:
         if column not in COLUMNS:
-            close = "".join(
-                f"; did you mean {match}?"
-                for match in difflib.get_close_matches(column, COLUMNS, n=1, cutoff=0.5)
-            )
             raise ValueError(
-                f"{name}: line 1: column {column!r} is not known{close}; known: "
+                f"{name}: line 1: column {column!r} is not known{closest(column, COLUMNS)}; known: "
                 f"{', '.join(COLUMNS)}, separated by tabs"
             )
         if columns.count(column) > 1:

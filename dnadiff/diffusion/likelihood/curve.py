@@ -27,6 +27,7 @@ from numpy import ndarray
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
 from dnadiff.fields import Json, PositiveInt, check_value, is_number
+from dnadiff.progress import pasted
 from dnadiff.store.disk import read_json
 from dnadiff.weights.tensors import fingerprint
 
@@ -612,6 +613,5 @@ class StoredCurve:
         return None if same else "it was measured with other weights"
 
     def _remedy(self) -> str:
-        return (
-            f"python -m dnadiff.evaluate checkpoint={self.path} output={self.file} overwrite=true"
-        )
+        given = f"{pasted('checkpoint', self.path)} {pasted('output', self.file)}"
+        return f"python -m dnadiff.evaluate {given} overwrite=true"
