@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup, escape
+from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import verdict
 from dnadiff.fields import Json, is_number
@@ -117,7 +118,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> Markup:
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
-def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
+def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0) -> None:
     """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width`
     positions and `top` bits; NaN is nothing."""
     from matplotlib.patches import PathPatch
@@ -141,7 +142,7 @@ def logo(axes: Axes, heights: np.ndarray, width: int, top: float = 2.0) -> None:
     axes.grid(False)
 
 
-def logo_figure(heights: np.ndarray) -> Figure:
+def logo_figure(heights: ndarray) -> Figure:
     """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that
     ends at 0.25, 0.5, 1 or 2 bits."""
     size = len(heights)
@@ -218,7 +219,7 @@ def legend_below(axes: Axes) -> None:
     )
 
 
-def percentages(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
+def percentages(values: ndarray, edges: ndarray) -> ndarray:
     """% of the values in each bin."""
     return 100 * np.histogram(values, edges)[0] / len(values)
 

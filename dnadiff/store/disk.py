@@ -25,7 +25,6 @@ import gzip
 import hashlib
 import io
 import json
-import logging
 import os
 import platform
 import re
@@ -50,14 +49,13 @@ import yaml
 from filelock import FileLock, Timeout
 from typing_extensions import override
 
-from dnadiff.progress import Progress
+from dnadiff.progress import Progress, log
 from dnadiff.store.address import expand_user, is_remote
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 Json = Any  # a value that JSON can hold
-log = logging.getLogger("dnadiff")
 _FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Size = (

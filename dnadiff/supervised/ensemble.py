@@ -5,9 +5,8 @@ Loading builds only classes of this package (`dnadiff.store.objects.build`).
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -16,12 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from dnadiff.data.records import padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
-from dnadiff.fields import LARGEST, Json, PositiveInt, check_value
+from dnadiff.fields import LARGEST, Json, JsonMap, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.progress import log
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
@@ -42,7 +43,6 @@ from dnadiff.weights import tensors
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
 NO_PREDICTION = "have no known base (all N) and no prediction (nan)"
-log = logging.getLogger("dnadiff")
 _OF_SEED = ("items", "mean", "std")  # of the task and of the target
 
 
@@ -95,11 +95,11 @@ class Query(NamedTuple):
     name: str
     start: int
     end: int
-    ids: np.ndarray
+    ids: ndarray
     label: Label = UNLABELED
 
     @classmethod
-    def whole(cls, name: str, ids: np.ndarray) -> Query:
+    def whole(cls, name: str, ids: ndarray) -> Query:
         """A complete record, without a label."""
         return cls(name, 0, len(ids), ids)
 
@@ -203,7 +203,7 @@ class ClassifierEnsemble:
             log.warning(f"{unknown:,} of {found.shape[1]:,} sequences {NO_PREDICTION}")
         return self.target.predicted(found)
 
-    def _each_seed(self, queries: Iterable[Query], batch_size: int | None) -> np.ndarray:
+    def _each_seed(self, queries: Iterable[Query], batch_size: int | None) -> ndarray:
         """The predictions (R, S, K) of queries of any number."""
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
         found = [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)]
@@ -211,7 +211,7 @@ class ClassifierEnsemble:
 
     def contrasts(
         self, name: str | None = None, batch_size: int | None = None
-    ) -> Callable[[Sequence[np.ndarray]], np.ndarray]:
+    ) -> Callable[[Sequence[ndarray]], ndarray]:
         """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or
         column, for each seed.
 
@@ -227,7 +227,7 @@ class ClassifierEnsemble:
         """
         number = self.number_of(name)
 
-        def predict(sequences: Sequence[np.ndarray]) -> np.ndarray:
+        def predict(sequences: Sequence[ndarray]) -> ndarray:
             queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
             found = torch.from_numpy(self._each_seed(queries, batch_size)).double()
             return self.target.contrast(found)[..., number].numpy()
@@ -347,7 +347,7 @@ def load(
         ) from error
 
 
-def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
+def _of_run(about: JsonMap) -> dict[str, Json]:
     """What the seeds of a run have in common: not the items of each, nor the mean and standard
     deviation of their values."""
     parts = {
@@ -357,7 +357,7 @@ def _of_run(about: Mapping[str, Json]) -> dict[str, Json]:
     return {key: about[key] for key in SHARED} | parts
 
 
-def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
+def _target(about: JsonMap, trust: Sequence[str]) -> TaskTarget:
     if "target" not in about:
         return ClassTarget(about["classes"])  # of a version that had only these
     target = build(about["target"], trust=trust)
@@ -370,7 +370,7 @@ def _target(about: Mapping[str, Json], trust: Sequence[str]) -> TaskTarget:
 
 
 def _member(
-    folder: Path, about: Mapping[str, Json], tokenizer: DNATokenizer, trust: Sequence[str]
+    folder: Path, about: JsonMap, tokenizer: DNATokenizer, trust: Sequence[str]
 ) -> SeedClassifier:
     path, sha256, head = folder / WEIGHTS, str(about["sha256"]), about.get("head", {})
     state = WeightsFile(path, sha256).read()

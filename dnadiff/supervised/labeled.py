@@ -6,7 +6,6 @@ A reader (`tasks`) returns what is in its files; everything else is shared and i
 
 from __future__ import annotations
 
-import logging
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
+from numpy import ndarray
 from typing_extensions import TypedDict
 
 from dnadiff.data.base import run_data
@@ -26,7 +26,7 @@ from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
 from dnadiff.formats.table import read_rows
-from dnadiff.progress import refuse_controls
+from dnadiff.progress import log, refuse_controls
 from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.items import (
     Items,
@@ -40,9 +40,6 @@ from dnadiff.supervised.items import (
 )
 from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
 from dnadiff.supervised.targets import MISSING, RegressionTarget, TaskTarget
-
-log = logging.getLogger("dnadiff")
-
 
 KINDS: dict[str, type[TaskTarget]] = {
     "classification": ClassTarget,
@@ -109,7 +106,7 @@ class LabeledSequences:
     """
 
     source: str
-    sequences: list[np.ndarray] = field(default_factory=list)
+    sequences: list[ndarray] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
     divided: bool = False
@@ -172,7 +169,7 @@ class Division:
         divided: whether the split of the source is used.
     """
 
-    def __init__(self, found: LabeledSequences, bases: list[np.ndarray], task: LabeledTask) -> None:
+    def __init__(self, found: LabeledSequences, bases: list[ndarray], task: LabeledTask) -> None:
         self.found, self.bases = found, bases
         self.target, self.labels = task.target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
@@ -184,7 +181,7 @@ class Division:
         self.divided = found.divided and not task.redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
-    def rows(self, *parts: str) -> np.ndarray:
+    def rows(self, *parts: str) -> ndarray:
         """The sequence numbers of some parts, ascending."""
         return np.flatnonzero(np.isin(self.parts, parts))
 
@@ -323,7 +320,7 @@ class LabeledTask(ABC):
         division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)
         copies = division.copies
         if self.stranded:
-            copies = numbered(map(np.ndarray.tobytes, division.bases))
+            copies = numbered(map(ndarray.tobytes, division.bases))
         differing, rows = conflicts(copies, division.labels)
         if differing:
             log.warning(
@@ -432,7 +429,7 @@ def pretraining_kmers(
 
 def tested_subsets(
     data: TaskData, protocol: FixedSplit, tokenizer: DNATokenizer, pretraining: KmerSet | None
-) -> dict[str, np.ndarray]:
+) -> dict[str, ndarray]:
     """Masks (S,) bool of the tested items inside and outside the `pretraining` data, and the
     training and validation parts if these have any of them, by shared k-mers on either strand.
 
@@ -441,11 +438,11 @@ def tested_subsets(
     they are very large.
     """
 
-    def bases(items: Items) -> list[np.ndarray]:
+    def bases(items: Items) -> list[ndarray]:
         rows = zip(items.ids.numpy(), items.lengths.tolist())
         return [tokenizer.bases(ids[:length]) for ids, length in rows]
 
-    tested, found = bases(protocol.tested(data)), dict[str, np.ndarray]()
+    tested, found = bases(protocol.tested(data)), dict[str, ndarray]()
     kmers = {} if pretraining is None else {"pretraining": pretraining}
     parts = (data.train, data.valid)
     if sum(int(part.lengths.sum()) for part in parts) > _MAX_TRAINING:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
-from dnadiff.fields import Json
+from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path, sha256
-from dnadiff.progress import refuse_controls, table
+from dnadiff.progress import log, refuse_controls, table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import atomic_write, read_json
 from dnadiff.store.files import open_text, resolve
@@ -47,7 +47,6 @@ from dnadiff.supervised.tasks import label_keys
 PARQUET = ".parquet"
 NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
 _ROW_GROUP = 1 << 16
-log = logging.getLogger("dnadiff")
 
 
 class LabeledRow(NamedTuple):
@@ -251,7 +250,7 @@ class PredictionTable:
                 for first, last, mean in mean_coverage(start.astype(int), end.astype(int), value):
                     file.write(f"{chrom_of(record)}\t{first}\t{last}\t{mean:.6g}\n".encode())
 
-    def metrics(self, source: Path, count: int) -> dict[str, Json]:
+    def metrics(self, source: Path, count: int) -> JsonDict:
         """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them;
         `averaged`: of the averaged predictions.
 
@@ -291,9 +290,7 @@ class PredictionTable:
         }
 
 
-def mean_coverage(
-    start: np.ndarray, end: np.ndarray, value: np.ndarray
-) -> Iterator[tuple[int, int, float]]:
+def mean_coverage(start: ndarray, end: ndarray, value: ndarray) -> Iterator[tuple[int, int, float]]:
     """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to
     `end` (W,) that cover it."""
     edges = np.unique(np.concatenate([start, end]))
@@ -339,8 +336,8 @@ class PredictJob(ResumableJob):
     batch_size: int | None
     track: Path | None
     track_class: str | None
-    settings: Mapping[str, Json]
-    inputs: Mapping[str, Json]
+    settings: JsonMap
+    inputs: JsonMap
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -418,7 +415,7 @@ class PredictJob(ResumableJob):
             yield Result(len(chunk), self.predictions.rows(chunk, found), about)
 
     @override
-    def resume(self, done: int, notes: Mapping[str, Json]) -> None:
+    def resume(self, done: int, notes: JsonMap) -> None:
         super().resume(done, notes)
         self.predicted = Counter(notes.get("predicted"))
 
@@ -441,7 +438,7 @@ class PredictJob(ResumableJob):
         return {name: self.predicted[name] for name in self.model.classes}
 
     @override
-    def finish(self, collected: Path) -> dict[str, Json]:
+    def finish(self, collected: Path) -> JsonDict:
         model, predictions = self.model, self.predictions
         if self.track is not None and self.track_class is not None:
             predictions.write_track(collected, self.track, self.track_class)
@@ -462,7 +459,7 @@ class PredictJob(ResumableJob):
         }
 
     @override
-    def side_file(self, head: Mapping[str, Json], content: Mapping[str, Json]) -> Json:
+    def side_file(self, head: JsonMap, content: JsonMap) -> Json:
         about = {"file": head["file"], **content, "settings": self.settings}
         return {**about, "sha256": head["sha256"]}
 
