@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from dnadiff.fields import is_number
+
 NEITHER = "not distinguishable"
 UNDECIDED = "no interval, so no verdict"
 LEVEL = 0.05  # intervals cover the true value in 95 % of all cases
@@ -104,6 +106,6 @@ def verdict(
 ) -> str:
     """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0;
     UNDECIDED if a bound is None or NaN."""
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
+    if not (is_number(low) and is_number(high)):
         return UNDECIDED
     return above if low > 0 else below if high < 0 else between

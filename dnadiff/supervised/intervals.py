@@ -112,21 +112,13 @@ class Estimate:
 
         if self.ends is None:
             return None
-        if contains_zero(LEVEL):
-            return _edge(contains_zero, LEVEL, 1.0)
-        return min(
-            _edge(lambda level: not contains_zero(level), LEVEL, 0.0), math.nextafter(LEVEL, 0)
-        )
+        above = contains_zero(LEVEL)
+        found = _edge(lambda level: contains_zero(level) == above, LEVEL, float(above))
+        return found if above else min(found, math.nextafter(LEVEL, 0))
 
     def record(self) -> dict[str, Json]:
         """The ends of the interval, ready for JSON."""
         return dict(zip(("low", "high"), self.interval()))
-
-
-def between_seeds(values: Sequence[float]) -> list[tuple[float, int]]:
-    """The variance of the mean of several runs, and its degrees of freedom; nothing for one run."""
-    count = len(values)
-    return [(float(np.var(values, ddof=1)) / count, count - 1)] if count > 1 else []
 
 
 def jackknife(size: int, groups: ndarray | None) -> Iterator[ndarray]:

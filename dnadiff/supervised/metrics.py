@@ -24,7 +24,6 @@ from dnadiff.supervised.intervals import (
     MIN_ITEMS,
     Ends,
     Estimate,
-    between_seeds,
     jackknife,
     of_correct,
     of_replicates,
@@ -396,7 +395,7 @@ def estimate(
         value,
         of_runs[0],
         None if has_few else metric.ends(models, value, groups),
-        [seeds for each in of_runs for seeds in between_seeds(each)],
+        [(float(np.var(x, ddof=1)) / len(x), len(x) - 1) for x in of_runs if len(x) > 1],
         (-width, width) if baseline else (metric.low, metric.high),
     )
 

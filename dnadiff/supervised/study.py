@@ -37,7 +37,7 @@ from dnadiff.supervised.items import (
     TaskModel,
     no_report,
 )
-from dnadiff.supervised.metrics import ScoredValues, summarize_metrics, title
+from dnadiff.supervised.metrics import ScoredValues, estimate, summarize_metrics, title
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.targets import TaskTarget
@@ -72,6 +72,7 @@ def compare(
         for each run, and all others; `differences`: the primary metric of `a` minus that of `b`.
     """
     target = ClassTarget() if target is None else target
+    metric = target.metrics[target.primary]
     labels, (groups, units) = tested.labels.numpy(), resampled(tested)
     if units.startswith("items of"):
         log.warning(
@@ -98,7 +99,7 @@ def compare(
             if mask.any():
                 drawn = None if groups is None else groups[mask]
                 of_baseline = [] if baseline is None else scored(baseline, mask)
-                one = target.estimate(scored(model, mask), of_baseline, drawn)
+                one = estimate(metric, scored(model, mask), of_baseline, drawn)
                 found[name] |= {key: one.value, **one.record()}
         return found
 
@@ -116,7 +117,7 @@ def compare(
             "subsets": of_subsets(target.primary, name),
         }
     for a, b in pairs:
-        one = target.estimate(runs[a], runs[b], groups)
+        one = estimate(metric, runs[a], runs[b], groups)
         alone = any(len(runs[name]) == 1 and name not in fixed for name in (a, b))
         difference = {
             "a": a,
@@ -384,11 +385,8 @@ def remarks(result: JsonMap) -> list[str]:
             "found, and AUROC is not defined"
         )
     elif primary_metric(result) == ClassTarget.primary and task["chance"] >= FREQUENT:
-        balance = (
-            ""
-            if result.get("class_weights") == "balanced"
-            else ", and class_weights=balanced gives each class the same weight in training"
-        )
+        balance = ", and class_weights=balanced gives each class the same weight in training"
+        balance = "" if result.get("class_weights") == "balanced" else balance
         found.append(
             f"{100 * task['chance']:.0f} % of the test sequences are of one class: MCC and AUROC "
             f"show more than accuracy{balance}"

@@ -25,13 +25,11 @@ from typing_extensions import override
 
 from dnadiff.fields import Json, JsonDict
 from dnadiff.progress import log
-from dnadiff.supervised.intervals import Estimate
 from dnadiff.supervised.metrics import (
     REGRESSION_METRICS,
     ColumnMetric,
     Metric,
     ScoredValues,
-    estimate,
     named_metrics,
     title,
 )
@@ -319,16 +317,6 @@ class TaskTarget(ABC):
     def metrics(self) -> Mapping[str, Metric]:
         """The metrics by name: functions of scored predictions and of item weights (W, S), (W,)."""
         return named_metrics(self.names, self.column_metrics)
-
-    def estimate(
-        self,
-        runs: Sequence[ScoredValues],
-        baseline: Sequence[ScoredValues] = (),
-        groups: ndarray | None = None,
-    ) -> Estimate:
-        """The primary metric, or the difference of two models, with its interval over items and
-        seeds."""
-        return estimate(self.metrics[self.primary], runs, baseline, groups)
 
     def details(self, runs: Sequence[ScoredValues]) -> JsonDict:
         """What pictures of a model show, ready for JSON."""

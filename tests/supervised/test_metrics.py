@@ -7,10 +7,10 @@ import torch
 from sklearn import metrics as published
 
 from dnadiff.supervised import metrics
-from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.metrics import (
     METRICS,
     ScoredPredictions,
+    estimate,
     metric_values,
     roc_curves,
     summarize_metrics,
@@ -150,11 +150,11 @@ def test_intervals_stay_in_the_range_of_the_metric():
     assert biased["low"] is None and biased["value"] > 0
     for name, one in found.items():
         assert METRICS[name].low <= one["low"] <= one["high"] <= METRICS[name].high
-    target = ClassTarget(["a", "b"])
-    wide = target.estimate([ScoredPredictions(log_probs, labels)], groups=groups).interval()
-    alone = target.estimate([ScoredPredictions(log_probs, labels)]).interval()
+    run = [ScoredPredictions(log_probs, labels)]
+    wide = estimate(METRICS["accuracy"], run, groups=groups).interval()
+    alone = estimate(METRICS["accuracy"], run).interval()
     assert wide[0] < alone[0] and alone[1] < wide[1] <= 1
-    few = target.estimate([ScoredPredictions(log_probs, labels)], groups=groups // 2)
+    few = estimate(METRICS["accuracy"], run, groups=groups // 2)
     assert few.interval() == (None, None)  # three groups
 
 
