@@ -418,7 +418,7 @@ def test_specials_are_counted_and_left_out():
         (
             "judge_text",
             ["samples=bad.jsonl", "judge={ar}"],
-            "bad.jsonl: line 1 holds a list; expected keys with values; correct the line",
+            "bad.jsonl: line 1 is a list; expected one object per line",
         ),
         ("zero_shot", ["checkpoint={dit}", "sets=[]"], "must be a list of different names"),
         ("zero_shot", ["checkpoint={dit}", "sets=[text]"], "name a file"),

@@ -556,7 +556,7 @@ class TableSource(VariantSource):
 
     def __init__(self, path: str | Path) -> None:
         self.name = str(path)
-        _, names = next(delimited(path, "\t"))
+        _, names = next(delimited(path, "\t"), (0, []))
         self.names = [name.strip().lstrip("#").lower() for name in names]
         if missing := [name for name in _COLUMNS if name not in self.names]:
             raise ValueError(

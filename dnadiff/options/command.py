@@ -356,8 +356,6 @@ def report(error: Exception, overrides: Sequence[str]) -> str:
 # What NumPy, PyTorch, Arrow, CUDA, C++ and the system say.
 _NO_MEMORY = re.compile(r"allocate memory|out of memory|bad_alloc|ALLOC_FAILED")
 _AMOUNT = re.compile(r"(?:allocate|malloc of size) ([\d.]+)( [KMGTPE]iB)?")
-# The names of keys that bound what is computed at once.
-_BOUNDS = ("batch_size", "window", "length")
 
 
 def without_memory(name: str, error: Exception, values: Config) -> str:
@@ -372,14 +370,12 @@ def without_memory(name: str, error: Exception, values: Config) -> str:
     found = _AMOUNT.search(text)
     needed = f"{found[1]}{found[2] or ' bytes'} at once" if found else text or "more than is free"
     keys = [
-        key if value is None else f"{key} (now {value})"
+        f"lower {key}{f' (now {value})' if value else ''}"
         for key, value in leaves(values)
-        if key.rpartition(".")[2] in _BOUNDS and (value is None or type(value) is int)
+        if key.rpartition(".")[2] in ("batch_size", "window", "length") and value is not False
     ]
-    return (
-        f"out of memory{' of the GPU' if 'CUDA' in text else ''}: {name} needs {needed}; "
-        f"{' or '.join(f'lower {key}' for key in keys) or 'use a machine with more memory'}"
-    )
+    remedy = " or ".join(keys) or "use a machine with more memory"
+    return f"out of memory{' of the GPU' * ('CUDA' in text)}: {name} needs {needed}; {remedy}"
 
 
 def with_keys(message: str, values: Config) -> str:

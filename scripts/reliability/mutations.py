@@ -337,7 +337,7 @@ CHECKPOINT: list[Mutation] = [*BYTES, forged_entry, *[forged_checkpoint] * 10]
 ARRAYS: list[Mutation] = [*BYTES, forged_entry, *[forged_arrays] * 6]
 SAFETENSORS: list[Mutation] = [*BYTES, *[forged_safetensors] * 6]
 DND: list[Mutation] = [*BYTES, *[forged_dnd] * 16]
-BCF: list[Mutation] = [*BYTES, *[forged_blocks] * 8, members]
+BCF: list[Mutation] = [*BYTES, *[forged_blocks] * 8]
 
 
 def mutate(draw: random.Random, kind: Sequence[Mutation], data: bytes) -> tuple[str, bytes]:

@@ -113,6 +113,12 @@ def test_a_table_needs_four_columns(tmp_path):
         list(TableSource(table(path, "chr1\tx\tG\tA\n")))
 
 
+def test_a_file_of_blank_lines_has_no_columns(tmp_path):
+    (tmp_path / "v.tsv").write_text("\n \n")
+    with pytest.raises(ValueError, match=r"v\.tsv has no column chrom, pos, ref, alt; give a VCF"):
+        open_source(tmp_path / "v.tsv")
+
+
 def test_bcf_needs_pysam(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pysam", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[vcf\]'"):

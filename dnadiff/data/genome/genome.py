@@ -29,9 +29,10 @@ from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
+from dnadiff.formats.table import delimited
 from dnadiff.progress import closest, refuse_controls
 from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
-from dnadiff.store.files import bare_name, matches, open_text, resolve
+from dnadiff.store.files import bare_name, matches, resolve
 
 if TYPE_CHECKING:
     from pyfaidx import Fasta
@@ -304,44 +305,34 @@ def read_manifest(path: str) -> list[Source]:
     rows: list[Source] = []
     seen: dict[str, int] = {}
     columns: list[str] = []
-    with open_text(file) as handle:
-        for number, line in enumerate(handle, 1):
-            cells = line.rstrip("\n").split("\t")
-            if number == 1:
-                columns = _columns(name, cells)
-                continue
-            if not line.strip():
-                continue
-            if len(cells) != len(columns):
-                raise ValueError(
-                    f"{name}: line {number} has {len(cells)} fields, the header {len(columns)}; "
-                    "correct the line or remove it"
-                )
-            found = dict(zip(columns, cells))
-            if not found["path"].strip():
-                raise ValueError(f"{name}: line {number}: path is empty; name a file")
-            text = found.get("weight", "1")
-            try:
-                weight = float(text)
-            except ValueError:
-                weight = math.nan
-            if not (math.isfinite(weight) and weight >= 0):
-                raise ValueError(
-                    f"{name}: line {number}: weight is {text[:40]!r}; expected a number of at "
-                    "least 0"
-                )
-            is_stored = path.startswith(CACHED)
-            located = _located(f"{name}: line {number}", name, found["path"], is_stored)
-            is_address = is_remote(located.removeprefix(CACHED))
-            where = located if is_address else os.path.realpath(located)
-            if where in seen:
-                raise ValueError(
-                    f"{name}: line {number}: {located} is also in line {seen[where]}; name each "
-                    "file once"
-                )
-            seen[where] = number
-            label = found.get("label") or None
-            rows.append(Source(located, label, weight=weight, is_one_of_many=True))
+    for number, cells in delimited(file, "\t"):
+        if not columns:
+            columns = _columns(name, cells)
+            continue
+        found = dict(zip(columns, cells))
+        if not found["path"].strip():
+            raise ValueError(f"{name}: line {number}: path is empty; name a file")
+        text = found.get("weight", "1")
+        try:
+            weight = float(text)
+        except ValueError:
+            weight = math.nan
+        if not (math.isfinite(weight) and weight >= 0):
+            raise ValueError(
+                f"{name}: line {number}: weight is {text[:40]!r}; expected a number of at least 0"
+            )
+        is_stored = path.startswith(CACHED)
+        located = _located(f"{name}: line {number}", name, found["path"], is_stored)
+        is_address = is_remote(located.removeprefix(CACHED))
+        where = located if is_address else os.path.realpath(located)
+        if where in seen:
+            raise ValueError(
+                f"{name}: line {number}: {located} is also in line {seen[where]}; name each "
+                "file once"
+            )
+        seen[where] = number
+        label = found.get("label") or None
+        rows.append(Source(located, label, weight=weight, is_one_of_many=True))
     if not rows:
         raise ValueError(f"{name} has no rows; give a file in each")
     if not any(row.weight for row in rows):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,10 +26,10 @@ from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.fields import Config, JsonDict
+from dnadiff.formats.documents import JsonLines
 from dnadiff.progress import log
-from dnadiff.store.address import expand_user, file_name, shown
-from dnadiff.store.disk import json_object
-from dnadiff.store.files import open_text
+from dnadiff.store.address import expand_user, shown
+from dnadiff.store.files import bare_name, open_text
 from dnadiff.weights import checkpoint, published
 
 
@@ -94,26 +95,18 @@ class JudgeModel:
 
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between
-    blank lines of a .txt; plain or gzip."""
+    blank lines of a .txt; plain or compressed."""
     name = shown(path)
-    with open_text(path) as file:
-        content = file.read()
-    ending = Path(file_name(path).lower().removesuffix(".gz")).suffix
-    if ending not in (".jsonl", ".txt"):
-        raise ValueError(f"{name} must be a .jsonl or a .txt file, plain or gzip")
-    texts = content.split("\n\n")
-    if ending == ".jsonl":
-        # Not splitlines(), which also splits at characters that a text may contain, as U+2028.
-        numbered = [(n, line) for n, line in enumerate(content.split("\n"), 1) if line.strip()]
-        rows = [
-            json_object(line, f"{name}: line {number}", ("text",), "correct the line")
-            for number, line in numbered
-        ]
-        texts = [row["text"] for row in rows]
+    if bare_name(path).endswith(".jsonl"):
+        rows = JsonLines.rows(name, ("text",))
+        texts: list[Any] = [row.get("text") for _, row in rows]
         if not all(isinstance(text, str) for text in texts):
-            raise ValueError(
-                f"{name}: expected a string as the text of each line; correct the file"
-            )
+            raise ValueError(f"{name}: expected a string as text in each line; correct the file")
+    elif bare_name(path).endswith(".txt"):
+        with open_text(path) as file:
+            texts = file.read().split("\n\n")
+    else:
+        raise ValueError(f"{name} must be a .jsonl or a .txt file, plain or compressed")
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise ValueError(f"{name} contains no text; give a file with texts")

@@ -138,7 +138,7 @@ def test_weights_do_not_go_with_windows_that_occur_once(folder):
         ("path\tweight\ngenomes/a.fa\tnan\n", r"line 2: weight is 'nan'"),
         ("path\tweight\ngenomes/a.fa\t\n", r"line 2: weight is ''"),
         ("path\tweight\ngenomes/a.fa\t0\n", r"every weight is 0"),
-        ("path\tweight\ngenomes/a.fa\n", r"line 2 has 1 fields, the header 2"),
+        ("path\tweight\ngenomes/a.fa\n", r"line 2 has 1 fields, the header has 2"),
         (
             "path\ngenomes/a.fa\n\n./genomes/a.fa\n",
             r"line 4: .*a\.fa is also in line 2; name each file once",
