@@ -146,13 +146,13 @@ def printable(text: str) -> str:
     >>> printable("chr1\x1b[2J " + "A" * 1000)[:40]
     'chr1\\x1b[2J AAAAAAAAAAAAAAAAAAAAAAAAAAAA'
     """
-    text = without_controls(_shortened(text, _LONGEST_TEXT))
+    text = without_controls(_shortened(text, _LONGEST_TEXT), "")
     return _LONG_WORD.sub(lambda found: _shortened(found[0], _LONGEST_WORD), text)
 
 
-def without_controls(text: str) -> str:
-    """Text with control characters escaped."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+def without_controls(text: str, kept: str = "\t\n") -> str:
+    """Text with control characters escaped, but those that are `kept`."""
+    return _CONTROL.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
 def refuse_controls(where: str, *names: str) -> None:
@@ -177,9 +177,7 @@ class PrintableOutput:
 
     def write(self, text: str) -> int:
         """Write a text."""
-        parts = re.split(r"([\t\n])", text)
-        parts[::2] = map(without_controls, parts[::2])
-        return self.stream.write("".join(parts))
+        return self.stream.write(without_controls(text))
 
 
 def _shortened(text: str, length: int) -> str:

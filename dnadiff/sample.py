@@ -141,15 +141,15 @@ def sample(options: SampleOptions) -> list[Job]:
     from dnadiff.design import request as requests
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
-    from dnadiff.jobs.journal import sha256, temporary_path
+    from dnadiff.jobs.journal import temporary_path
     from dnadiff.model import Model
-    from dnadiff.store import files
+    from dnadiff.store import disk, files
     from dnadiff.weights import checkpoint
 
     def content(name: Json) -> Json:
         """The hash of a file; other values, such as the region chr1:1-2000, as they are."""
         is_file = isinstance(name, str) and files.is_file(name)
-        return sha256(files.resolve(name)) if is_file else name
+        return disk.hash_file(files.resolve(name)) if is_file else name
 
     method = check_design(options)
     samples.check_settings(options.sampler)
@@ -178,7 +178,7 @@ def sample(options: SampleOptions) -> list[Job]:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
     optional = {k: v for k, v in options.only("start", "feature").items() if v is not None}
     settings_of_output = {
-        "model": sha256(model.path),
+        "model": disk.hash_file(model.path),
         **options.only(*VALUES),
         "gc": gc,
         "template": content(options.template),

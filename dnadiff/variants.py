@@ -115,8 +115,8 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import open_source, read_regions
     from dnadiff.genomics.variants import effects, methods, variant, work
-    from dnadiff.jobs.journal import sha256
     from dnadiff.report.heat_map import draw_regions
+    from dnadiff.store.disk import hash_file
     from dnadiff.store.files import resolve
     from dnadiff.supervised import ensemble
     from dnadiff.weights import checkpoint, tensors
@@ -163,7 +163,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         source = variant.Saturation(regions, genome, options.deletions, on_strands)
     places = [list(region[: 5 if on_strands else 3]) for region in regions]
     inputs = {
-        "variants": places or sha256(resolve(str(options.vcf))),
+        "variants": places or hash_file(resolve(str(options.vcf))),
         "genome": genome.digest,
         "window": window,
         "indels": "normalized",

@@ -23,8 +23,8 @@ from dnadiff.diffusion.sampler.base import Configurable
 from dnadiff.fields import Fraction, PositiveInt, check_value, checked
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import filled_lines, listing
-from dnadiff.jobs.journal import sha256
 from dnadiff.store.address import shown
+from dnadiff.store.disk import hash_file
 from dnadiff.store.files import open_text, resolve
 
 Values: TypeAlias = ndarray  # (S,) float64
@@ -395,7 +395,7 @@ class MotifMatch(Reward):
 
     @override
     def inputs(self) -> dict[str, str]:
-        return {} if self.matrix is None else {shown(self.matrix): sha256(resolve(self.matrix))}
+        return {} if self.matrix is None else {shown(self.matrix): hash_file(resolve(self.matrix))}
 
     @override
     def __call__(self, sequences: Sequence[str]) -> Values:

@@ -34,10 +34,10 @@ from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.composition import designed_part
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal, sha256
+from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal
 from dnadiff.progress import duration, log, table
 from dnadiff.renamed import with_current_names
-from dnadiff.store.disk import atomic_write, read_json
+from dnadiff.store.disk import atomic_write, hash_file, read_json
 from dnadiff.store.objects import build
 from dnadiff.weights.loaded import Loaded
 
@@ -92,7 +92,7 @@ def continued_sampler(
         isinstance(earlier, dict)
         and options == json.loads(json.dumps(settings))
         and earlier.get("lengths") == list(lengths)
-        and earlier.get("model") == sha256(model.path)
+        and earlier.get("model") == hash_file(model.path)
     ):
         return _with_choices(settings, with_current_names(earlier).get("sampler", {}))
     return resolved_sampler(settings, model, curve, lengths[1], lengths[0])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import gzip
-import hashlib
 import json
 import math
 import os
@@ -32,6 +31,7 @@ from dnadiff.store.disk import (
     atomic_write,
     check_output,
     check_regular,
+    hash_file,
     names_file,
     read_json,
     write_all,
@@ -269,12 +269,6 @@ def open_bytes(path: Path, compressed: bool) -> gzip.GzipFile | BufferedReader:
     return gzip.open(path, "rb") if compressed else path.open("rb")
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def bgzip_blocks(content: bytes) -> bytes:
     """Content as bgzip blocks, without the empty block that ends a file."""
     blocks = []
@@ -293,7 +287,7 @@ def json_path(output: Path) -> Path:
 
 def head_of(output: Path) -> JsonDict:
     """What the JSON file next to a finished output says of the file itself."""
-    return {"file": output.name, "sha256": sha256(output), "dnadiff": VERSION}
+    return {"file": output.name, "sha256": hash_file(output), "dnadiff": VERSION}
 
 
 def is_complete(output: Path, settings: JsonMap, earlier: Earlier = _NOTHING) -> bool:
@@ -303,7 +297,7 @@ def is_complete(output: Path, settings: JsonMap, earlier: Earlier = _NOTHING) ->
         content = read_json(json_path(output), ("settings", "sha256"))
         before, now = with_current_names(content["settings"]), plain(settings)
         same = isinstance(before, dict) and first_difference(before, now, earlier) is None
-        return same and output.is_file() and content["sha256"] == sha256(output)
+        return same and output.is_file() and content["sha256"] == hash_file(output)
     except (OSError, ValueError):
         return False
 

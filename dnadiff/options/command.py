@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TextIO, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import yaml
 from pydantic import ValidationError
@@ -223,7 +223,7 @@ class Command(Generic[P]):
                 composed = Composition(self.name, self.options, overrides, folder)
                 values = composed.plain(composed.config(), resolve=False, required=False)
                 return print(yaml.safe_dump(values, sort_keys=False, width=1000).rstrip())
-            with redirect_stdout(cast(TextIO, PrintableOutput(sys.stdout))):
+            with redirect_stdout(PrintableOutput(sys.stdout)):  # type: ignore[type-var]
                 self.start(overrides, folder=folder)
         except KeyboardInterrupt:
             raise SystemExit(130) from None

@@ -24,10 +24,10 @@ from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import json_path, sha256
+from dnadiff.jobs.journal import json_path
 from dnadiff.progress import log, refuse_controls, table
 from dnadiff.store.address import expand_user
-from dnadiff.store.disk import atomic_write, read_json
+from dnadiff.store.disk import atomic_write, hash_file, read_json
 from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.ensemble import (
@@ -342,7 +342,7 @@ class PredictJob(ResumableJob):
     def __post_init__(self) -> None:
         super().__init__()
         self.settings = {
-            "input": sha256(resolve(self.source.path)),
+            "input": hash_file(resolve(self.source.path)),
             "networks": [member.sha256 for member in self.model.members],
             **self.settings,
             "batch_size": self.batch_size or self.model.batch_size,
