@@ -56,10 +56,10 @@ if TYPE_CHECKING:
     from dnadiff.weights.loaded import Loaded
 
 BIT = math.log(2)
-_UNITS = {
-    "bits, bits_low, bits_high and all of markov": "bits per token",
-    "nll, se_mc, se_total, and low and high of a difference": "nats per token",
-}
+_UNITS = (
+    "bits per token: bits, bits_low, bits_high and all of markov; nats per token: nll, se_mc, "
+    "se_total, and low and high of a difference"
+)
 
 
 @checked

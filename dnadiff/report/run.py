@@ -255,15 +255,12 @@ def headlines(results: RunResults) -> list[Headline]:
 def sentences(results: RunResults) -> list[str]:
     """The verdicts in words, one sentence for each part."""
     said = []
-    orders: dict[str, list[int]] = {
-        "better than": [],
-        "not distinguishable from": [],
-        "worse than": [],
-    }
+    words_of = "worse than", "better than", f"{NEITHER} from"
+    orders: dict[str, list[int]] = {words: [] for words in sorted(words_of)}
     for markov in markov_models(results.evaluation) if results.evaluation else ():
         values = markov["groups"]["all"]
         ends = (values.get("low"), values.get("high"))
-        words = verdict(*ends, "worse than", "better than", "not distinguishable from")
+        words = verdict(*ends, *words_of)
         if words != UNDECIDED:
             orders[words].append(markov["order"])
     if parts := [f"{words} order {listed(found)}" for words, found in orders.items() if found]:
