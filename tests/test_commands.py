@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,7 @@ WRONG_TRAINING = {
     "experiment=bundled objective=mlm": (
         "objective=mlm has no masking to choose; leave objective, or experiment, out"
     ),
+    "trainer.precision=64": "trainer.precision 64 is not supported; set 32-true or bf16-mixed",
     "lr=1": "unknown key lr; did you mean optimizer.lr?",
     "--data fasta": "cannot read --data: write data=fasta",
     "--num-steps=3": "cannot read --num-steps=3: write num_steps=3",
@@ -348,6 +350,22 @@ def test_a_path_that_is_absent_is_named_before_pytorch_is_loaded(wrong, python, 
     assert process.errors.startswith("error: ") and process.errors.count("\n") == 1
     assert "does not exist" in process.errors and not list(tmp_path.iterdir())
     assert ("did you mean ecoli?" in process.errors) == ("ecoi" in wrong)
+
+
+def test_many_commands_of_one_second_have_folders_of_their_own(tmp_path):
+    """While others remove the empty folders, and those above them."""
+
+    def start(_):
+        with run_folder(tmp_path / "runs" / "x" / "now", False) as made:
+            made.joinpath("mine").touch(exist_ok=False)
+            made.joinpath("mine").unlink()
+            return made.is_dir()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(start, range(400)))
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError), run_folder(tmp_path / "file", True):
+        pass
 
 
 def test_an_existing_run_is_not_overwritten(cli, train_args, tmp_path):

@@ -1,4 +1,4 @@
-"""Every experiment composes and takes one step; those of the human genome use chromosome 20."""
+"""Every experiment composes and takes two steps in each precision; those of the human genome use chromosome 20."""
 
 import json
 import re
@@ -82,13 +82,24 @@ REPEATED |= {
 
 
 @pytest.mark.parametrize(
+    ("accelerator", "precision"),
+    [
+        ("cpu", "32-true"),
+        ("cpu", "bf16-mixed"),
+        *(
+            pytest.param("gpu", precision, marks=pytest.mark.gpu)
+            for precision in ("32-true", "bf16-mixed", "16-mixed")
+        ),
+    ],
+)
+@pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else [])
         for name in EXPERIMENTS
     ],
 )
-def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
+def test_every_experiment_takes_two_steps(name, accelerator, precision, shared_data, tmp_path):
     heads = published(name)["backbone"].get("n_heads")
     args = [
         f"experiment={name}",
@@ -96,10 +107,12 @@ def test_every_experiment_takes_one_step(name, shared_data, tmp_path):
         *SMALL,
         *ONE_STEP,
         *(["backbone.n_heads=2"] if heads else []),
+        *("trainer.max_steps=2", f"trainer.precision={precision}"),
+        f"trainer.accelerator={accelerator}",
     ]
     metrics = train.start([*args, f"hydra.run.dir={tmp_path / 'run'}"]).content
-    assert metrics["finished"] and metrics["step"] == 1 and 0.5 < metrics["valid_nll"] < 20
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 1
+    assert metrics["finished"] and metrics["step"] == 2 and 0.5 < metrics["valid_nll"] < 20
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 2
 
 
 STAGES = [

@@ -318,12 +318,16 @@ def run_folder(path: Path, shared: bool) -> Iterator[Path]:
     new = [folder for folder in path.parents if not folder.exists()]
     is_new, candidate = not (shared and path.exists()), path
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for number in itertools.count(1):
-            candidate = path if number == 1 else path.with_name(f"{path.name}_{number}")
-            with suppress(FileExistsError):
-                candidate.mkdir(exist_ok=shared)
+        for number in itertools.count(2):
+            try:
+                candidate.mkdir(parents=True, exist_ok=shared)
                 break
+            except FileNotFoundError:  # another command removed the folder above: once more
+                continue
+            except FileExistsError:
+                if shared:  # it is a file
+                    raise
+                candidate = path.with_name(f"{path.name}_{number}")
         here = Path.cwd()  # short names in messages
         yield candidate.relative_to(here) if candidate.is_relative_to(here) else candidate
     finally:

@@ -186,6 +186,8 @@ class DiffusionModule(lightning.LightningModule):
         """The configured optimizer and its schedule over `num_steps`, by default those of the
         Trainer."""
         optimizer = self.make_optimizer(parameter_groups(self.denoiser, self.weight_decay))
+        # A fused step could unscale gradients itself, which Lightning then refuses to clip.
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         steps = int(self.trainer.estimated_stepping_batches) if num_steps is None else num_steps
         return {
             "optimizer": optimizer,

@@ -99,6 +99,8 @@ def trainer_settings(trainer: Config) -> Config:
             f"trainer.precision {trainer['precision']} has weights in half precision, "
             "which lose small steps; set bf16-mixed"
         )
+    if str(trainer.get("precision")) in ("64", "64-true"):
+        raise ValueError("trainer.precision 64 is not supported; set 32-true or bf16-mixed")
     word = trainer.get("strategy", "auto")
     for refused, reason in _REFUSED.items():
         if str(word) == refused or str(word).startswith(f"{refused}_"):

@@ -330,16 +330,18 @@ class MambaSSMBackend(TorchOperations):
 
     @override
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
-        try:
-            from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
-        except ImportError as error:
-            raise RuntimeError(
-                f"mamba_ssm is not installed ({error}); pip install -e '.[cuda]' in the checkout "
-                "adds it"
-            ) from error
         u, delta, A, B, C, D, bias = inputs
         u, delta, B, C = ((x.flip(1) if walk.reverse else x).mT for x in (u, delta, B, C))
-        y = selective_scan_fn(u, delta, A, B, C, D, delta_bias=bias, delta_softplus=True).mT
+        try:
+            from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+            y = selective_scan_fn(u, delta, A, B, C, D, delta_bias=bias, delta_softplus=True).mT
+        except (ImportError, AttributeError) as error:  # the second: selective_scan_cuda is None
+            raise RuntimeError(
+                f"mamba_ssm is not installed, or without its CUDA scan ({error}); use scan=triton, "
+                "which is part of this package, or MAMBA_KEEP_CUDA_BUILD=TRUE pip install -e "
+                "'.[cuda]' in the checkout"
+            ) from error
         return ScanStates(y.flip(1) if walk.reverse else y)
 
 

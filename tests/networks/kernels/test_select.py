@@ -389,7 +389,9 @@ def test_a_missing_mamba_ssm_is_the_reason(in_place_of_cpu, scan_inputs):
     in_place_of_cpu(MambaOnCpu())
     assert "mamba_ssm is not installed" in available_scans()["cpu"]
     with pytest.raises(
-        RuntimeError, match=r"cannot run: mamba_ssm is not installed .* pip install -e '\.\[cuda\]'"
+        RuntimeError,
+        match=r"cannot run: mamba_ssm is not installed.*; use scan=triton, which is part of "
+        r"this package, or MAMBA_KEEP_CUDA_BUILD=TRUE pip install -e '\.\[cuda\]'",
     ):
         selective_scan(*scan_inputs(1, 3, 2, 2), scan="cpu")
 
