@@ -270,13 +270,9 @@ def _problem(part: bytes, line: int, name: str | None) -> str:
         for number, text in enumerate(part.split(b"\n"), line)
         if text.strip()
     )
-    try:
-        shown = text[:30].decode("utf-8", "strict" if len(text) <= 30 else "ignore")
-    except UnicodeDecodeError as error:
-        return f" is not UTF-8 text ({error.reason}); give a text file, plain or gzip-compressed"
     return (
-        f" is not FASTA: line {number} is {shown!r}, expected a header such as "
-        "'>name' (2bit and GenBank are read as genomes)"
+        f" is not FASTA: line {number} is {text[:30].decode('utf-8', 'replace')!r}, expected a "
+        "header such as '>name'"
     )
 
 
@@ -312,21 +308,15 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
     with atomic_write(path, overwrite) as handle:
         for record in records:
             name, description, sequence = record
+            problem = not_a_nucleotide(sequence)
             if re.fullmatch("[^ \t\r\n]+", name) is None or name in names:
-                raise ValueError(
-                    f"{path}: record name {name!r} is empty, repeated or contains white space; "
-                    "give each record its own"
-                )
-            if "\n" in description or "\r" in description:
-                raise ValueError(
-                    f"{path}: record {name}: the description contains a line break; remove it"
-                )
-            if (
-                problem := not_a_nucleotide(sequence)
-                if sequence
-                else "no sequence; leave the record out"
-            ):
-                raise ValueError(f"{path}: record {name}: {problem}")
+                problem = "the name is empty, repeated or contains white space; give another one"
+            elif "\n" in description or "\r" in description:
+                problem = "the description contains a line break; remove it"
+            elif not sequence:
+                problem = "no sequence; leave the record out"
+            if problem:
+                raise ValueError(f"{path}: record {name!r}: {problem}")
             names.add(name)
             handle.writelines(wrapped(record))
         if not names:
@@ -339,11 +329,9 @@ def wrapped(record: Record) -> Iterator[bytes]:
     is not held as millions of lines."""
     yield f">{record.name} {record.description}".rstrip().encode() + b"\n"
     for start in range(0, len(record.sequence), LINES_PER_PIECE * LINE_WIDTH):
-        end = min(start + LINES_PER_PIECE * LINE_WIDTH, len(record.sequence))
-        yield b"".join(
-            record.sequence[i : min(i + LINE_WIDTH, end)] + b"\n"
-            for i in range(start, end, LINE_WIDTH)
-        )
+        piece = record.sequence[start : start + LINES_PER_PIECE * LINE_WIDTH]
+        lines = (piece[i : i + LINE_WIDTH] for i in range(0, len(piece), LINE_WIDTH))
+        yield b"\n".join([*lines, b""])
 
 
 def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
@@ -503,13 +491,13 @@ def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
         if line.rstrip() == "//":
             continue
         if (locus := _LOCUS.match(line)) is None:
-            problem = f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
-            problem += "length in bp: complete the line, or fetch the file again"
-            if _JOINED.match(line):
-                problem = (
-                    "the name and the length of LOCUS run together, as Prokka writes for long "
-                    "contig names: put a space between them, or use the FASTA file"
-                )
+            problem = (
+                "the name and the length of LOCUS run together, as Prokka writes for long contig "
+                "names: put a space between them, or use the FASTA file"
+                if _JOINED.match(line)
+                else f"a record begins with {line.rstrip()[:60]!r}, expected LOCUS, a name and a "
+                "length in bp: complete the line, or fetch the file again"
+            )
             raise _GenBankError(f"line {first}: {problem}")
         key, about = "", dict[str, list[str]](DEFINITION=[], ACCESSION=[], VERSION=[])
         for _, line in lines:

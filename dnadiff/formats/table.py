@@ -309,14 +309,10 @@ def read_csv(
         text = read_small(Path(path)).decode("utf-8-sig")
         table = csv.reader(io.StringIO(text, newline=""), strict=True)
         rows = [(table.line_num, row) for row in table if row]
-    except UnicodeDecodeError as error:
+    except (UnicodeDecodeError, csv.Error) as error:
+        what = f"a table ({error})" if isinstance(error, csv.Error) else "UTF-8 text"
         raise ValueError(
-            f"{path} is damaged: it is not UTF-8 text ({error.reason}); use another copy of it, or "
-            "remove it"
-        ) from None
-    except csv.Error as error:
-        raise ValueError(
-            f"{path} is damaged: it is not a table ({error}); use another copy of it, or remove it"
+            f"{path} is damaged: it is not {what}; use another copy of it, or remove it"
         ) from None
     header = rows[0][1] if rows else []
     if len(set(header)) < len(header) or not all(header):
