@@ -465,9 +465,8 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
     chosen = [one for one in found if name is None or name in (one[0], *one[0].split(" ", 1))]
     if len(chosen) != 1:
         called = "" if name is None else f" called {name}"
-        problem = f"has {len(chosen)} matrices{called}" if found else "has no matrix"
         raise ValueError(
-            f"{source} {problem}; set reward.name to one of "
+            f"{source} has {len(chosen)} matrices{called}; set reward.name to one of "
             f"{listing([title for title, _ in found]) or 'those of another file'}"
         )
     counts = np.array([chosen[0][1][base] for base in _BASES]).T

@@ -498,7 +498,8 @@ class VcfSource(VariantSource):
             )
 
     def _lines(self) -> Generator[str]:
-        return _text_lines(self.name)
+        with open_text(self.name) as file:
+            yield from file
 
     @override
     def __iter__(self) -> Iterator[Row]:
@@ -631,12 +632,7 @@ def open_source(path: str | Path) -> VariantSource:
     return (VcfSource if first.startswith((b"##", b"#CHROM\tPOS\tID")) else TableSource)(path)
 
 
-# Generators, so that whoever stops early closes the file without reading the rest of it.
-def _text_lines(path: str | Path) -> Generator[str]:
-    with open_text(path) as file:
-        yield from file
-
-
+# A generator, so that whoever stops early closes the file without reading the rest of it.
 def _first_bytes(path: str | Path) -> Generator[bytes]:
     with open_binary(path) as content:
         yield content.read(16)

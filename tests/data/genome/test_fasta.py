@@ -54,7 +54,7 @@ def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
     with pytest.raises(ValueError, match="is a folder"):
         read_sequences(tmp_path)
     (tmp_path / "binary.fa").write_bytes(b"\xff\xfe\x00>")
-    with pytest.raises(ValueError, match="is not UTF-8 text"):
+    with pytest.raises(ValueError, match="is not FASTA: line 1 is"):
         read_sequences(tmp_path / "binary.fa")
     whole = gzip.compress(b">a\n" + os.urandom(2000).hex().translate({ord("0"): "A"}).encode())
     (tmp_path / "cut.fa.gz").write_bytes(whole[: len(whole) // 2])
