@@ -19,7 +19,7 @@ from typing_extensions import override
 log = logging.getLogger("dnadiff")
 # C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and
 # halves of surrogate pairs.
-_CONTROL = re.compile(
+CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 _WORD = re.compile(r"(?:[A-Za-z_/]|\.\.?/)[\w/.+-]*", re.ASCII)
@@ -152,18 +152,7 @@ def printable(text: str) -> str:
 
 def without_controls(text: str, kept: str = "\t\n") -> str:
     """Text with control characters escaped, but those that are `kept`."""
-    return _CONTROL.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
-
-
-def refuse_controls(where: str, *names: str) -> None:
-    """ValueError for a name with a control character, or with bytes that are not UTF-8: files get
-    all names as they are."""
-    for name in names:
-        if _CONTROL.search(name) or "\ufffd" in name:
-            raise ValueError(
-                f"{where}: the name {printable(name)} contains a control character, or is not "
-                "UTF-8 text; rename it"
-            )
+    return CONTROL.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
 
 
 class PrintableOutput:

@@ -31,8 +31,8 @@ from typing import NamedTuple
 from typing_extensions import override
 
 from dnadiff.formats.table import delimited
-from dnadiff.progress import log, refuse_controls
-from dnadiff.store.address import shortened
+from dnadiff.progress import log
+from dnadiff.store.address import refuse_controls, shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
 
 _MITOCHONDRION = {"M": "MT", "MT": "M"}

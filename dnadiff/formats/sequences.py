@@ -29,8 +29,7 @@ from dnadiff.formats.nucleotides import (
     not_a_nucleotide,
 )
 from dnadiff.formats.regions import filled_lines
-from dnadiff.progress import refuse_controls
-from dnadiff.store.address import shortened
+from dnadiff.store.address import refuse_controls, shortened
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import ByteReader, chunks, decompressed, resolve
 

@@ -13,6 +13,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
+from dnadiff.progress import CONTROL, printable
+
 # `dnadiff.store.objects.build` marks the addresses that a checkpoint names: they are never fetched.
 CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 SCHEMES = ("https", "http", "s3", "gs", "hf")
@@ -207,3 +209,14 @@ def file_name(path: object) -> str:
     what its ending is read from."""
     text = str(path).removeprefix(CACHED)
     return PurePosixPath(text.partition("?")[0] if is_remote(text) else text).name
+
+
+def refuse_controls(where: str, *names: str) -> None:
+    """ValueError for a name with a control character, or with bytes that are not UTF-8: files get
+    all names as they are."""
+    for name in names:
+        if CONTROL.search(name) or "\ufffd" in name:
+            raise ValueError(
+                f"{where}: the name {printable(name)} contains a control character, or is not "
+                "UTF-8 text; rename it"
+            )

@@ -26,7 +26,8 @@ from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
 from dnadiff.formats.table import read_rows
-from dnadiff.progress import log, refuse_controls
+from dnadiff.progress import log
+from dnadiff.store.address import refuse_controls
 from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.items import (
     Items,

@@ -25,8 +25,8 @@ from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path
-from dnadiff.progress import log, refuse_controls, table
-from dnadiff.store.address import expand_user
+from dnadiff.progress import log, table
+from dnadiff.store.address import expand_user, refuse_controls
 from dnadiff.store.disk import atomic_write, hash_file, read_json
 from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.classes import ClassProbabilities as ClassProbabilities

@@ -30,8 +30,16 @@ from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
 from dnadiff.formats.table import delimited
-from dnadiff.progress import closest, refuse_controls
-from dnadiff.store.address import CACHED, expand_user, file_name, is_remote, parse, shortened
+from dnadiff.progress import closest
+from dnadiff.store.address import (
+    CACHED,
+    expand_user,
+    file_name,
+    is_remote,
+    parse,
+    refuse_controls,
+    shortened,
+)
 from dnadiff.store.files import bare_name, matches, resolve
 
 if TYPE_CHECKING:
