@@ -5,7 +5,7 @@ import pytest
 
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.masking import Bernoulli
-from dnadiff.options.command import compose
+from dnadiff.options.command import compose, named
 from dnadiff.store import objects as config
 
 
@@ -150,3 +150,11 @@ def test_files_that_are_read_once_compose_as_those_that_are_read_again(python):
 def test_all_keys_are_printed(cli):
     status, output, errors = cli("train", "seed=7", "--cfg", "job")
     assert status == 0 and "\nseed: 7\n" in f"\n{output}", errors
+
+
+@pytest.mark.parametrize("header", ["# @pack", "# @package a b", "#@package"])
+def test_a_damaged_header_of_an_own_yaml_file_is_named(tmp_path, header):
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"{header}\nseed: 3\n")
+    with pytest.raises(ValueError, match=r"mine\.yaml: the header is @pack.*; expected '# @packag"):
+        named("train").compose(["experiment=mine", "data=ecoli"], tmp_path, tmp_path)

@@ -52,7 +52,11 @@ def yaml_file(path: Path) -> Config:
     """
     from dnadiff.store.disk import read_yaml  # NumPy, which `--help` does without
 
-    return read_yaml(path, remedy="correct it")
+    content = read_yaml(path, remedy="correct it")
+    text = path.read_text(encoding="utf-8-sig")
+    if found := re.match(r"(?:\s*#.*\n)*\s*#[ \t]*@(?!\S+[ \t]+\S+[ \t]*(?:\n|$))(.*)", text):
+        raise ValueError(f"{path}: the header is @{found[1]}; expected '# @package NAME'")
+    return content
 
 
 def override(key: str, value: object) -> str:

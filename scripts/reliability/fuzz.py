@@ -60,7 +60,7 @@ INTERNAL = re.compile(
 REMEDY = re.compile(
     r"\b(expected|give|use|fetch|correct|remove|set|rename|complete|write|name|choose|make|start|"
     r"convert|unpack|shorten|restore|needs|allowed|load|compress|compute|fit|update|number|begin|"
-    r"check|known|add|again|must be|decompress|the records are)\b"
+    r"check|known|add|again|must be|decompress|install|the records are)\b"
 )
 
 

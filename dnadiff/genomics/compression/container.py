@@ -99,7 +99,7 @@ def checked(found: Mapping[str, Json]) -> ContainerLayout:
     try:
         layout = ContainerLayout(**found)
     except TypeError as error:
-        raise ValueError(f"other attributes than those of a layout ({error})") from error
+        raise ValueError("other attributes than those of a layout") from error
     are_flags = isinstance(layout.ended, bool) and isinstance(layout.marked, bool)
     _check(are_flags and layout.newline in ("\n", "\r\n"), "the kind of line breaks")
     _check(is_integer(layout.leading, 0), "the number of empty lines")
