@@ -604,7 +604,8 @@ def shown(difference: Mapping[str, Any] | None) -> str:
     """A difference with its interval."""
     if not difference:
         return ""
-    return f"{difference['difference']:+.3f} ({interval_text(difference, '{:+.3f}').replace('..', 'to')})"
+    ends = interval_text(difference, "{:+.3f}").replace("..", "to")
+    return f"{difference['difference']:+.3f} ({ends})"
 
 
 def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
