@@ -277,7 +277,7 @@ class HttpStore(ObjectStore):
         shown = self.address.shown
         request = urllib.request.Request(self.address.text, headers=headers)
         try:
-            return _OPENER.open(request, timeout=_TIMEOUT)
+            return urllib.request.build_opener(_Redirects).open(request, timeout=_TIMEOUT)
         except urllib.error.HTTPError as error:
             if error.code == _UNCHANGED or (error.code == _BEYOND and "Range" in headers):
                 return error
@@ -320,9 +320,6 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
                 "this address itself"
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_OPENER = urllib.request.build_opener(_Redirects)
 
 
 def _http_version(reply: HttpReply) -> str | None:
