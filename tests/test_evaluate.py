@@ -159,8 +159,9 @@ def test_integers_in_any_notation(evaluate):
 def test_the_mdlm_protocol_needs_a_schedule_for_which_it_is_a_bound(cli, train_args, tmp_path):
     schedule = ("noise=linear", "noise.sigma_max=1", "objective/masking=count")
     assert cli("train", *train_args("caduceus", 1, *schedule))[0] == 0
-    absent = ("data=fasta", "data.path=absent.fa")  # the error comes before data is read
-    status, _, err = cli("evaluate", "checkpoint=run", "protocol=mdlm", *absent)
+    (tmp_path / "empty.fa").touch()  # the error comes before data is read
+    empty = ("data=fasta", "data.path=empty.fa")
+    status, _, err = cli("evaluate", "checkpoint=run", "protocol=mdlm", *empty)
     assert (
         status == 1
         and "Linear ends with a mask probability of 0.632" in err
@@ -195,7 +196,8 @@ def test_windows_longer_than_the_network_accepts_are_an_error_before_data_is_rea
     cli, train_args, tmp_path
 ):
     assert cli("train", *train_args("dit", 1))[0] == 0
-    for args in (["length=128"], ["data=fasta", "data.path=absent.fa", "data.length=128"]):
+    (tmp_path / "empty.fa").touch()
+    for args in (["length=128"], ["data=fasta", "data.path=empty.fa", "data.length=128"]):
         status, _, err = cli("evaluate", "checkpoint=run", *args)
         assert (
             status == 1
