@@ -137,7 +137,8 @@ def refused(what: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:
-        raise ValueError(f"{what} ({shorten(str(error), 200)}); use another copy of it") from error
+        reason = "half of a surrogate pair" if isinstance(error, UnicodeError) else str(error)
+        raise ValueError(f"{what} ({shorten(reason, 200)}); use another copy of it") from error
 
 
 class SubwordTokenizer:

@@ -273,6 +273,12 @@ def test_panics_of_the_package_are_errors_of_the_file():
         raise KeyboardInterrupt
 
 
+def test_half_of_a_surrogate_pair_in_rules_is_named():
+    message = r"rules \(half of a surrogate pair\); use another copy"
+    with pytest.raises(ValueError, match=message), refused("rules"):
+        "\ud800".encode()
+
+
 @pytest.mark.parametrize(
     "name", ["tokenizer.json", "vocab.json", "vocab.txt", "tokenizer_config.json"]
 )
