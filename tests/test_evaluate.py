@@ -187,7 +187,7 @@ def test_errors_of_the_markov_models_come_before_the_network_runs(cli, trained, 
         "fit",
         lambda *_: (_ for _ in ()).throw(ValueError("nothing to count")),
     )
-    monkeypatch.setattr(evaluation, "estimate_to", lambda *_, **__: pytest.fail("the network ran"))
+    monkeypatch.setattr(evaluation, "estimate", lambda *_, **__: pytest.fail("the network ran"))
     status, _, err = cli("evaluate", f"checkpoint={trained}", "orders=[3]")
     assert status == 1 and "nothing to count" in err
 

@@ -78,6 +78,11 @@ class Query(NamedTuple):
         everywhere = torch.ones_like(self.xt, dtype=torch.bool)
         return everywhere if self.positions is None else self.positions
 
+    def shaped(self, found: Tensor) -> Tensor:
+        """Predictions (M, V) at all positions in row-major order as (B, L, V) if `positions` is
+        None."""
+        return found if self.positions is not None else found.view(*self.xt.shape, -1)
+
     def places(self) -> Any:
         """Row and column of each requested position, (M,) each; the whole array for None."""
         return (...,) if self.positions is None else self.positions.nonzero(as_tuple=True)
@@ -238,29 +243,15 @@ class MaskedDenoiser(BaseDenoiser):
         of the M requested positions, or (B, L, V) for None."""
         return self.predict("log_probs", Query(xt, t, cond, positions, valid))
 
-    def x0_log_probs(
-        self,
-        xt: Tensor,
-        t: OptTensor = None,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def x0_log_probs(self, *query: Any, **named: Any) -> Tensor:
         """The distribution of x0 that D3PM and the masked language model train, shaped as
         `log_probs`; under SUBS, `log_probs`."""
-        return self.predict("x0_log_probs", Query(xt, t, cond, positions, valid))
+        return self.predict("x0_log_probs", Query(*query, **named))
 
-    def log_score(
-        self,
-        xt: Tensor,
-        t: OptTensor,
-        cond: OptTensor = None,
-        positions: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def log_score(self, *query: Any, **named: Any) -> Tensor:
         """Log-ratios of probabilities at time t, shaped as `log_probs`; see
         `Parameterization.log_score`."""
-        return self.predict("log_score", Query(xt, t, cond, positions, valid))
+        return self.predict("log_score", Query(*query, **named))
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         """The predictions of the method with the name `kind`."""
@@ -756,7 +747,7 @@ class InContext(InBlock):
         state = None if self.state is None else self.state.select(first)
         asked = query._replace(xt=whole, positions=requested, valid=context.valid)
         found = self.denoiser.step_block(asked, state)
-        return found if query.positions is not None else found.view(*query.xt.shape, -1)
+        return query.shaped(found)
 
 
 def _is_all(rows: Tensor, count: int) -> bool:
@@ -798,7 +789,7 @@ class OtherStrand(DenoiserWrapper):
         )
         found = getattr(self.denoiser, kind)(*mirrored)[row.flip(-1)[positions]]
         found = found[..., torch.tensor(self.complement, device=row.device)]
-        return found if query.positions is not None else found.view(*query.xt.shape, -1)
+        return query.shaped(found)
 
 
 class Conjoined(DenoiserWrapper):
@@ -889,8 +880,7 @@ class PiecewiseDenoiser(DenoiserWrapper):
     @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         places, own = self._own(query)
-        joined = self._joined(getattr(self.denoiser, kind)(*own), places)
-        return joined if query.positions is not None else joined.view(*query.xt.shape, -1)
+        return query.shaped(self._joined(getattr(self.denoiser, kind)(*own), places))
 
     @override
     def log_sum_and_logits(

@@ -30,7 +30,7 @@ from dnadiff.diffusion.likelihood.estimators import (
     check_num_draws,
     check_one_draw,
     check_ordered,
-    estimate_to,
+    estimate,
     is_exact,
     one_draw,
     ordered,
@@ -226,19 +226,20 @@ class Estimator:
             )
         else:
             target_se = asked.target_se if same_draws_as is None else None
-            result = estimate_to(
+            result = estimate(
                 denoiser,
                 self.process,
                 batches,
-                target_se,
                 asked.num_draws,
-                asked.max_draws,
                 asked.seed,
                 asked.block_size,
                 progress,
+                0,
+                curve,
+                target_se,
+                asked.max_draws,
                 on_doubling,
                 0 if same_draws_as is None else same_draws_as.num_draws,
-                curve,
             )
             if target_se is not None and result.se_mc() > target_se:
                 log.warning(

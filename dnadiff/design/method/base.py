@@ -453,8 +453,7 @@ class Step:
     def drawn(self, log_probs: Tensor, purpose: str, number: int) -> Tensor:
         """Tokens (N,) of the positions to unmask, from `log_probs (N, V)`."""
         sampler, uniform = self.run.generator.sampler, self.run.uniform(purpose, self.now, number)
-        num_steps = sampler.num_steps_for(self.now.shape[1])
-        return sampler.unmask(self.index, num_steps, log_probs, uniform)
+        return sampler.unmask(self.index, log_probs, uniform)
 
     def filled(self, tokens: Tensor) -> Tensor:
         """The sequences (B, L) with `tokens (N,)` at the positions to unmask."""

@@ -127,7 +127,10 @@ def estimate(
     progress: ProgressCallback | None = None,
     first_draw: int = 0,
     curve: bool = False,
-    starts: list[Draw] | None = None,
+    target_se: float | None = None,
+    max_draws: int = 1024,
+    on_doubling: Callable[[int, float], None] | None = None,
+    min_draws: int = 0,
 ) -> Likelihood:
     """Monte Carlo NELBO of each sequence in count form; where one call is exact (`is_exact`), the
     -log p (`chain_rule`).
@@ -135,85 +138,32 @@ def estimate(
     For a block diffusion model, it is the sum of the blocks' NELBOs, each in count form given the
     tokens before the block.
 
+    With `target_se` the draws are doubled until `se_mc` of all tokens is at most that. Nothing is
+    computed twice: each doubling adds new draws, stratified among themselves, to the existing ones.
+
     Args:
         denoiser: in evaluation mode.
         batches: positions outside the group `all` are neither masked nor counted; those that
             training can mask count as visible for the time that a network is conditioned on
-            (`AbsorbingProcess.time_at`).
-        num_draws: network calls per sequence, even and at least 2.
+            (`AbsorbingProcess.time_at`). Iterated once per doubling: `target_se` needs a list of
+            batches, or another object that can be iterated repeatedly.
+        num_draws: network calls per sequence before the first doubling, even and at least 2.
         seed: the noise of draw j of sequence i depends on (seed, i, j) only; its stratum also
-            depends on `num_draws`.
+            depends on the number of draws made together.
         block_size: windows per bootstrap block.
         progress: called with the number of sequences of each finished batch.
         first_draw: index of the first draw, if earlier draws exist.
         curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which
             takes one network call more. Other models need nothing more.
-        starts: that call of each batch. Calls for further draws of the same batches share the list,
-            so that only the first one makes it.
+        target_se: nats per token; None makes `num_draws` draws.
+        max_draws: do not double to more draws.
+        on_doubling: called before each doubling with the number of new draws and the current error.
+        min_draws: double at least until this many draws: the draws of an earlier result, to
+            evaluate another network with the same noise.
 
     Raises:
         ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no
             sequence; with `curve`, see `check_lengths`.
-    """
-    if is_exact(denoiser):
-        return chain_rule(denoiser, batches, block_size, progress)
-    check_num_draws(num_draws)
-    size, measured = denoiser.block_size, list[BlockMeasurements]()
-    starts = [] if starts is None else starts
-    if curve and size is not None and isinstance(batches, Sequence):
-        check_lengths((batch[0].shape[1] for batch in batches), size)
-
-    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        if curve and size is not None:  # batches of an iterator are not known before
-            check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
-        available, counts, results = _available(denoiser, batch), [], []
-        for j in range(num_draws):
-            noise = draws.at(first_draw + j)
-            counts.append(stratified_counts(available, j, num_draws, noise))
-            results.append(_at_count(denoiser, process, batch, counts[-1], noise))
-        if curve and size is not None:
-            if len(starts) == len(measured):
-                starts.append(_at_count(denoiser, process, batch, available, draws))
-            x0, nats = starts[len(measured)].of_blocks, [each.of_blocks for each in results]
-            arrays = (torch.stack(counts), available, torch.stack(nats), x0)
-            k, a, x, x0 = (each.cpu().numpy() for each in arrays)
-            measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
-        return results
-
-    protocol = COUNT if size is None else BLOCKS
-    result = collect(denoiser, batches, one_batch, seed, block_size, protocol, progress)
-    return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
-
-
-def estimate_to(
-    denoiser: BaseDenoiser,
-    process: AbsorbingProcess,
-    batches: Batches,
-    target_se: float | None,
-    num_draws: int = 8,
-    max_draws: int = 1024,
-    seed: int = 0,
-    block_size: int = 16,
-    progress: ProgressCallback | None = None,
-    on_doubling: Callable[[int, float], None] | None = None,
-    min_draws: int = 0,
-    curve: bool = False,
-) -> Likelihood:
-    """`estimate` with the draws doubled until `se_mc` of all tokens is at most `target_se` (nats
-    per token), up to `max_draws` draws.
-
-    Nothing is computed twice: each doubling adds new draws, stratified among themselves, to the
-    existing ones.
-
-    Args:
-        batches: iterated once per doubling: a list, or another object that can be iterated
-            repeatedly.
-        target_se: None makes `num_draws` draws.
-        num_draws: initial number of draws.
-        on_doubling: called before each doubling with the number of new draws and the current error.
-        min_draws: double at least until this many draws: the draws of an earlier result, to
-            evaluate another network with the same noise.
-        curve: as in `estimate`.
     """
     if target_se is not None and not target_se > 0:
         raise ValueError(
@@ -221,25 +171,48 @@ def estimate_to(
         )
     if target_se is not None and iter(batches) is batches:
         raise ValueError("batches can be iterated only once; target_se needs a list of batches")
-    starts = list[Draw]()
+    if is_exact(denoiser):
+        return chain_rule(denoiser, batches, block_size, progress)
+    check_num_draws(num_draws)
+    size, starts = denoiser.block_size, list[Draw]()  # the call for h(0) of each batch
+    if curve and size is not None and isinstance(batches, Sequence):
+        check_lengths((batch[0].shape[1] for batch in batches), size)
 
     def draws_from(first: int, number: int) -> Likelihood:
-        return estimate(
-            denoiser, process, batches, number, seed, block_size, progress, first, curve, starts
-        )
+        measured = list[BlockMeasurements]()
 
-    result = draws_from(0, num_draws)
+        def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
+            if curve and size is not None:  # batches of an iterator are not known before
+                check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
+            available, counts, results = _available(denoiser, batch), [], []
+            for j in range(number):
+                noise = draws.at(first + j)
+                counts.append(stratified_counts(available, j, number, noise))
+                results.append(_at_count(denoiser, process, batch, counts[-1], noise))
+            if curve and size is not None:
+                if len(starts) == len(measured):
+                    starts.append(_at_count(denoiser, process, batch, available, draws))
+                x0, nats = starts[len(measured)].of_blocks, [each.of_blocks for each in results]
+                arrays = (torch.stack(counts), available, torch.stack(nats), x0)
+                k, a, x, x0 = (each.cpu().numpy() for each in arrays)
+                measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
+            return results
+
+        protocol = COUNT if size is None else BLOCKS
+        result = collect(denoiser, batches, one_batch, seed, block_size, protocol, progress)
+        return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
+
+    result = draws_from(first_draw, num_draws)
 
     def wanted() -> bool:
-        return not is_exact(denoiser) and (
-            result.num_draws < min_draws or (target_se is not None and result.se_mc() > target_se)
+        return result.num_draws < min_draws or (
+            target_se is not None and result.se_mc() > target_se
         )
 
-    while wanted() and 2 * result.num_draws <= max_draws:
-        done = result.num_draws
+    while 2 * (done := result.num_draws) <= max_draws and wanted():
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
-        result = result.with_draws(draws_from(done, done))
+        result = result.with_draws(draws_from(first_draw + done, done))
     return result
 
 

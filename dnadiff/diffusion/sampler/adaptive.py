@@ -85,7 +85,6 @@ class AdaptiveSampler(Sampler):
         draws: Draws,
     ) -> Tensor:
         length, total = x.shape[1], masked.sum(-1, keepdim=True)
-        num_steps = self.num_steps_for(length)
         tie = draws.uniform("tie", length).argsort(-1).to(x.device)
         for i in itertools.count():
             if not masked.any():
@@ -94,7 +93,7 @@ class AdaptiveSampler(Sampler):
             uniform = draws.at(i).uniform("token", length)
             tokens = None
             if self.tokens_first:
-                tokens = self.unmask(i, num_steps, log_probs, uniform[masked.to(uniform.device)])
+                tokens = self.unmask(i, log_probs, uniform[masked.to(uniform.device)])
             score = in_chunks(self.score, log_probs, tokens)
             values = score.new_full(x.shape, -torch.inf).masked_scatter(masked, score)
             unmasked = total - masked.sum(-1, keepdim=True)
@@ -102,7 +101,7 @@ class AdaptiveSampler(Sampler):
             chosen = now[masked]
             if tokens is None:  # only the chosen positions need a draw
                 drawn = uniform[now.to(uniform.device)]
-                tokens = self.unmask(i, num_steps, log_probs[chosen], drawn)
+                tokens = self.unmask(i, log_probs[chosen], drawn)
             else:
                 tokens = tokens[chosen]
             x[now] = tokens.to(x)

@@ -82,7 +82,6 @@ class Analytic(Ancestral):
             if drawn.any():
                 token[drawn] = self.unmask(
                     i,
-                    self.num_steps,
                     log_probs[drawn[requested]],
                     uniform[drawn.to(uniform.device)],
                 ).to(x)

@@ -61,7 +61,7 @@ class Autoregressive(Sampler):
                     state.select(unfinished),
                 )
             log_probs, state = calls.step(token, state, active, at)
-            drawn = self.unmask(at, length, log_probs, uniform[active.to(uniform.device), at])
+            drawn = self.unmask(at, log_probs, uniform[active.to(uniform.device), at])
             token = torch.where(masked[active, at], drawn, x[active, at])
             x[active, at] = token
         size = max(1, min(_PIECE, _NUMBERS // (len(x) * process.vocab.size)))

@@ -276,7 +276,7 @@ class Sampler(Configurable, ABC):
         """Temperature and truncation: (M, V) -> (M, V)."""
         return adjust(log_probs, self.temperature, self.top_k, self.nucleus)
 
-    def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+    def unmask(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
         """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and
         `uniform (M,)`."""
         return draw_in_chunks(log_probs, uniform, self.adjust)
@@ -478,7 +478,6 @@ class PlannedSampler(Sampler):
         step, left = plan
         # each position is drawn once, so it needs one number
         uniform, template = draws.uniform("token", x.shape[1]), x
-        num_steps = self.num_steps_for(x.shape[1])
         for i in step[masked & (step >= 0)].unique().tolist():
             now = masked & (step == i)
             x = x.masked_fill(now, process.vocab.mask_id)
@@ -488,7 +487,7 @@ class PlannedSampler(Sampler):
                 t = time_of(template, process, calls.valid, masked, left[:, i])
             log_probs = calls.log_probs(x, t, now)
             # Row-major over the batch, like the positions of the active rows.
-            x[now] = self.unmask(i, num_steps, log_probs, uniform[now.to(uniform.device)]).to(x)
+            x[now] = self.unmask(i, log_probs, uniform[now.to(uniform.device)]).to(x)
         return x
 
 
@@ -533,10 +532,10 @@ class GridSampler(Sampler):
         return self.noise_removal == "argmax" and step == self.num_steps - 1
 
     @override
-    def unmask(self, step: int, num_steps: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
+    def unmask(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
         if self.takes_argmax(step):
             return log_probs.argmax(-1)
-        return super().unmask(step, num_steps, log_probs, uniform)
+        return super().unmask(step, log_probs, uniform)
 
 
 class OuterSampler(Sampler):

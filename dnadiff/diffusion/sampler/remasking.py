@@ -176,7 +176,6 @@ class RemaskingSampler(GridSampler):
                 )
                 tokens = self.unmask(
                     i,
-                    self.num_steps,
                     log_probs,
                     draws.at(i).uniform("token", length)[now.to(u.device)],
                 )

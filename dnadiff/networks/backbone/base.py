@@ -153,13 +153,7 @@ class Backbone(nn.Module, ABC):
         """One vector (B, L, D) for each of the token ids (B, L), the input of `mix`."""
         raise NotImplementedError(f"{type(self).__name__} reads token ids only")
 
-    def mix(
-        self,
-        h: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         """The features (B, L, D) of vectors h (B, L, D), which may be other ones than those of
         tokens; other arguments as in `features`."""
         raise NotImplementedError(f"{type(self).__name__} reads token ids only")

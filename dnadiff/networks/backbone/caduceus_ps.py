@@ -74,13 +74,7 @@ class CaduceusPS(BiMambaBackbone):
         return torch.cat([first, second.flip(1)], -1)
 
     @override
-    def mix(
-        self,
-        h: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         first, second = h.chunk(2, -1)
         sigma, cond = (None if x is None else torch.cat([x, x]) for x in (sigma, cond))
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])

@@ -29,7 +29,6 @@ from dnadiff.networks.backbone.layers import (
     LayerNorm,
     SigmaMap,
     at_least_float32,
-    modulate,
     rotated,
 )
 
@@ -66,18 +65,13 @@ class DiTBlock(AttentionBlock):
         shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = self.adaLN_modulation(condition).chunk(
             6, dim=-1
         )
-        if len(condition) == 1:
-            mixed = self.attend(self.norm1(x, scale_a[0], shift_a[0]), angles, mask, gate=gate_a[0])
-            x = x[:, : mixed.shape[1]] + self.dropout(mixed)
-            return x + self.dropout(
-                self.feed_forward(self.norm2(x, scale_m[0], shift_m[0]), gate_m[0])
-            )
-        mixed = self.attend(
-            modulate(self.norm1(x), shift_a[:, None], scale_a[:, None]), angles, mask
-        )
-        x = x[:, : mixed.shape[1]] + gate_a[:, None] * self.dropout(mixed)
-        h = modulate(self.norm2(x), shift_m[:, None], scale_m[:, None])
-        return x + gate_m[:, None] * self.dropout(self.feed_forward(h))
+        one = len(condition) == 1
+        folded_a, folded_m = (gate_a[0], gate_m[0]) if one else (None, None)
+        mixed = self.attend(self.norm1(x, shift_a, scale_a), angles, mask, gate=folded_a)
+        mixed = self.dropout(mixed)
+        x = x[:, : mixed.shape[1]] + (mixed if one else gate_a[:, None] * mixed)
+        mixed = self.dropout(self.feed_forward(self.norm2(x, shift_m, scale_m), folded_m))
+        return x + (mixed if one else gate_m[:, None] * mixed)
 
 
 class FinalNorm(nn.Module):
@@ -95,10 +89,7 @@ class FinalNorm(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """(B, L, D), condition as for a `DiTBlock` -> (B, L, D)."""
-        shift, scale = self.adaLN_modulation(condition).chunk(2, dim=-1)
-        if len(condition) == 1:
-            return self.norm_final(x, scale[0], shift[0])
-        return modulate(self.norm_final(x), shift[:, None], scale[:, None])
+        return self.norm_final(x, *self.adaLN_modulation(condition).chunk(2, dim=-1))
 
 
 @checked
@@ -152,13 +143,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         return nn.functional.embedding(ids, self.vocab_embed["embedding"])
 
     @override
-    def mix(
-        self,
-        h: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         condition = self._condition(sigma, h.device)
         mask = None if valid is None else valid[:, None, None, :]
         angles = self.rotary_emb.angles(h.shape[1], h.device)

@@ -108,14 +108,17 @@ class LayerNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
-    def forward(self, x: Tensor, scale: OptTensor = None, shift: OptTensor = None) -> Tensor:
-        """(..., D) -> (..., D) float32 (float64 stays); `scale` and `shift` (D,), given together,
-        multiply by 1 + scale and add shift."""
+    def forward(self, x: Tensor, shift: OptTensor = None, scale: OptTensor = None) -> Tensor:
+        """(..., D) -> (..., D) float32 (float64 stays); `shift` and `scale`, given together, are
+        those of `modulate` for each row (B, D), or (1, D) for all: folded into the weights."""
         x = x if x.dtype == torch.float64 else x.float()
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
-        if scale is not None and shift is not None:
-            scale, shift = 1 + scale.to(x.dtype), shift.to(x.dtype)
-            weight, bias = weight * scale, shift if bias is None else bias * scale + shift
+        if shift is None or scale is None:
+            return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
+        if len(scale) > 1:
+            return modulate(self(x), shift[:, None], scale[:, None])
+        scale, shift = 1 + scale[0].to(x.dtype), shift[0].to(x.dtype)
+        weight, bias = weight * scale, shift if bias is None else bias * scale + shift
         return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
     def after(self, x: Tensor, added: OptTensor) -> tuple[Tensor, Tensor]:

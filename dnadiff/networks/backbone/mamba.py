@@ -214,13 +214,7 @@ class MambaBackbone(Backbone):
         return at_least_float32(found) if self.residual_in_fp32 else found
 
     @override
-    def mix(
-        self,
-        h: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         condition = self.conditioned(sigma, cond)
         stream, branch = h, None
         for layer in self.layers:

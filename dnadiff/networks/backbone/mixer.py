@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -158,11 +158,35 @@ class Direction(nn.Module):
 
 class ForwardMixer(nn.Module, ABC):
     """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after
-    others."""
+    others.
 
-    in_proj: Projection
-    out_proj: Projection
-    fwd: Direction
+    Args:
+        d_model: D.
+        d_state: N, states per channel.
+        d_conv: K, taps of the convolution.
+        expand: inner width E over D.
+        dt_rank: rank of the step-size projection; None is D/16, rounded up.
+    """
+
+    both_ways: ClassVar[bool] = False
+    rev: Direction
+
+    def __init__(
+        self,
+        d_model: int,
+        d_state: int = 16,
+        d_conv: int = 4,
+        expand: int = 2,
+        dt_rank: int | None = None,
+    ) -> None:
+        super().__init__()
+        d_inner = expand * d_model
+        sizes = d_inner, d_state, d_conv, dt_rank or math.ceil(d_model / 16)
+        self.in_proj = Projection(d_model, 2 * d_inner)
+        self.fwd = Direction(*sizes, reverse=False)
+        if self.both_ways:
+            self.rev = Direction(*sizes, reverse=True)
+        self.out_proj = Projection(d_inner, d_model)
 
     def weights(self, *ways: Direction) -> MixerWeights:
         """The projections and some directions for `dnadiff.networks.kernels.mixer`."""
@@ -195,31 +219,7 @@ class ForwardMixer(nn.Module, ABC):
 
 class UniMamba(ForwardMixer):
     """The mixer of the published Mamba: one scan from the first position to the last, between two
-    projections.
-
-    Args:
-        d_model: D.
-        d_state: N, states per channel.
-        d_conv: K, taps of the convolution.
-        expand: inner width E over D.
-        dt_rank: rank of the step-size projection; None is D/16, rounded up.
-    """
-
-    def __init__(
-        self,
-        d_model: int,
-        d_state: int = 16,
-        d_conv: int = 4,
-        expand: int = 2,
-        dt_rank: int | None = None,
-    ) -> None:
-        super().__init__()
-        d_inner = expand * d_model
-        self.in_proj = Projection(d_model, 2 * d_inner)
-        self.fwd = Direction(
-            d_inner, d_state, d_conv, dt_rank or math.ceil(d_model / 16), reverse=False
-        )
-        self.out_proj = Projection(d_inner, d_model)
+    projections; arguments as in `ForwardMixer`."""
 
     def forward(self, hidden: Tensor, valid: OptTensor = None, scan: str = "auto") -> Tensor:
         """(B, L, D) -> (B, L, D)."""
@@ -252,24 +252,23 @@ class BiMamba(ForwardMixer):
     two directions share one gate. Every other choice has two output projections.
 
     Args:
-        d_model, d_state, d_conv, expand, dt_rank: as in `UniMamba`.
+        d_model, *sizes, **named_sizes: as in `ForwardMixer`.
         bidirectional_strategy: how the two outputs are combined, `add` or `ew_multiply`.
         bidirectional_weight_tie: the two directions share their input and their output projection.
     """
 
+    both_ways = True
+
     def __init__(
-        self, d_model: int, d_state: int = 16, d_conv: int = 4, expand: int = 2,
-        dt_rank: int | None = None,
+        self,
+        d_model: int,
+        *sizes: Any,
         bidirectional_strategy: Literal["add", "ew_multiply"] = "add",
         bidirectional_weight_tie: bool = True,
-    ) -> None:  # fmt: skip
-        super().__init__()
-        d_inner, tied = expand * d_model, bidirectional_weight_tie
-        dt_rank = dt_rank or math.ceil(d_model / 16)
-        self.in_proj = Projection(d_model, 2 * d_inner)
-        self.fwd = Direction(d_inner, d_state, d_conv, dt_rank, reverse=False)
-        self.rev = Direction(d_inner, d_state, d_conv, dt_rank, reverse=True)
-        self.out_proj = Projection(d_inner, d_model)
+        **named_sizes: Any,
+    ) -> None:
+        super().__init__(d_model, *sizes, **named_sizes)
+        d_inner, tied = self.out_proj.in_features, bidirectional_weight_tie
         self.in_proj_rev = None if tied else Projection(d_model, 2 * d_inner)
         self.out_proj_rev = None if tied else Projection(d_inner, d_model)
         self.strategy = bidirectional_strategy

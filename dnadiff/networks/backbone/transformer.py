@@ -101,13 +101,7 @@ class Transformer(AttentionBackbone, CausalBackbone):
         return self.embedding(ids)
 
     @override
-    def mix(
-        self,
-        h: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         mask, length = None, h.shape[1]
         if valid is not None:
             earlier = torch.ones(length, length, dtype=torch.bool, device=h.device).tril()
@@ -231,13 +225,7 @@ class GPT2(CausalBackbone):
         return self.wte(torch.where(ids < self.rows, ids, self.start))
 
     @override
-    def mix(
-        self,
-        h: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-    ) -> Tensor:
+    def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         # `valid` is not needed: padding is at the end, where causal attention does not see it
         x = h + self.wpe.weight[: h.shape[1]]
         for block in self.blocks:

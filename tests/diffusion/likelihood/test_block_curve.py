@@ -9,7 +9,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
 from dnadiff.diffusion.likelihood.estimates import BlockMeasurements
-from dnadiff.diffusion.likelihood.estimators import WindowBatch, all_masked, estimate, estimate_to
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, all_masked, estimate
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.caduceus import Caduceus
@@ -154,13 +154,13 @@ def test_h_of_blocks_is_measured_on_request_only(denoiser):
             match=r"h\(n\) of blocks was not measured; call likelihood\.estimate with curve=True",
         ):
             use()
-    result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
+    result = estimate(denoiser, PROCESS, windows(6, 16), 2, min_draws=8, curve=True)
     assert result.num_draws == 8 and result.by_block.cells.number.sum() == 8 * (6 * 4)
 
 
 def test_h_of_no_visible_token_is_measured_once(denoiser):
     denoiser = Counted(denoiser.backbone, 4).eval()
-    result = estimate_to(denoiser, PROCESS, windows(6, 16), None, 2, min_draws=8, curve=True)
+    result = estimate(denoiser, PROCESS, windows(6, 16), 2, min_draws=8, curve=True)
     assert denoiser.calls == 2 * (8 + 1)  # two batches, eight draws and one call for h(0)
     rounds = [
         estimate(denoiser, PROCESS, windows(6, 16), n, first_draw=first, curve=True)

@@ -105,11 +105,11 @@ def test_draws_are_doubled_until_the_error_is_reached_and_none_is_repeated(
     few = likelihood.estimate(oracle, process, whole(many[:100]), num_draws=2, seed=4)
     grown = []
     oracle.calls = 0
-    result = likelihood.estimate_to(
+    result = likelihood.estimate(
         oracle,
         process,
         whole(many[:100]),
-        few.se_mc() / 3,
+        target_se=few.se_mc() / 3,
         num_draws=2,
         seed=4,
         on_doubling=lambda n, se: grown.append((n, se)),
@@ -121,14 +121,14 @@ def test_draws_are_doubled_until_the_error_is_reached_and_none_is_repeated(
 
 
 def test_doubling_stops_at_max_draws(oracle, process, many):
-    result = likelihood.estimate_to(
-        oracle, process, whole(many[:20]), 1e-9, num_draws=2, max_draws=12
+    result = likelihood.estimate(
+        oracle, process, whole(many[:20]), target_se=1e-9, num_draws=2, max_draws=12
     )
     assert result.num_draws == 8
     with pytest.raises(ValueError, match="iterated only once"):
-        likelihood.estimate_to(oracle, process, iter(whole(many[:2])), 0.1)
+        likelihood.estimate(oracle, process, iter(whole(many[:2])), target_se=0.1)
     with pytest.raises(ValueError, match="target_se 0 must be positive"):
-        likelihood.estimate_to(oracle, process, whole(many[:2]), 0)
+        likelihood.estimate(oracle, process, whole(many[:2]), target_se=0)
 
 
 class Uniform(MaskedDenoiser):

@@ -54,7 +54,7 @@ class Enumerated(Gibbs):
         super().__post_init__()
         self._grouped.unmask = self.unmask
 
-    def unmask(self, step, num_steps, log_probs, uniform):
+    def unmask(self, step, log_probs, uniform):
         row, token = uniform.long() // 4, uniform.long() % 4
         self.log_prob.index_add_(0, row, log_probs.gather(-1, token[:, None])[:, 0])
         return token

@@ -201,7 +201,7 @@ def test_rows_drawn_in_parts_are_the_rows_drawn_together():
         seen.append(len(part))
         return sampler.adjust(part)
 
-    together = sampler.unmask(0, 1, log_probs, uniform)
+    together = sampler.unmask(0, log_probs, uniform)
     assert torch.equal(base.draw_in_chunks(log_probs, uniform, adjust, rows=4), together)
     assert seen == [4] * 12 + [2]
 

@@ -16,10 +16,10 @@ def test_draws_do_not_depend_on_chunks():
     torch.manual_seed(0)
     log_probs, uniform = torch.randn(50, 30).log_softmax(-1), torch.rand(50, dtype=torch.float64)
     whole = draws.draw(log_probs, uniform)
-    assert torch.equal(Grouped().unmask(0, 1, log_probs, uniform), whole)
+    assert torch.equal(Grouped().unmask(0, log_probs, uniform), whole)
     for rows in (1, 3, 1 << 22):
         assert torch.equal(base.draw_in_chunks(log_probs, uniform, rows=rows), whole)
-    assert Grouped().unmask(0, 1, log_probs[:0], uniform[:0]).shape == (0,)
+    assert Grouped().unmask(0, log_probs[:0], uniform[:0]).shape == (0,)
 
 
 def test_gpus_draw_in_chunks_of_bounded_memory():
@@ -46,6 +46,6 @@ def test_scores_do_not_depend_on_chunks(sampler):
 def test_draws_on_a_gpu_do_not_depend_on_chunks(sampler):
     log_probs = torch.randn(50, 1000, device="cuda").log_softmax(-1)
     uniform = torch.rand(50, dtype=torch.float64, device="cuda")
-    whole = sampler.unmask(0, 1, log_probs, uniform)
+    whole = sampler.unmask(0, log_probs, uniform)
     chunked = base.draw_in_chunks(log_probs, uniform, sampler.adjust, rows=3)
     assert torch.equal(chunked, whole)
