@@ -27,7 +27,7 @@ from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
 from dnadiff.options.compose import Composition, import_plugins, override
 from dnadiff.progress import PrintableOutput, configure_logging, pasted, printable
-from dnadiff.store.address import is_remote, shown
+from dnadiff.store.address import is_remote, shortened
 from dnadiff.store.address import parse as parse_address
 from dnadiff.store.objects import build, check, imported, leaves
 from dnadiff.supervised.runs import MODELS, refuse_classifier
@@ -137,7 +137,7 @@ class Command(Generic[P]):
         names = {o.partition("=")[0] for o in given}
         divided = bool(names & {"shard", "launcher"})
         line = [f"--config-dir={options.config_folder}"] * bool(options.config_folder)
-        line = [shlex.quote(shown(o)) for o in line + given]
+        line = [shlex.quote(o) for o in shortened(line + given)]
         if resumes := "resume" in self.options.model_fields and not divided:
             if not names & {"hydra.run.dir", *self.options.resumes_by}:
                 line.append(pasted("hydra.run.dir", options.run_dir))

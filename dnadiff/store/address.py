@@ -21,13 +21,17 @@ SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
 # Of web servers, and of whatever else is no object store, whose names may contain `?`.
 _SERVER = r"(?:https?:/|(?!(?:s3|gs|hf|file):)[a-z]\w*://)"
-_USER = re.compile(r"(\w+:/+)[^/?#@\s]*@", re.IGNORECASE)
+_USER = re.compile(r"(\w+:/+)[^/?#\s]*@", re.IGNORECASE)
+# A value that is an address may contain spaces; one inside a text ends at the first.
 _QUERY = re.compile(
-    rf"""({_SERVER}[^?]*)\?(?!\.\.\.(?:$|[\s'",\]}}])).*""", re.DOTALL | re.IGNORECASE
+    rf"""((?P<all>^(?:[\w.@/+~-]*=)?['"]?(?:cached:)?)?{_SERVER}(?(all)[^?]*|[^?\s]*))\?"""
+    r"""(?!\.\.\.(?:$|[\s'",\]}]))(?(all).*|\S*)""",
+    re.DOTALL | re.IGNORECASE,
 )
 _SHORT = re.compile(r".*\?\.\.\.\d*")
-# An address is what follows `key=`, a quoted text, or a part of a list or mapping.
-_BEFORE = re.compile(r"(?:[\w.@/+~-]*=)?(?:cached:)?(?=\w+:/)")
+# An address is what follows `key=`, alone, in quotes, or as a part of a list or mapping; other
+# texts, such as prompts, stay as they are.
+_BEFORE = re.compile(r"""(?:[\w.@/+~-]*=)?(?:cached:)?(?=(\w+:/)|[\[{'"]|\S+$)""")
 _PART = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\w+:/[^\s,\[\]{}'"]*""", re.IGNORECASE)
 _complete: dict[str, str] = {}  # addresses by what `shortened` made of them
 
@@ -173,7 +177,9 @@ def is_short(address: str) -> bool:
 
 
 def _without_secrets(text: str) -> str:
-    if (start := _BEFORE.match(text)) is not None:
+    if (start := _BEFORE.match(text)) is None:
+        return text
+    if start[1]:
         return start[0] + _short(text[start.end() :])
     return _PART.sub(_short_part, text)
 
@@ -183,7 +189,7 @@ def _short_part(found: re.Match[str]) -> str:
     if not quote:
         return _short(found[0])
     inside = found[0][1:-1].replace(f"\\{quote}", quote)
-    short = _short(inside)
+    short = _without_secrets(inside)
     return found[0] if short == inside else quote + short + quote
 
 

@@ -175,6 +175,10 @@ def test_the_note_of_an_earlier_version_is_read(server):
         ("[https://a/x?s=1,https://b/y?t=2]", "[https://a/x?..."),
         ("s3://b/what?.fa", "s3://b/what?.fa"),
         ("what?.txt", "what?.txt"),
+        ("input=https://u:p@ss@h/x.fa", "input=https://h/x.fa"),
+        ("https://h/a b?sig=1 2", "https://h/a b?..."),
+        ("no https://u:p@q@h/x?s=1, as a@b? says", "no https://h/x?... as a@b? says"),
+        ("prompt='See http://h now. OK? Yes'", "prompt='See http://h now. OK? Yes'"),
     ],
 )
 def test_how_addresses_are_shown(text, expected):
@@ -194,12 +198,28 @@ def test_how_addresses_are_shown(text, expected):
          ["https://h/6?id=1", "https://h/6?id=2"]),
         ("p=[s3://b/what?.fa,what?.txt,https://h/7?...]",
          "p=[s3://b/what?.fa,what?.txt,https://h/7?...]", ["https://h/7?..."]),
+        ("p=x,https://h/8?s=1", "p=x,https://h/8?...", ["https://h/8?s=1"]),
+        ("p='https://h/9?s=1 2'", "p='https://h/9?...'", ["https://h/9?s=1 2"]),
+        ('p="[\'https://h/10?s=1\']"', 'p="[\'https://h/10?...\']"', ["https://h/10?s=1"]),
     ],
 )  # fmt: skip
 def test_arguments_are_shortened_and_read_completely(argument, short, complete):
     assert shortened([argument]) == [short] == shortened([short])
     found = re.findall(r"https?://[^\s,'\]}]+", short)
     assert [parse(address).text for address in found] == complete
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Visit http://h.com now. OK? Yes",
+        "Visit HTTP://h.com/x?a=1&b=2 now",
+        "it\\'s (http://h.com/x?a=1), see https://h.com/y?a=1, and [https://h.com/z?a=1]",
+    ],
+)
+def test_a_text_that_contains_an_address_is_not_changed(text):
+    for each in (text.replace("\\", ""), f"prompt='{text}'", f'prompt=["{text}","{text}"]'):
+        assert shortened(each) == each and shortened({"prompt": [each]}) == {"prompt": [each]}
 
 
 def test_a_shortened_address_is_the_copy_in_the_cache(server):
@@ -278,7 +298,7 @@ def test_an_encrypted_address_that_is_redirected_to_a_plain_one_is_not_read(
     encrypted.server_close()
 
 
-@pytest.mark.parametrize("address", ["https://u:p@h/x.fa", "s3://k:s@b/x.fa", "ftp://u@h/x.fa"])
+@pytest.mark.parametrize("address", ["https://u:p@ss@h/x.fa", "s3://k:s@b/x.fa", "ftp://u@h/x.fa"])
 def test_an_address_with_a_user_name_is_refused(address):
     for given in (address, f"data.path='{address}'", {"path": [address]}):
         with pytest.raises(ValueError, match=r"//[hb]/x\.fa contains a user name") as error:
