@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from typing_extensions import override
 
-from dnadiff.formats.table import delimited
+from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import log
 from dnadiff.store.address import refuse_controls, shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
@@ -560,6 +560,7 @@ class TableSource(VariantSource):
         _, names = next(delimited(path, "\t"), (0, []))
         self.names = [name.strip().lstrip("#").lower() for name in names]
         if missing := [name for name in _COLUMNS if name not in self.names]:
+            check_delimiter(path, self.names, "\t", missing[0])
             raise ValueError(
                 f"{path} has no column {', '.join(missing)}; give a VCF or BCF file, or a table "
                 f"with tabs and the columns {', '.join(_COLUMNS)}"

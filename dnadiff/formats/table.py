@@ -199,7 +199,7 @@ def read_cells(
         for key, name in wanted:
             if name not in name_of:
                 if issubclass(kind, Delimited):
-                    _check_delimiter(path, header, kind.delimiter, key, name)
+                    check_delimiter(path, header, kind.delimiter, name, key)
                 raise ValueError(
                     f"{path} has no column {name!r}; its columns are {', '.join(name_of)}: set "
                     f"{key} to one of them"
@@ -209,11 +209,18 @@ def read_cells(
     yield from kind.rows(path, choose, blank)
 
 
-def _check_delimiter(path: str, header: list[str], own: str, key: str, column: str) -> None:
-    """ValueError, with the remedy, if a header without a column has it under another delimiter."""
+def check_delimiter(
+    path: str | Path, header: list[str], own: str, column: str, key: str = ""
+) -> None:
+    """ValueError, with the remedy, if a header without a column has it under another delimiter.
+
+    Args:
+        key: that names the column; none if the delimiter does not follow from the file's name.
+    """
     for other, word in _DELIMITERS.items():
-        if column in (cell.strip(' "') for cell in own.join(header).split(other)):
-            named = {",": "name it .csv", "\t": "name it .tsv"}.get(other)
+        cells = own.join(header).split(other)
+        if other != own and column in (cell.strip(' "') for cell in cells):
+            named = {",": "name it .csv", "\t": "name it .tsv"}.get(other if key else "")
             remedy = named or f"write it with {_DELIMITERS.get(own, repr(own))}"
             if key.startswith("task."):
                 shown = ascii(other)[1:-1]

@@ -119,6 +119,17 @@ def test_a_file_of_blank_lines_has_no_columns(tmp_path):
         open_source(tmp_path / "v.tsv")
 
 
+@pytest.mark.parametrize(
+    ("delimiter", "word"), [(",", "commas"), (";", "semicolons"), (" ", "spaces"), ("|", "bars")]
+)
+def test_a_table_of_variants_with_another_delimiter_is_named(tmp_path, delimiter, word):
+    path = tmp_path / "v.csv"
+    path.write_text(delimiter.join(["#CHROM", "pos", "ref", "alt"]) + "\n")
+    message = rf"v\.csv is separated by {word}, not by '\\t'; write it with tabs"
+    with pytest.raises(ValueError, match=message):
+        open_source(path)
+
+
 def test_bcf_needs_pysam(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pysam", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[vcf\]'"):

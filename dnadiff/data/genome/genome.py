@@ -29,7 +29,7 @@ from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
 from dnadiff.formats.regions import listing, records_of
 from dnadiff.formats.sequences import endings
-from dnadiff.formats.table import delimited
+from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import closest
 from dnadiff.store.address import (
     CACHED,
@@ -349,9 +349,10 @@ def read_manifest(path: str) -> list[Source]:
 
 
 def _columns(name: str, cells: list[str]) -> list[str]:
-    columns = [cells[0].removeprefix("#"), *cells[1:]]
+    columns = [cell.strip().removeprefix("#") for cell in cells]
     for column in columns:
         if column not in COLUMNS:
+            check_delimiter(name, columns, "\t", "path")
             raise ValueError(
                 f"{name}: line 1: column {column!r} is not known{closest(column, COLUMNS)}; known: "
                 f"{', '.join(COLUMNS)}, separated by tabs"

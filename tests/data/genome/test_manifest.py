@@ -130,6 +130,8 @@ def test_weights_do_not_go_with_windows_that_occur_once(folder):
             r"line 1: column 'wieght' is not known; did you mean weight\?",
         ),
         ("path\tpath\na\tb\n", r"line 1: column path occurs twice"),
+        ("#path,label\nx,y\n", r"m\.tsv is separated by commas, not by '\\t'; write it with tabs"),
+        ("label;path\nx;y\n", r"m\.tsv is separated by semicolons, .*; write it with tabs"),
         (
             "path\tweight\ngenomes/a.fa\t-1\n",
             r"line 2: weight is '-1'; expected a number of at least 0",
