@@ -57,6 +57,7 @@ SOURCES = (
     "supervised",
     "networks/kernels",
     "training/optim.py",
+    "data/records.py",
     "data/tokenizer.py",
     "formats/nucleotides.py",
     "diffusion/draws.py",

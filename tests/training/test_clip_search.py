@@ -293,10 +293,11 @@ def test_a_run_logs_the_intervals_of_the_averaged_weights(cli, train_args, tmp_p
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_data_is_read(wrong, message, cli, tmp_path):
+    (tmp_path / "empty.fa").touch()
     status, _, err = cli(
-        "train", "data=fasta", "data.path=absent.fa", "hydra.run.dir=run", *BLOCKS, wrong
+        "train", "data=fasta", "data.path=empty.fa", "hydra.run.dir=run", *BLOCKS, wrong
     )
-    assert status == 1 and (message or "absent.fa") in err and err.count("\n") == 1, err
+    assert status == 1 and (message or "empty.fa") in err and err.count("\n") == 1, err
     assert not (tmp_path / "run").exists()
 
 

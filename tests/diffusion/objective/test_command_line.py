@@ -155,8 +155,9 @@ def test_diffusion_starts_from_a_masked_language_model(cli, train_args, tmp_path
     ],
 )
 def test_misfits_are_refused_in_one_line_before_data_is_read(arguments, message, cli, tmp_path):
+    (tmp_path / "empty.fa").touch()
     status, _, err = cli(
-        "train", "data=fasta", "data.path=absent.fa", "hydra.run.dir=run", *arguments
+        "train", "data=fasta", "data.path=empty.fa", "hydra.run.dir=run", *arguments
     )
     assert status == 1 and message in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
