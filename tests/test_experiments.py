@@ -1,4 +1,5 @@
-"""Every experiment composes and takes two steps in each precision; those of the human genome use chromosome 20."""
+"""Every experiment composes and takes two steps in each precision; those of the human genome use
+chromosome 20."""
 
 import json
 import re

@@ -373,7 +373,7 @@ def test_the_effect_of_a_variant_is_the_difference_of_the_predictions(world, cli
     assert status == 0 and "##INFO=<ID=difference" in (tmp_path / "f.vcf").read_text()
     for override, message in (
         ("L2=true", "L2 applies to a pretrained model"),
-        ("window=41", "window 41 is more than the 40"),
+        ("window=41", "a window of 41 bases, more than the 40"),
     ):
         status, _, err = cli("variants", *args, "target=a", "output=g.tsv", override)
         assert status == 1 and message in err.strip().splitlines()[-1]

@@ -40,7 +40,7 @@ from dnadiff.supervised.items import (
     sample_clusters,
 )
 from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
-from dnadiff.supervised.targets import MISSING, RegressionTarget, TaskTarget
+from dnadiff.supervised.targets import MISSING, SEPARATOR, RegressionTarget, TaskTarget
 
 KINDS: dict[str, type[TaskTarget]] = {
     "classification": ClassTarget,
@@ -117,12 +117,12 @@ class LabeledSequences:
     groups: list[str] = field(default_factory=list)
 
     def add(
-        self, tokenizer: DNATokenizer, sequence: str, label: str, part: str, where: str
+        self, tokenizer: DNATokenizer, sequence: str, part: str, where: str, *cells: str
     ) -> None:
-        """Encode and append one sequence; errors as `encoded`."""
-        refuse_controls(where, label)
+        """Encode and append one sequence, whose label is in `cells`; errors as `encoded`."""
+        refuse_controls(where, *cells)
         self.sequences.append(encoded(tokenizer, sequence, where))
-        self.labels.append(label)
+        self.labels.append(SEPARATOR.join(cells))
         self.parts.append(part)
 
 

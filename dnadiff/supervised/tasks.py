@@ -46,7 +46,6 @@ from dnadiff.supervised.labeled import (
     PathName,
     filled_rows,
 )
-from dnadiff.supervised.targets import SEPARATOR
 
 Starts = list[tuple[int, int]]  # (record, start) of windows
 _BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
@@ -154,7 +153,7 @@ class CsvTask(LabeledTask):
                     )
                 part = PART_NAMES[word.lower()]
             self.target.check(cells, where)
-            found.add(tokenizer, sequence, SEPARATOR.join(cells), part, where)
+            found.add(tokenizer, sequence, part, where, *cells)
 
 
 def as_names(columns: str | Sequence[str]) -> list[str]:
@@ -254,7 +253,7 @@ class FastaTask(LabeledTask):
         for part, name, file in self.files:
             for record in read_sequences(file):
                 where, letters = f"{file}: record {record.name}", record.sequence.decode("latin-1")
-                found.add(tokenizer, letters, name, part, where)
+                found.add(tokenizer, letters, part, where, name)
         return found
 
 
@@ -313,7 +312,7 @@ class PromoterGrid(LabeledTask):
                     "task.end to less"
                 )
             self.target.check([label], where)
-            found.add(tokenizer, sequence[self.start : self.end], label, "train", where)
+            found.add(tokenizer, sequence[self.start : self.end], "train", where, label)
             found.groups.append(background[1])
         if not found.labels:
             raise ValueError(f"{self.path} has no promoter of the grid; add some")
@@ -344,7 +343,7 @@ class FolderTask(LabeledTask):
                 )
             for file in files:
                 letters = "".join(read_small(file).decode(errors="replace").split())
-                found.add(tokenizer, letters, name, part, str(file))
+                found.add(tokenizer, letters, part, str(file), name)
         return found
 
 

@@ -104,5 +104,5 @@ def test_a_description_does_not_list_thousands_of_records():
     split = DefaultSplit()
     parts = split(names, [100] * 1000)
     assert [len(parts[part]) for part in ("train", "valid", "test")] == [900, 50, 50]
-    assert split.describe().endswith("... (50 records))") and len(split.describe()) < 400
+    assert split.describe().endswith(" and 30 more)") and len(split.describe()) < 400
     assert ChromosomeSplit(["a"], ["b", "c"]).describe() == "chromosomes (valid a; test b, c)"
