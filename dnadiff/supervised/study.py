@@ -369,8 +369,8 @@ def remarks(result: JsonMap) -> list[str]:
     if any(d["verdict"] == ONE_RUN for d in result["differences"]):
         found.append(
             "the interval of a difference from one run, or from one average over seeds, is for "
-            "these networks and says nothing about others that are trained in the same way; "
-            "several seeds of each model allow a verdict"
+            "these networks alone: other seeds may differ; train several of each model for a "
+            "verdict"
         )
     subsets = next(iter(result["models"].values())).get("subsets", {})
     if training := subsets.get("inside training"):
