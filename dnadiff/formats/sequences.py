@@ -526,7 +526,8 @@ def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
                     f"line {number}: a line of sequence begins with {position[:20]!r}, expected "
                     f"the position {length + 1}: fetch the file again"
                 )
-            bases = "".join(parts).encode("utf-8", "surrogateescape")
+            # Its lower case is the format's, not a soft mask.
+            bases = "".join(parts).upper().encode("utf-8", "surrogateescape")
             if bases.translate(None, NUCLEOTIDES):
                 raise _GenBankError(wrong_letter(bases, number, name))
             letters += bases
