@@ -32,6 +32,7 @@ R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
 _BASES = "ACGT"
+_ROWS = ("row 1", "row 2", "row 3", "row 4")  # of a matrix without letters, in the same order
 _COUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
 _PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 
@@ -439,16 +440,21 @@ def log_odds(counts: ndarray) -> ndarray:
 
 
 def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
-    """The counts (W, 4) of one matrix of a file in JASPAR format; raises ValueError naming the file
-    and the line or the matrix if there is none, or if one is damaged."""
+    """The counts (W, 4) of one matrix of a file in JASPAR format, or in its raw format, whose rows
+    have no letters; raises ValueError naming the file and the line or the matrix if there is none,
+    or if one is damaged."""
     source, found = f"reward.matrix {shown(path)}", list[tuple[str, dict[str, list[float]]]]()
     with open_text(path) as file:
         for number, line in filled_lines(path, file):
             base, *cells = re.findall(r"[^\s\[\]]+", line) or [""]
-            rows = found[-1][1] if found else {base: []}
+            rows = found[-1][1] if found else {}
+            if _COUNT.fullmatch(base):
+                base, cells = f"row {len(rows) + 1}", [base, *cells]
             if line.startswith(">"):
                 found.append((" ".join(line[1:].split()), {}))
-            elif base in {*_BASES} - {*rows} and all(map(_COUNT.fullmatch, cells)):
+            elif (
+                found and base in {*_BASES, *_ROWS} - {*rows} and all(map(_COUNT.fullmatch, cells))
+            ):
                 rows[base] = [*map(float, cells)]
             else:
                 raise ValueError(
@@ -456,7 +462,7 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
                     "counts of A, C, G or T, such as 'A [ 3 0 1 ]'; correct the line"
                 )
     for title, rows in found:
-        if len(rows) != len(_BASES) or len({*map(len, rows.values())}) != 1:
+        if {*rows} not in ({*_BASES}, {*_ROWS}) or len({*map(len, rows.values())}) != 1:
             sizes = ", ".join(f"{len(row)} of {base}" for base, row in rows.items()) or "none"
             raise ValueError(
                 f"{source}: the matrix {title} has rows with different numbers of counts "
@@ -469,7 +475,7 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
             f"{source} has {len(chosen)} matrices{called}; set reward.name to one of "
             f"{listing([title for title, _ in found]) or 'those of another file'}"
         )
-    counts = np.array([chosen[0][1][base] for base in _BASES]).T
+    counts = np.array([row for _, row in sorted(chosen[0][1].items())]).T
     if not counts.size or not np.isfinite(counts).all() or not counts.any(-1).all():
         raise ValueError(
             f"{source}: the matrix {chosen[0][0]} has a position without counts, or a count that "

@@ -530,10 +530,16 @@ def stored(address: Address) -> Path:
                 copies[note["sha256"]] = copy
     if len(copies) == 1:
         return copies.popitem()[1]
+    remedy = (
+        "what a checkpoint names is not fetched; name it on the command line to allow that, as in "
+        f"data=fasta data.path={address.shown}"
+    )
+    if is_short(address.text):
+        remedy = "no file has what ... stands for; give the complete address"
+    elif _is_set(_OFFLINE):
+        remedy = f"nothing is fetched; unset {_OFFLINE}, or give merge fetch=true"
     raise FileNotFoundError(
-        f"{address.shown} is {'several files' if copies else 'not'} in the cache, and what a "
-        "checkpoint names is not fetched; name it on the command line to allow that, as "
-        f"in data=fasta data.path={address.shown}"
+        f"{address.shown} is {'several files' if copies else 'not'} in the cache, and {remedy}"
     )
 
 

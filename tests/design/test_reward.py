@@ -118,6 +118,28 @@ def test_matrices_of_a_file(tmp_path):
         MotifMatch("NNN")
 
 
+def test_rows_without_letters_are_in_the_order_of_the_bases(tmp_path):
+    # As https://jaspar.elixir.no writes MA0004.1 under "raw PFM".
+    path = tmp_path / "m.pfm"
+    rows = [" 4 19 0 0 0 0", "16 0 20 0 0 0", " 0 1 0 20 0 20", " 0 0 0 0 20 0"]
+    path.write_text("\n".join([">MA0004.1 Arnt", *rows, ">M2 x", *rows, ""]))
+    expected = np.array([row.split() for row in rows], dtype=float).T.tolist()
+    assert read_jaspar(path, "Arnt").tolist() == read_jaspar(path, "M2").tolist() == expected
+    with_letters = [f"{base} [{row}]" for base, row in reversed([*zip("ACGT", rows)])]
+    path.write_text("\n".join([">M3 y", *with_letters]))
+    assert read_jaspar(path).tolist() == expected
+    path.write_text("\n".join(rows))
+    with pytest.raises(ValueError, match="line 1 is ' 4 19 0 0 0 0', expected >ID NAME or a row"):
+        read_jaspar(path)
+    for rows[2], sizes in (
+        ("1 2", "6 of row 1, 6 of row 2, 2"),
+        ("C 1 0 0 0 0 0", "row 2, 6 of C"),
+    ):
+        path.write_text("\n".join([">M4 z", *rows]))
+        with pytest.raises(ValueError, match=f"the matrix M4 z has rows with .*{sizes}"):
+            read_jaspar(path)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -222,8 +222,21 @@ def test_a_text_that_contains_an_address_is_not_changed(text):
         assert shortened(each) == each and shortened({"prompt": [each]}) == {"prompt": [each]}
 
 
+def test_without_fetching_the_message_says_what_allows_it(server):
+    message = r"x\.fa is not in the cache, and nothing is fetched; unset DNADIFF_OFFLINE, or give"
+    with remote.reading_cache(), pytest.raises(FileNotFoundError, match=message):
+        resolve(server.fasta)
+    message = r"x\.fa is not in the cache, and what a checkpoint names is not fetched; name it on"
+    with pytest.raises(FileNotFoundError, match=message):
+        resolve(f"cached:{server.fasta}")
+    assert not server.asked
+
+
 def test_a_shortened_address_is_the_copy_in_the_cache(server):
-    with pytest.raises(FileNotFoundError, match=r"x\.fa\?\.\.\. is not in the cache, and what"):
+    with pytest.raises(
+        FileNotFoundError,
+        match=r"x\.fa\?\.\.\. is not in the cache, and no file has .*; give the complete address$",
+    ):
         resolve(f"{server.fasta}?...")
     assert not server.asked
     file = resolve(f"{server.fasta}?id=1")
@@ -233,7 +246,9 @@ def test_a_shortened_address_is_the_copy_in_the_cache(server):
     server.files["/x.fa"] = FASTA + b"ACGT\n"
     resolve(f"{server.fasta}?id=2")
     addresses._complete.clear()
-    with pytest.raises(FileNotFoundError, match="is several files in the cache"):
+    with pytest.raises(
+        FileNotFoundError, match=r"is several files in the cache, .* complete address$"
+    ):
         resolve(f"{server.fasta}?...")
 
 
