@@ -79,7 +79,7 @@ def ratio(
     top, bottom = top[bottom > 0], bottom[bottom > 0]
     n = len(bottom)
     if n < MIN_BLOCKS:
-        return ConfidenceInterval(value, float("nan"), float("nan"), float("nan"))
+        return ConfidenceInterval(value, *3 * [math.nan])
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
     bootstrap_replicates = (counts @ top) / (counts @ bottom)
     se = float(bootstrap_replicates.std(ddof=1)) * math.sqrt(n / (n - 1))

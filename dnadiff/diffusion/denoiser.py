@@ -685,9 +685,11 @@ class InBlock(DenoiserWrapper):
 
     def _state_of(self, rows: OptTensor) -> State | None:
         state = self.state
-        if state is None or rows is None or _is_all(rows, len(state.tensors[0])):
-            return state  # `select` copies a cache of keys and values
-        return state.select(rows)
+        if state is None or rows is None:
+            return state
+        every = torch.arange(len(state.tensors[0]), device=rows.device)
+        # `select` copies a cache of keys and values
+        return state if torch.equal(every[rows], every) else state.select(rows)
 
     @override
     def without_recording(self) -> InBlock:
@@ -748,13 +750,6 @@ class InContext(InBlock):
         asked = query._replace(xt=whole, positions=requested, valid=context.valid)
         found = self.denoiser.step_block(asked, state)
         return query.shaped(found)
-
-
-def _is_all(rows: Tensor, count: int) -> bool:
-    """Whether `rows`, an index or a mask, selects each of `count` sequences in its place."""
-    if rows.dtype == torch.bool:
-        return bool(rows.all())
-    return len(rows) == count and torch.equal(rows, torch.arange(count, device=rows.device))
 
 
 class OtherStrand(DenoiserWrapper):

@@ -13,7 +13,6 @@ stores next to a checkpoint, and `StoredCurve` chooses numbers of groups from it
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -117,20 +116,16 @@ def discrete_time(h: ndarray, alpha: Sequence[float] | ndarray) -> float:
     Raises:
         ValueError: if alpha increases.
     """
+    from scipy.special import betaln, xlog1py, xlogy
+
     alpha, others = np.asarray(alpha, dtype=float).copy(), len(h) - 1
     alpha[0], alpha[-1] = 1.0, 0.0
     if len(alpha) < 2 or (np.diff(alpha) > 0).any():
         raise ValueError("alpha must hold at least the times 0 and 1, and must not increase")
-    n = np.arange(len(h))
-    log_choose = np.array(
-        [math.lgamma(others + 1) - math.lgamma(k + 1) - math.lgamma(others - k + 1) for k in n]
-    )
-    nats = 0.0
-    for before, now in itertools.pairwise(alpha):  # s, t
-        log_visible, log_masked = math.log(max(now, 1e-300)), math.log1p(-min(now, 1 - 1e-15))
-        probability = np.exp(log_choose + n * log_visible + (others - n) * log_masked)
-        nats += (before - now) * (probability * h).sum()
-    return len(h) * float(nats)
+    n, now = np.arange(len(h)), alpha[1:, None]
+    log_choose = -betaln(len(h) - n, n + 1) - math.log(len(h))
+    probability = np.exp(log_choose + xlogy(n, now) + xlog1py(others - n, -now))  # (T, L)
+    return len(h) * float(-np.diff(alpha) @ (probability @ h))
 
 
 def lost_structure(h: ndarray, nats: float, alone: float | None = None) -> float:

@@ -183,8 +183,11 @@ class Likelihood:
         chosen = [c for b in range(bins) if number[c := index == b].sum() > 1]
         mean = []
         for c in chosen or [np.ones(len(row), bool)]:  # few windows
-            center = np.average(visible[c], weights=masked[c])
-            mean.append((center, *_weighted_mean(nats[c], masked[c], unit[c])))
+            center, value = (np.average(x[c], weights=masked[c]) for x in (visible, nats))
+            deviation = np.bincount(unit[c], masked[c] * (nats[c] - value)) / masked[c].sum()
+            n = len(np.unique(unit[c]))  # blocks, within which values may depend on each other
+            se = math.nan if n < 2 else math.sqrt((deviation**2).sum() * n / (n - 1))
+            mean.append((center, value, se))
         return Curve(*(np.array(column) for column in zip(*mean)))
 
     def summary(self, group: str = "all") -> dict[str, float | None]:
@@ -202,16 +205,6 @@ class Likelihood:
             "bits_high": total.high / bit,
             "tokens": int(self.tokens[group].sum()),
         }
-
-
-def _weighted_mean(values: ndarray, weights: ndarray, block: ndarray) -> tuple[float, float]:
-    """Weighted mean of `values` and its standard error, which allows for dependence within a
-    block."""
-    mean, num_blocks = float(np.average(values, weights=weights)), len(np.unique(block))
-    if num_blocks < 2:
-        return mean, math.nan
-    deviation = np.bincount(block, weights * (values - mean)) / weights.sum()
-    return mean, math.sqrt((deviation**2).sum() * num_blocks / (num_blocks - 1))
 
 
 Floats = NDArray[np.float64]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit, mean_over
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit
 
 
 class AR(Objective):
@@ -31,5 +31,4 @@ class AR(Objective):
         weight, counted = batch.weight, self.where(batch.weight > 0)
         query = batch.query(batch.x0, None, counted.requested)
         nll = counted.only(denoiser.nll(batch.x0, *query))
-        loss = mean_over(nll * counted.at(weight), weight.sum())
-        return Loss(loss, loss.detach(), weight.sum())
+        return Loss.mean(nll * counted.at(weight), weight.sum())

@@ -49,6 +49,12 @@ class Loss(NamedTuple):
     num_tokens: Tensor
     num_averaged: Tensor | None = None
 
+    @classmethod
+    def mean(cls, nll: Tensor, num_tokens: Tensor) -> Loss:
+        """The bound itself: the sum of `nll` over the total weight of the tokens."""
+        loss = mean_over(nll, num_tokens)
+        return cls(loss, loss.detach(), num_tokens)
+
 
 class TrainingBatch(NamedTuple):
     """What an objective is computed from.

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.process import Parameterization, Process
 
@@ -55,5 +55,4 @@ class Bound(Objective):
         total = total + (process.ends(x0[counted]).float() * weight[counted]).sum()
         if process.noise.mask_probability(0.0) > 0:
             total = total + of_predictions(torch.zeros_like(t), process.reconstruction)
-        loss = mean_over(total, weight.sum())
-        return Loss(loss, loss.detach(), weight.sum())
+        return Loss.mean(total, weight.sum())

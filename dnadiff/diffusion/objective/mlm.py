@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import Share
 from dnadiff.diffusion.process import AbsorbingProcess, Parameterization, Softmax
 from dnadiff.fields import Fraction, checked
@@ -79,6 +79,5 @@ class MLM(Objective):
         xt, chosen = self.corrupt(x0, weight > 0, batch.draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, weight = self.process.noise.inverse(alpha), weight[chosen]  # (M,)
-        nll, tokens = denoiser.x0_nll(x0, batch.query(xt, t, chosen))[0], weight.sum()
-        loss = mean_over(nll * weight, tokens)
-        return Loss(loss, loss.detach(), tokens)
+        nll = denoiser.x0_nll(x0, batch.query(xt, t, chosen))[0]
+        return Loss.mean(nll * weight, weight.sum())

@@ -124,25 +124,32 @@ class CountedDenoiser:
             and all(bool((x == x[:1]).all()) for x in query if x is not None)
         )
 
+    def _cond(self, rows: Tensor) -> OptTensor:
+        return None if self.cond is None else self.cond[rows]
+
     def _block(self, x: Tensor, rows: Tensor, columns: slice) -> Query:
         """Tokens of some `rows` and `columns` of the batch, with their labels and padding."""
-        cond = None if self.cond is None else self.cond[rows]
-        return Query(x, None, cond, None, None if self.valid is None else self.valid[rows, columns])
+        return Query(
+            x,
+            None,
+            self._cond(rows),
+            None,
+            None if self.valid is None else self.valid[rows, columns],
+        )
 
     def read(self, tokens: Tensor, state: State, rows: Tensor, columns: slice) -> State:
         """`CausalDenoiser.read` for some `rows` of the batch, predicting given tokens in `columns`:
         the state afterwards."""
         self._count(len(rows))
-        cond = None if self.cond is None else self.cond[rows]
-        return self.denoiser.for_rows(rows, columns).read(tokens, state, cond)[1]
+        return self.denoiser.for_rows(rows, columns).read(tokens, state, self._cond(rows))[1]
 
     def step(
         self, token: Tensor, state: State | None, rows: Tensor, column: int
     ) -> tuple[Tensor, State]:
         """`CausalDenoiser.step` for some `rows` of the batch, predicting the tokens in `column`."""
         self._count(len(rows))
-        cond = None if self.cond is None else self.cond[rows]
-        return self.denoiser.for_rows(rows, slice(column, column + 1)).step(token, state, cond)
+        denoiser = self.denoiser.for_rows(rows, slice(column, column + 1))
+        return denoiser.step(token, state, self._cond(rows))
 
     def without_recording(self) -> None:
         """From here on use the denoiser without side effects (see `Constrained`)."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
@@ -312,33 +312,20 @@ class AttentionBlock(nn.Module):
         )
         self.dropout = nn.Dropout(dropout)
 
-    def attend(
-        self,
-        x: Tensor,
-        angles: Angles,
-        mask: Mask,
-        causal: bool = False,
-        gate: OptTensor = None,
-    ) -> Tensor:
+    def attend(self, x: Tensor, angles: Angles, mask: Mask, gate: OptTensor = None) -> Tensor:
         """(B, L, D) -> (B, L, D), or of the first positions only, see `Attention`.
 
         Args:
             x: (B, L, D), normalized.
             angles: of all positions, see `Rotary.angles`.
             mask: bool, broadcast to (B, heads, L, L), True where a query sees a key; None for all
-                keys; or how to attend in blocks.
-            causal: without a mask, position l sees keys 0..l only.
+                keys; or how to attend.
             gate: (D,) multiplies the result.
         """
         batch, length, width = x.shape
         qkv = self.attn_qkv(x).view(batch, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
-        q, k = rotated(qkv[:2], angles)
-        if callable(mask):
-            mixed = mask(q, k, qkv[2])
-        elif mask is None:
-            mixed = scaled_dot_product_attention(q, k, qkv[2], is_causal=causal)
-        else:
-            mixed = masked_attention(q, k, qkv[2], mask)
+        (q, k), v = rotated(qkv[:2], angles), qkv[2]
+        mixed = mask(q, k, v) if callable(mask) else masked_attention(q, k, v, mask)
         return self.attn_out(mixed.transpose(1, 2).reshape(batch, -1, width), gate)
 
 

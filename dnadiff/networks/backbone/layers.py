@@ -111,7 +111,7 @@ class LayerNorm(nn.Module):
     def forward(self, x: Tensor, shift: OptTensor = None, scale: OptTensor = None) -> Tensor:
         """(..., D) -> (..., D) float32 (float64 stays); `shift` and `scale`, given together, are
         those of `modulate` for each row (B, D), or (1, D) for all: folded into the weights."""
-        x = x if x.dtype == torch.float64 else x.float()
+        x = at_least_float32(x)
         weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
         if shift is None or scale is None:
             return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)

@@ -403,7 +403,7 @@ class Mamba(MambaBackbone, CausalBackbone):
         tensors: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             hidden, gate = layer.norm(stream).to(layer.norm.weight.dtype), None
-            if condition is not None and layer.adaLN_modulation is not None:
+            if condition is not None:
                 shift, scale, gate = (x[:, 0] for x in layer.adaLN_modulation(condition))
                 hidden = modulate(hidden, shift, scale)
             past, h = state.tensors[2 * number : 2 * number + 2]

@@ -8,6 +8,7 @@ tied to the embedding (the architecture of GPT-2 as the Hugging Face Hub holds i
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -26,6 +27,7 @@ from dnadiff.networks.backbone.attention import (
 from dnadiff.networks.backbone.base import CausalBackbone, OptTensor, PublishedLayout, State
 from dnadiff.networks.backbone.layers import KernelLinear, LayerNorm, Rotary, at_least_float32
 
+_CAUSAL = partial(scaled_dot_product_attention, is_causal=True)
 _CAPACITY = 64  # positions whose keys and values fit into a new state
 
 
@@ -35,7 +37,7 @@ class TransformerBlock(AttentionBlock):
 
     def forward(self, x: Tensor, angles: Angles, mask: OptTensor) -> Tensor:
         """(B, L, D) -> (B, L, D); mask (B, 1, L, L), or None for plain causal attention."""
-        x = x + self.dropout(self.attend(self.norm1(x), angles, mask, causal=mask is None))
+        x = x + self.dropout(self.attend(self.norm1(x), angles, _CAUSAL if mask is None else mask))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
     def step(
