@@ -304,7 +304,7 @@ def test_genbank_without_a_date_or_with_names_in_another_encoding_is_read(tmp_pa
     authors = b"\n  AUTHORS   Proven\xe7al,J.\nFEATURES"
     path.write_bytes(content.replace(b"\nFEATURES", authors).replace(b"made", b"d\xe9but"))
     (record,) = read_sequences(path)
-    assert record == ("U1", "d?but", b"acgt" * 30)
+    assert record == ("U1", "d?but", b"ACGT" * 30)
     assert not recwarn.list
 
 
