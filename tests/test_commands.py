@@ -33,6 +33,7 @@ from dnadiff.options.command import (
 from dnadiff.options.compose import unknown_in
 from dnadiff.progress import pasted
 from dnadiff.store.objects import config_dir
+from dnadiff.store.remote import check_names
 
 WRONG_TRAINING = {
     "trainer.max_stepz=3": "unknown key trainer.max_stepz; did you mean trainer.max_steps?",
@@ -337,6 +338,9 @@ def test_a_signal_ends_a_command_with_the_line_that_continues_it(
         "variants checkpoint=ecoli vcf=none.vcf genome=none.fa",
         "predict checkpoint=none input=none.fa",
         "train data=fasta data.path=none.fa",
+        "train data=fasta data.path=[none.fa]",
+        "train data=fasta data.path={x:[none.fa]}",
+        "sample checkpoint=ecoli template=none.fa",
         "train init_from=none",
         "compare a=ecoli b=none",
         "judge samples=none.fa checkpoint=ecoli",
@@ -350,6 +354,13 @@ def test_a_path_that_is_absent_is_named_before_pytorch_is_loaded(wrong, python, 
     assert process.errors.startswith("error: ") and process.errors.count("\n") == 1
     assert "does not exist" in process.errors and not list(tmp_path.iterdir())
     assert ("did you mean ecoli?" in process.errors) == ("ecoi" in wrong)
+
+
+def test_a_region_of_a_record_with_a_version_is_no_file():
+    for region in ("NC_000913.3:1-90", "NC_000913.3", ["NC_000913.3:1-90"]):
+        check_names({"input": region, "genome": "bundled:ecoli_K12_MG1655.fa.gz"}, ())
+        with pytest.raises(FileNotFoundError, match=r"NC_000913\.3.* does not exist"):
+            check_names({"input": region}, ())
 
 
 def test_many_commands_of_one_second_have_folders_of_their_own(tmp_path):

@@ -54,7 +54,7 @@ from dnadiff.store.disk import (
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
 # Keys of commands that name a file.
-_FILES = ("input", "vcf", "genome", "samples", "real")
+_FILES = ("vcf", "genome", "samples", "real", "template")
 WEAK = 'W/"'  # the beginning of a weak entity tag
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -849,9 +849,13 @@ def check_names(config: JsonMap, models: Sequence[str]) -> None:
     for key in models:
         if isinstance(name := config.get(key), str):
             check_model(name)
-    data = config.get("data") or {}
-    for name in (data.get("path"), *map(config.get, _FILES)):
-        if isinstance(name, str) and not (is_elsewhere(name) or glob.has_magic(name)):
+    named = [(config.get("data") or {}).get("path"), *map(config.get, _FILES)]
+    if config.get("genome") is None:  # otherwise the input may be a region
+        named.append(config.get("input"))
+    for name in named:
+        if isinstance(name, (list, Mapping)):
+            named += name.values() if isinstance(name, Mapping) else name
+        elif isinstance(name, str) and not (is_elsewhere(name) or glob.has_magic(name)):
             existing(name)
 
 
