@@ -95,6 +95,7 @@ class Objective(ABC):
         takes_time: whether it trains networks that are conditioned on the noise level.
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers
             assume.
+        everywhere: whether the cost of every token can be computed, also of those not masked.
         masks_padding: whether padding is masked like any token, and the network does not know of
             it.
     """
@@ -106,6 +107,7 @@ class Objective(ABC):
     time_conditioning: ClassVar[bool] = False
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
+    everywhere: ClassVar[bool] = True
     masks_padding: bool = False
 
     def __init__(self, process: Process) -> None:
@@ -154,7 +156,8 @@ class Objective(ABC):
     def where(self, chosen: Tensor) -> Positions:
         """The positions `chosen (B, L)` bool, or all of them if the cost of every token can be
         computed and that is faster."""
-        return Positions(chosen, chosen.is_cuda and self.process.vocab.size <= _FEW_TOKENS)
+        few = chosen.is_cuda and self.process.vocab.size <= _FEW_TOKENS
+        return Positions(chosen, few and self.everywhere)
 
     def evaluation(self) -> Objective:
         """The form of this objective with the lowest variance, for validation; itself by

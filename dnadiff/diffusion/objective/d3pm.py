@@ -41,6 +41,7 @@ class D3PM(MaskedObjective):
     """
 
     masking: DiscreteTime
+    everywhere = False
 
     def __init__(
         self,
@@ -62,10 +63,6 @@ class D3PM(MaskedObjective):
     @override
     def parameterization(self) -> Parameterization:
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
-
-    @override
-    def where(self, chosen: Tensor) -> Positions:
-        return Positions(chosen)
 
     @override
     def token_nll(

@@ -29,14 +29,11 @@ class SEDD(MaskedObjective):
     """
 
     time_conditioning = True
+    everywhere = False
 
     @override
     def parameterization(self) -> Parameterization:
         return Score(self.process.vocab)
-
-    @override
-    def where(self, chosen: Tensor) -> Positions:
-        return Positions(chosen)
 
     @override
     def token_nll(

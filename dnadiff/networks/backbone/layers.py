@@ -132,17 +132,6 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def sinusoid(sigma: Tensor, width: int, max_period: float = 10_000.0) -> Tensor:
-    """Cosines, then sines, of sigma at geometric frequencies: (B,) -> (B, width), as in GLIDE and
-    DiT (arXiv 2212.09748)."""
-    half = width // 2
-    frequency = torch.exp(
-        -math.log(max_period) * torch.arange(half, dtype=torch.float32, device=sigma.device) / half
-    )
-    angle = sigma[:, None].float() * frequency
-    return torch.cat([angle.cos(), angle.sin()], dim=-1)
-
-
 class Rotary(nn.Module):
     """Rotary position embedding over half-split pairs (arXiv 2104.09864)."""
 
@@ -183,7 +172,8 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 class SigmaMap(nn.Module):
-    """An embedding of the noise level: (B,) -> (B, cond_dim)."""
+    """An embedding of the noise level: (B,) -> (B, cond_dim), from cosines, then sines, of sigma at
+    geometric frequencies, as in GLIDE and DiT (arXiv 2212.09748)."""
 
     def __init__(self, cond_dim: int, frequencies: int = 256) -> None:
         super().__init__()
@@ -194,7 +184,11 @@ class SigmaMap(nn.Module):
 
     def forward(self, sigma: Tensor) -> Tensor:
         """(B,) -> (B, cond_dim)."""
-        return self.mlp(sinusoid(sigma, self.frequencies).to(next(self.mlp.parameters()).dtype))
+        half = self.frequencies // 2
+        step = torch.arange(half, dtype=torch.float32, device=sigma.device)
+        angle = sigma[:, None].float() * torch.exp(-math.log(10_000.0) * step / half)
+        waves = torch.cat([angle.cos(), angle.sin()], dim=-1)
+        return self.mlp(waves.to(next(self.mlp.parameters()).dtype))
 
 
 class Condition(nn.Module):

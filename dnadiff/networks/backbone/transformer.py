@@ -80,12 +80,8 @@ class Transformer(AttentionBackbone, CausalBackbone):
         )
         self.norm_f = LayerNorm(d_model)
         self.linear = KernelLinear(d_model, vocab.size)
-        self._initialize()
-
-    @torch.no_grad()
-    def _initialize(self) -> None:
-        """As in GPT-2: standard deviation 0.02, divided by sqrt(2 n_layers) where a matrix writes
-        to the residual stream; a head of zeros."""
+        # As in GPT-2: standard deviation 0.02, divided by sqrt(2 n_layers) where a matrix writes
+        # to the residual stream; a head of zeros.
         nn.init.normal_(self.embedding.weight, std=0.02)
         for name, weight in self.blocks.named_parameters():
             if name.endswith("bias"):
