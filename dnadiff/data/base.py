@@ -22,7 +22,16 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from typing_extensions import override
 
 from dnadiff.data.records import Interval, Intervals, Records, StoredRecords, num_tokens
-from dnadiff.data.splits import MAX_HELD_OUT, DefaultSplit, Lengths, Names, Parts, Split, split_hash
+from dnadiff.data.splits import (
+    MAX_HELD_OUT,
+    PARTS,
+    DefaultSplit,
+    Lengths,
+    Names,
+    Parts,
+    Split,
+    split_hash,
+)
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
@@ -190,6 +199,11 @@ class TrainLoader(Loader):
             yield batch
 
 
+def named(error: ValueError, name: str) -> ValueError:
+    """The error with the name of the data in front, unless it begins with it."""
+    return ValueError(str(error) if str(error).startswith(name) else f"{name}: {error}")
+
+
 def own_process_group(worker: int) -> None:
     """Called in a worker process, so that Ctrl-C and the signals of a scheduler reach only the
     process that saves a checkpoint."""
@@ -320,7 +334,7 @@ class SequenceDataModule:
     @property
     def parts(self) -> Sequence[str]:
         """The available parts among train, valid and test."""
-        return "train", "valid", "test"
+        return PARTS
 
     @property
     def labels(self) -> Sequence[str]:
@@ -355,14 +369,20 @@ class SequenceDataModule:
         self._records = StoredRecords.of(records)
         self._intervals = self.split_records(names, self._records.lengths)
         self._names = names
+        self._check_windows(PARTS)
+
+    def _check_windows(self, parts: Iterable[str]) -> None:
+        """Cut the windows of some parts; what was read is forgotten if they do not fit."""
         try:
-            self.train_windows()
-            self.test_windows("valid")
-            self.test_windows("test")
+            for part in parts:
+                if part == "train":
+                    self.train_windows()
+                else:
+                    self.test_windows(part)
             self._check_countable()
         except ValueError as error:
             self._names = []
-            raise ValueError(f"{self.name}: {error}") from None
+            raise named(error, self.name) from None
 
     def check_training(self) -> None:
         """Check before training what `prepare` has not checked yet; nothing by default."""

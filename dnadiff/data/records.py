@@ -67,8 +67,8 @@ class Intervals(Sequence[Interval]):
         """Number of tokens of each interval."""
         return self.end - self.start
 
-    def where(self, chosen: NDArray) -> Intervals:
-        """Those that a mask or indices choose."""
+    def where(self, chosen: NDArray | slice) -> Intervals:
+        """Those that a mask, indices or a slice choose."""
         return Intervals(self.record[chosen], self.start[chosen], self.end[chosen])
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Intervals(Sequence[Interval]):
 
     def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            return Intervals(self.record[number], self.start[number], self.end[number])
+            return self.where(number)
         return Interval(int(self.record[number]), int(self.start[number]), int(self.end[number]))
 
     def __iter__(self) -> Iterator[Interval]:
@@ -180,7 +180,7 @@ class Tiling:
         self._last = np.cumsum(-(-intervals.length // length))
 
     def __len__(self) -> int:
-        return int(self._last[-1]) if len(self._last) else 0
+        return int(self._last.max(initial=0))
 
     def at(self, number: Integers) -> tuple[Integers, Integers, Integers]:
         """Record, start and skip of tiles `number (B,)`."""

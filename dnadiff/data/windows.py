@@ -257,7 +257,7 @@ class UniformWindows(RandomWindows):
                     "every window for training is of a file with weight 0 in the manifest; give "
                     "another file a weight above 0"
                 )
-        return int(self._last[-1]) if len(self._last) else 0
+        return int(self._last.max(initial=0))
 
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
         key = hash64(self.seed, "window", epoch)

@@ -19,13 +19,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from typing_extensions import override
 
-from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt
+from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, quoted
 from dnadiff.store.address import expand_user
@@ -86,6 +87,7 @@ def printed_to(path: str) -> Iterator[None]:
         os.close(file)
 
 
+@dataclass
 class Launcher(ABC):
     """Runs all shards of a command that are not complete, then merges them.
 
@@ -95,8 +97,8 @@ class Launcher(ABC):
             again.
     """
 
-    def __init__(self, shards: PositiveInt, retries: Natural = 2) -> None:
-        self.shards, self.retries = int(shards), int(retries)
+    shards: PositiveInt
+    retries: Natural = 2
 
     @abstractmethod
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
@@ -191,20 +193,19 @@ def failure(job: ShardJob, status: int) -> str:
     return f"shard {job.shard} {how}; {job.log} has what it printed"
 
 
+@checked
+@dataclass
 class Processes(Launcher):
     """Runs shards on this machine. A process runs one shard after another; if it is killed, another
     one takes over its shard.
 
     Args:
-        shards: how many.
+        shards, retries: see `Launcher`.
         workers: processes at a time. They share the processors, unless OMP_NUM_THREADS says how
             many threads each has.
-        retries: see `Launcher`.
     """
 
-    def __init__(self, shards: PositiveInt, workers: PositiveInt = 2, retries: Natural = 2) -> None:
-        super().__init__(shards, retries)
-        self.workers = int(workers)
+    workers: PositiveInt = 2
 
     @override
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
@@ -275,6 +276,8 @@ class _Worker:
                 self.process.wait()
 
 
+@checked
+@dataclass
 class Ray(Launcher):
     """Runs shards on Ray, on a cluster or on this machine, which starts the task of a killed
     process again. All machines see the same files under the same paths.
@@ -292,17 +295,12 @@ class Ray(Launcher):
         ValueError: if Ray is not installed.
     """
 
-    def __init__(
-        self,
-        shards: PositiveInt,
-        retries: Natural = 2,
-        address: str | None = None,
-        workers: PositiveInt = 2,
-        cpus: Positive = 1,
-        gpus: NonNegative = 0,
-    ) -> None:
-        super().__init__(shards, retries)
-        self.address, self.workers, self.cpus, self.gpus = address, int(workers), cpus, gpus
+    address: str | None = None
+    workers: PositiveInt = 2
+    cpus: Positive = 1
+    gpus: NonNegative = 0
+
+    def __post_init__(self) -> None:
         library()
 
     @override

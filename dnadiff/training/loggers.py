@@ -149,7 +149,15 @@ def build_loggers(
             continue
         own = str(entry["_target_"]).startswith(f"{__name__}.")
         more = {"folder": run_dir, "resumed": resumed} if own else {}
-        logger = build(entry, **more, trust=None)
+        try:
+            logger = build(entry, **more, trust=None)
+        except ModuleNotFoundError as error:
+            extra = str(entry["_target_"]).rpartition(".")[2].lower()
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"logger={extra} needs a package that is not installed ({reason}): pip install -e "
+                f"'.[{extra}]' in the checkout"
+            ) from None
         if not isinstance(logger, Logger):
             raise ValueError(
                 f"logger.{name} is a {type(logger).__name__}; name a class of "
@@ -159,23 +167,12 @@ def build_loggers(
     return found
 
 
-def _missing(name: str, error: Exception) -> ValueError:
-    reason = " ".join(str(error).split())
-    return ValueError(
-        f"logger={name} needs a package that is not installed ({reason}): pip install -e "
-        f"'.[{name}]' in the checkout"
-    )
-
-
 class TensorBoard(loggers.TensorBoardLogger):
     """Event files in `tensorboard/` of the run folder; `tensorboard --logdir runs` shows all runs.
     A resumed run adds a file."""
 
     def __init__(self, folder: str | Path = ".", resumed: bool = False) -> None:
-        try:
-            super().__init__(folder, name="", version="tensorboard", default_hp_metric=False)
-        except ModuleNotFoundError as error:
-            raise _missing("tensorboard", error) from None
+        super().__init__(folder, name="", version="tensorboard", default_hp_metric=False)
 
 
 class WandB(loggers.WandbLogger):
@@ -188,7 +185,8 @@ class WandB(loggers.WandbLogger):
         offline: keep everything on this machine; `wandb sync` uploads it later.
 
     Raises:
-        ValueError: without the package, or online without a valid API key.
+        ModuleNotFoundError: without the package.
+        ValueError: online without a valid API key.
     """
 
     def __init__(
@@ -203,28 +201,25 @@ class WandB(loggers.WandbLogger):
         offline: bool = False,
     ) -> None:
         local = offline or os.environ.get("WANDB_MODE") in ("offline", "disabled", "dryrun")
-        try:
-            import wandb
+        import wandb
 
-            if not local and not wandb.login(prompt=False):  # compares a key with the server
-                raise ValueError(
-                    "logger=wandb found no API key: run `wandb login`, set WANDB_API_KEY, or keep "
-                    "the run here with logger.wandb.offline=true"
-                )
-            super().__init__(
-                name=name or Path(folder).absolute().name,
-                save_dir=folder,
-                version=self.run_id(Path(folder)) if resumed else None,
-                offline=local,
-                project=project,
-                entity=entity,
-                group=group,
-                tags=list(tags),
-                resume="allow" if resumed and not local else None,
-                mode="offline" if offline else None,
+        if not local and not wandb.login(prompt=False):  # compares a key with the server
+            raise ValueError(
+                "logger=wandb found no API key: run `wandb login`, set WANDB_API_KEY, or keep "
+                "the run here with logger.wandb.offline=true"
             )
-        except ModuleNotFoundError as error:
-            raise _missing("wandb", error) from None
+        super().__init__(
+            name=name or Path(folder).absolute().name,
+            save_dir=folder,
+            version=self.run_id(Path(folder)) if resumed else None,
+            offline=local,
+            project=project,
+            entity=entity,
+            group=group,
+            tags=list(tags),
+            resume="allow" if resumed and not local else None,
+            mode="offline" if offline else None,
+        )
 
     @staticmethod
     def run_id(folder: Path) -> str | None:
@@ -246,7 +241,7 @@ class MLflow(loggers.MLFlowLogger):
         run_name: by default the name of the run folder.
 
     Raises:
-        ValueError: without the package.
+        ModuleNotFoundError: without the package.
         OSError: if the server does not answer.
     """
 
@@ -264,12 +259,9 @@ class MLflow(loggers.MLFlowLogger):
             or os.environ.get("MLFLOW_TRACKING_URI")
             or f"sqlite:///{path / 'mlflow.db'}"
         )
-        try:
-            super().__init__(
-                experiment_name, run_name or path.name, uri, tags={self.TAG: self.tag_of(path)}
-            )
-        except ModuleNotFoundError as error:
-            raise _missing("mlflow", error) from None
+        super().__init__(
+            experiment_name, run_name or path.name, uri, tags={self.TAG: self.tag_of(path)}
+        )
         if resumed:
             self._run_id = self.previous(self.tag_of(path))
 

@@ -165,20 +165,16 @@ class DiffusionModule(lightning.LightningModule):
             batch.get("valid"),
         )
 
-    def valid_loss(self, batch: Batch, batch_idx: int) -> Loss:
-        """The low-variance form of the objective, with the same masks at every validation."""
-        draws = self.draws("valid", len(batch["ids"]), batch_idx)
-        result = self.loss(batch, self.valid_objective, draws)
-        reshard(self)  # the weights may be exchanged before the next pass
-        return result
-
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log_valid("valid/nll", batch, batch_idx)  # of the averaged weights, if there are any
 
     def log_valid(self, name: str, batch: Batch, batch_idx: int) -> None:
-        """Log the validation loss of the current weights."""
-        result = self.valid_loss(batch, batch_idx)
+        """Log the validation loss of the current weights: the low-variance form of the objective,
+        with the same masks at every validation."""
+        draws = self.draws("valid", len(batch["ids"]), batch_idx)
+        result = self.loss(batch, self.valid_objective, draws)
+        reshard(self)  # the weights may be exchanged before the next pass
         self.log(name, result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True)
 
     @override

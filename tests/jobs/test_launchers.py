@@ -83,7 +83,7 @@ def test_a_job_prints_to_its_log_and_returns_its_status(toy, tmp_path, capfd):
 @pytest.mark.parametrize(("retries", "status"), [(2, 0), (1, -9)])
 def test_the_job_of_a_killed_worker_is_started_again_up_to_a_number_of_times(toy, retries, status):
     jobs = toy("1", "2", "3", killed=2)
-    found = {one.shard: status for one, status in Processes(3, 2, retries).statuses(jobs)}
+    found = {one.shard: status for one, status in Processes(3, retries, 2).statuses(jobs)}
     assert found == {"1/3": status, "2/3": 0, "3/3": 0}
 
 

@@ -20,7 +20,7 @@ import torch
 from typing_extensions import override
 
 from dnadiff.data.base import About, Contents, SequenceDataModule
-from dnadiff.data.genome.genome import Genome, SequencePath, Source, expand, paths_of
+from dnadiff.data.genome.genome import Genome, SequencePath, expand, paths_of
 from dnadiff.data.genome.packed import RecordInfo, pack
 from dnadiff.data.records import (
     SOFT_MASKED,
@@ -106,10 +106,6 @@ class DNADataModule(SequenceDataModule):
     def local_path(self) -> SequencePath | None:
         """`path`, downloaded if need be."""
         return self.path
-
-    def source_files(self) -> list[Source]:
-        """The files of `path`."""
-        return expand(self.local_path())
 
     @override
     def open(self) -> Genome:
@@ -453,7 +449,7 @@ class PackJob(Job):
         self, data: DNADataModule, output: Path, describe: Callable[[DNADataModule, float], str]
     ) -> None:
         self.data, self.output, self.describe = data, output, describe
-        self.sources = data.source_files()
+        self.sources = expand(data.local_path())
         sizes = [[each.path, resolve(each.path).stat().st_size] for each in self.sources]
         self.settings = {"files": sizes}
 

@@ -32,6 +32,7 @@ from dnadiff.data.base import (
     ProcessRank,
     SequenceDataModule,
     StartMethod,
+    named,
 )
 from dnadiff.data.records import (
     Ends,
@@ -64,6 +65,7 @@ from dnadiff.data.text.pretrained import Characters, TokenizerSource
 from dnadiff.data.tokenizer import DNATokenizer, TextTokenizer
 from dnadiff.data.windows import (
     Batch,
+    Cut,
     IntervalWindows,
     SampledWindows,
     TiledWindows,
@@ -370,16 +372,9 @@ class TextDataModule(SequenceDataModule):
             for text in self.documents_in(source, keep_line_ends=True):
                 yield detokenize(text, self.detokenizer)
 
-    def _check_windows(self, parts: Sequence[str]) -> None:
-        try:
-            for part in parts:
-                if part == TRAIN:
-                    self.train_batches()
-                else:
-                    self.test_windows(part)
-        except ValueError as error:
-            self._names = []
-            raise named(error, self.name) from None
+    @override
+    def _check_countable(self) -> None:
+        """Texts have no letter that is never counted."""
 
     @override
     def check_training(self) -> None:
@@ -444,11 +439,10 @@ class TextDataModule(SequenceDataModule):
             cut = PaddedCutter(self.tokens(TRAIN), self.length, self.vocab, self.ends)
             return PaddedDocuments(documents, cut, self.seed, self.epoch_size or len(documents))
         where = self._stream(TRAIN), self._part(TRAIN), self._text_length(self.length)
-        if self.windows == "blocks":
-            how = self.epoch_size or 0, self.vocab, self.seed
-            return IntervalWindows(*where, *how, ends=self.ends)
-        how = self._epoch_size(where[-1]), self.vocab, self.seed
-        return UniformWindows(*where, *how, ends=self.ends)
+        once = self.windows == "blocks"
+        kind = IntervalWindows if once else UniformWindows
+        size = self.epoch_size or 0 if once else self._epoch_size(where[-1])
+        return kind(*where, size, self.vocab, self.seed, ends=self.ends)
 
     @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
@@ -576,11 +570,7 @@ class TextDataModule(SequenceDataModule):
         )
 
 
-def named(error: ValueError, name: str) -> ValueError:
-    """The error with the name of the data in front, unless it begins with it."""
-    return ValueError(str(error) if str(error).startswith(name) else f"{name}: {error}")
-
-
+@dataclass(eq=False, repr=False)
 class PaddedDocuments(SampledWindows):
     """Documents truncated or padded to one length, for training: each one once per epoch, in random
     order. Indices beyond the number of documents begin another order.
@@ -589,8 +579,10 @@ class PaddedDocuments(SampledWindows):
         documents: numbers of those to use, ascending.
     """
 
-    def __init__(self, documents: Integers, cut: PaddedCutter, seed: int, size: int) -> None:
-        self.documents, self.cut, self.seed, self.size = documents, cut, seed, size
+    documents: Integers
+    cut: Cut
+    seed: int
+    size: int
 
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
         def key(turn: int) -> int:
