@@ -307,10 +307,11 @@ class SequenceDataModule:
         """The paths that the user wrote, as strings, for reports."""
         path = self.path
         if isinstance(path, Mapping):  # files by part
-            pairs = [
-                (part, [each] if isinstance(each, str) else each) for part, each in path.items()
+            return [
+                f"{part}={each}"
+                for part, several in path.items()
+                for each in ([several] if isinstance(several, str) else several)
             ]
-            return [f"{part}={each}" for part, several in pairs for each in several]
         paths = [path] if isinstance(path, (str, Path)) else path or ()
         return [str(each).removeprefix(CACHED) for each in paths]
 

@@ -513,31 +513,28 @@ def grouped(
 ) -> Iterator[list[Interval]]:
     """Consecutive intervals in groups of at most so many intervals and tokens; an interval of more
     tokens is a group of its own."""
-    group: list[Interval] = []
-    tokens = 0
-    for interval in intervals:
-        size = interval.end - interval.start
-        if group and (len(group) == max_intervals or tokens + size > max_tokens):
-            yield group
-            group, tokens = [], 0
-        group.append(interval)
-        tokens += size
-    if group:
-        yield group
+    return padded_groups(intervals, lambda i: i.end - i.start, max_intervals, max_tokens, False)
 
 
 def padded_groups(
-    items: Iterable[T], length: Callable[[T], int], most: int, tokens: int = TOKENS
+    items: Iterable[T],
+    length: Callable[[T], int],
+    most: float,
+    tokens: int = TOKENS,
+    padded: bool = True,
 ) -> Iterator[list[T]]:
     """Consecutive items in groups of at most `most`, which have at most so many tokens when they
-    are padded to the longest; an item of more tokens is a group of its own."""
+    are padded to the longest (or together, if not `padded`); an item of more tokens is a group of
+    its own."""
     group: list[T] = []
-    longest = 0
+    longest = total = 0
     for item in items:
-        longest = max(longest, length(item))
-        if group and (len(group) == most or (len(group) + 1) * longest > tokens):
+        size = length(item)
+        longest, total = max(longest, size), total + size
+        needed = longest * (len(group) + 1) if padded else total
+        if group and (len(group) == most or needed > tokens):
             yield group
-            group, longest = [], length(item)
+            group, longest, total = [], size, size
         group.append(item)
     if group:
         yield group

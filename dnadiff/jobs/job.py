@@ -35,10 +35,6 @@ class Result(NamedTuple):
     about: JsonMap = MappingProxyType({})
 
 
-def ignore(items: int, tokens: int, **notes: str) -> None:
-    """A report that is not shown."""
-
-
 class Job(ABC):
     """A file that is written at once when all results are there.
 
@@ -61,7 +57,7 @@ class Job(ABC):
     earlier: Earlier = MappingProxyType({})
     side_files: Sequence[Path] = ()
     prepared: Json = None
-    report: Report = staticmethod(ignore)
+    report: Report = staticmethod(lambda *finished, **notes: None)  # not shown
 
     @abstractmethod
     def starts(self) -> Sequence[int]:

@@ -162,9 +162,12 @@ class Launcher(ABC):
                     bar.update()
             finally:
                 bar.close()
-        merging = [f"output={quoted(str(path))}", f"overwrite={str(overwrite).lower()}"]
-        merging.append("fetch=true")
-        merging += [o for o in given if o.startswith(("trust=", "plugins="))]
+        merging = [
+            f"output={quoted(str(path))}",
+            f"overwrite={str(overwrite).lower()}",
+            "fetch=true",
+            *(each for each in given if each.startswith(("trust=", "plugins="))),
+        ]
         # In this process, which knows complete addresses.
         importlib.import_module("dnadiff.__main__").main(["merge", *own, *merging])
 

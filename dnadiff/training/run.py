@@ -616,8 +616,10 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
             "that was trained with false, "
             "or leave out init_from"
         )
-    backbone = {key: value for key, value in initial["backbone"].items() if key not in COMPUTED}
-    for key in COMPUTED:
-        if key in config["backbone"] and (f"backbone.{key}" in named or key in initial["backbone"]):
-            backbone[key] = config["backbone"][key]
+    own, given = config["backbone"], initial["backbone"]
+    backbone = {key: value for key, value in given.items() if key not in COMPUTED} | {
+        key: own[key]
+        for key in COMPUTED
+        if key in own and (f"backbone.{key}" in named or key in given)
+    }
     return config | {"backbone": backbone, "time_conditioning": initial["time_conditioning"]}

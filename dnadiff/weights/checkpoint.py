@@ -25,7 +25,6 @@ from pathlib import Path
 
 from dnadiff.data.tokenizer import FILE_SETS
 from dnadiff.fields import Json
-from dnadiff.networks.backbone.base import Backbone
 from dnadiff.store import remote
 from dnadiff.store.address import Address, expand_user, is_remote, parse, shown_addresses
 from dnadiff.store.disk import atomic_write, read_json
@@ -270,12 +269,9 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
     with names_file(about):
         origin = read_origin("exported folder", content["origin"])
         tokenizer = built_tokenizer(content["tokenizer"], trust, about)
-
-    @names_file(about)
-    def make() -> Backbone:
-        return build_denoiser(content, tokenizer, trust)[0].backbone
-
-    network, path = filled_network(folder, make)
+    network, path = filled_network(
+        folder, DESCRIPTION, lambda: build_denoiser(content, tokenizer, trust)[0].backbone
+    )
     denoiser, process = wrapped(network, content, trust)
     # A folder without the key is complete if it has the file.
     expected, given = (

@@ -581,8 +581,10 @@ def read_description(folder: Path) -> Config:
     return content
 
 
-def filled_network(path: Path, make: Callable[[], Backbone]) -> tuple[Backbone, Path]:
-    """A network with the weights of a folder, and their file."""
+def filled_network(path: Path, config: str, make: Callable[[], Backbone]) -> tuple[Backbone, Path]:
+    """A network with the weights of a folder, and their file; `config` is the name of the file that
+    describes what `make` builds."""
+    make = names_file(path / config)(make)
     file = next((path / name for name in TENSORS if (path / name).is_file()), None)
     if file is None:
         raise FileNotFoundError(f"{path} holds neither {' nor '.join(TENSORS)}")

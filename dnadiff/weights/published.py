@@ -284,8 +284,7 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         described = check_value(VOCAB_KEY, config.get(VOCAB_KEY), dict | None)
         vocab = family.implied_vocab(config) if described is None else _read(Vocab, described)
         backbone = family.backbone(config, vocab)
-    make = names_file(path / CONFIG)(lambda: build(backbone, vocab=vocab))
-    network, file = filled_network(path, make)
+    network, file = filled_network(path, CONFIG, lambda: build(backbone, vocab=vocab))
     training: Config = {
         "backbone": backbone,
         "objective": {
@@ -313,8 +312,8 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
     config = read_config(path / CONFIG, ("gpt2",))
     with names_file(path / CONFIG):
         backbone = gpt2_backbone(config)
-    make = names_file(path / CONFIG)(lambda: build(backbone, vocab=vocab))
-    return CausalDenoiser(filled_network(path, make)[0]).eval()
+    network, _ = filled_network(path, CONFIG, lambda: build(backbone, vocab=vocab))
+    return CausalDenoiser(network).eval()
 
 
 def export_published(

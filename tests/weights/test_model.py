@@ -228,7 +228,7 @@ def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(tmp_p
         return network
 
     with pytest.raises(ValueError, match="60000"):
-        filled_network(folder, make)
+        filled_network(folder, "config.json", make)
     assert devices == [{"meta"}]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 import time
@@ -30,7 +31,7 @@ from numpy import ndarray
 from typing_extensions import override
 
 from dnadiff.data.processes import map_in_order, num_cores
-from dnadiff.data.records import Integers, StoredArray
+from dnadiff.data.records import Integers, StoredArray, padded_groups
 from dnadiff.data.splits import PARTS
 from dnadiff.fields import JsonDict, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
@@ -458,7 +459,8 @@ def tokenize(
     def fill(part: Path) -> JsonDict:
         started = logged = time.monotonic()
         total = number = 0
-        work = encoder.joined, chunks(documents), num_proc or min(num_cores(), _MAX_PROCESSES)
+        pieces = padded_groups(documents, lambda text: len(text) + 1, math.inf, _CHUNK, False)
+        work = encoder.joined, pieces, num_proc or min(num_cores(), _MAX_PROCESSES)
         with (part / "tokens").open("wb") as tokens, (part / "ends").open("wb") as ends:
             for ids, lengths in map_in_order(*work, few=_FEW):
                 tokens.write(ids.astype(dtype, copy=False).tobytes())
@@ -490,17 +492,3 @@ def tokenize(
             "a tokenizing process ended early (out of memory?); set data.num_proc to less"
         ) from error
     return TokenizedDocuments(folder)
-
-
-def chunks(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Documents in lists of about a million characters."""
-    chunk: list[str] = []
-    size = 0
-    for document in documents:
-        chunk.append(document)
-        size += len(document) + 1
-        if size >= _CHUNK:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk

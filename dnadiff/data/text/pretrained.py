@@ -34,7 +34,6 @@ from dnadiff.data.tokenizer import (
     one_sequence,
 )
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import is_integer
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import open_text
@@ -85,7 +84,7 @@ def check_ids(vocab: Mapping[str, Json], size: int, name: str) -> None:
     limit = size // _ENTRY
     token_of: dict[int, str] = {}
     for token, number in vocab.items():
-        if not is_integer(number, 0) or not isinstance(number, int):
+        if type(number) is not int or number < 0:
             raise ValueError(
                 f"tokenizer {name}: the id of {token!r} is {number!r}; expected an integer of at "
                 "least 0"
