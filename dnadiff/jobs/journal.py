@@ -151,13 +151,11 @@ class ResumableOutput:
 
     def append(self, content: bytes, count: int, /, **notes: Json) -> None:
         """Write `count` items atomically; the journal keeps the `notes`."""
-        self.append_packed(self.packed(content), count, notes)
-
-    def packed(self, content: bytes) -> bytes:
-        """Content as it is written: compressed if the name of the file says so."""
         if self.bgzip:
-            return bgzip_blocks(content)
-        return gzip.compress(content, mtime=0) if self.is_compressed else content
+            content = bgzip_blocks(content)
+        elif self.is_compressed:
+            content = gzip.compress(content, mtime=0)
+        self.append_packed(content, count, notes)
 
     def append_packed(self, content: bytes, count: int, notes: JsonDict) -> None:
         """`append` of bytes as they are written."""

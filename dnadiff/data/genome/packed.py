@@ -330,8 +330,9 @@ def find_packed(path: str, sample: bool = True) -> PackedFile | None:
         return None
     source = resolve(path)
     digest = known_hash(source) if source.stat().st_size else None
-    is_there = digest is not None and is_sound(_folder(digest), FORMAT, sample)
-    return PackedFile(_folder(digest)) if digest is not None and is_there else None
+    if digest is None or not is_sound(_folder(digest), FORMAT, sample):
+        return None
+    return PackedFile(_folder(digest))
 
 
 def _folder(digest: str) -> Path:

@@ -24,7 +24,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy import ndarray
@@ -33,15 +33,13 @@ from typing_extensions import override
 from dnadiff.data.processes import map_in_order, num_cores
 from dnadiff.data.records import Integers, StoredArray, padded_groups
 from dnadiff.data.splits import PARTS
+from dnadiff.data.tokenizer import TextTokenizer
 from dnadiff.fields import JsonDict, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
 from dnadiff.progress import log
 from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, read_index
 from dnadiff.store.files import matches, resolve
 from dnadiff.store.remote import hub_is_reachable
-
-if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import TextTokenizer
 
 Paths = str | Path | Sequence[str | Path]
 

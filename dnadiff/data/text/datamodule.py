@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ from dnadiff.data.text.corpus import (
     tokenize,
 )
 from dnadiff.data.text.pretrained import Characters, TokenizerSource
-from dnadiff.data.tokenizer import DNATokenizer, TextTokenizer
+from dnadiff.data.tokenizer import DNATokenizer, TextTokenizer, Tokenizer
 from dnadiff.data.windows import (
     Batch,
     Cut,
@@ -76,9 +76,6 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.documents import DocumentKind
-
-if TYPE_CHECKING:
-    from dnadiff.data.tokenizer import Tokenizer
 
 TRAIN, VALID, TEST = PARTS
 _MANY = 100  # from this number of documents on, a split divides documents, not tokens
@@ -222,7 +219,7 @@ class TextDataModule(SequenceDataModule):
     @property
     @override
     def parts(self) -> list[str]:
-        available = {*self.sources, *([VALID] if self.splits_off_validation else ())}
+        available = [*self.sources, *[VALID] * self.splits_off_validation]
         return [part for part in PARTS if self.is_divided or part in available]
 
     def source_of(self, part: str) -> str:
@@ -343,9 +340,15 @@ class TextDataModule(SequenceDataModule):
         for source in self.sources:
             self.documents_in(source)  # missing files are reported
         given = Characters() if self._given is None else self._given
-        self._tokenizer = (
-            given.load(self._all_texts) if isinstance(given, TokenizerSource) else given
-        )
+        if isinstance(given, TokenizerSource):
+            given = given.load(
+                lambda: (
+                    detokenize(text, self.detokenizer)
+                    for source in self.sources
+                    for text in self.documents_in(source, keep_line_ends=True)
+                )
+            )
+        self._tokenizer = given
         self._check_special_tokens()
         self._opened: dict[tuple[str, str | None, int | None], TokenizedDocuments] = {}
         self._names = self.sources
@@ -366,11 +369,6 @@ class TextDataModule(SequenceDataModule):
                 f"{has} {missing} a text; set data.insert_special_tokens=false, or name one by "
                 "tokenizer.bos and tokenizer.eos"
             )
-
-    def _all_texts(self) -> Iterator[str]:
-        for source in self.sources:
-            for text in self.documents_in(source, keep_line_ends=True):
-                yield detokenize(text, self.detokenizer)
 
     @override
     def _check_countable(self) -> None:

@@ -31,9 +31,11 @@ from dnadiff.data.tokenizer import (
     TOKENIZER_JSON,
     VOCAB_TXT,
     CharTokenizer,
+    TextTokenizer,
     one_sequence,
 )
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import Json
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import open_text
@@ -41,9 +43,6 @@ from dnadiff.store.remote import hub_is_reachable
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-
-    from dnadiff.data.tokenizer import TextTokenizer
-    from dnadiff.fields import Json
 
 _ENTRY = 6  # bytes of the shortest entry of a vocabulary, `"a":1,`
 
