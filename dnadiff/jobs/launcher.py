@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import os
 import platform
 import queue
@@ -28,11 +27,9 @@ from typing_extensions import override
 
 from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
-from dnadiff.progress import Progress, quoted
+from dnadiff.progress import Progress, log, quoted
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output
-
-log = logging.getLogger("dnadiff")
 
 
 class ShardJob(NamedTuple):

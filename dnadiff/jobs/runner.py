@@ -8,7 +8,6 @@ shards.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,13 +27,12 @@ from dnadiff.jobs.journal import (
     temporary_path,
 )
 from dnadiff.jobs.shards import Shard, ShardFolder, packed, without
-from dnadiff.progress import Progress
+from dnadiff.progress import Progress, log
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output, write_json
 
 _OWN = ("shard", "launcher", "resume", "overwrite")  # keys that say how a process is started
 _MERGE_INTERVAL = 5.0  # seconds between two times at which a merged output is made safe
-log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)

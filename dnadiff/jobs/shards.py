@@ -8,7 +8,6 @@ results and, written last, an entry that says that it is complete.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import platform
@@ -31,7 +30,14 @@ from dnadiff.jobs.journal import (
     temporary_path,
 )
 from dnadiff.renamed import VERSION
-from dnadiff.store.disk import atomic_write, load_json, names_file, read_json, write_json
+from dnadiff.store.disk import (
+    atomic_write,
+    json_hash,
+    load_json,
+    names_file,
+    read_json,
+    write_json,
+)
 
 FORMAT = 1
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
@@ -156,7 +162,7 @@ class Manifest:
                 f"{path} has format {content['format']!r}, and this version reads {FORMAT}; use "
                 "the version that wrote it"
             )
-        if content.pop("check") != _hash_of(content)[:16]:
+        if content.pop("check") != json_hash(content)[:16]:
             raise ValueError(
                 f"{path} is damaged (its checksum differs); remove its folder and start over"
             )
@@ -166,7 +172,7 @@ class Manifest:
     def write(self, path: Path) -> None:
         """Write it atomically, unless another process has written one: all shards read the same."""
         content = {"format": FORMAT, **plain(asdict(self))}
-        content |= {"check": _hash_of(content)[:16]}
+        content |= {"check": json_hash(content)[:16]}
         # A name that `discard` removes.
         part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
         try:
@@ -197,7 +203,7 @@ class Manifest:
     def fingerprint(self) -> str:
         """A hash of everything that the results depend on."""
         streams = {name: [each.settings, each.items] for name, each in self.streams.items()}
-        return _hash_of([self.command, self.count, streams])[:32]
+        return json_hash([self.command, self.count, streams])[:32]
 
     def check(self, folder: Path, command: str, count: int, jobs: Sequence[Job]) -> None:
         """Raise ValueError, naming what differs, if a shard is of another command, number of shards
@@ -224,10 +230,6 @@ def _flat(settings: Mapping[str, Json]) -> JsonDict:
         for name, each in settings.items()
         for key, value in each.items()
     }
-
-
-def _hash_of(content: Json) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class ShardFolder:

@@ -791,7 +791,7 @@ def ensure_folder(
                 known = {"size": stat.st_size, "mtime": stat.st_mtime_ns}
                 files[path.name] = known | checksums(path)
             index = {"format": version, "files": files, **about}
-            write_json(part / "index.json", index | {"check": _check_of_index(index)})
+            write_json(part / "index.json", index | {"check": json_hash(index)[:16]})
             put(part, folder, version)
         except OSError as error:
             if error.errno in FULL:
@@ -814,7 +814,7 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
         ValueError: if the index was changed or belongs to another version.
     """
     index = read_json(folder / "index.json", ("format", "check"))
-    if index["format"] != version or index.pop("check") != _check_of_index(index):
+    if index["format"] != version or index.pop("check") != json_hash(index)[:16]:
         raise ValueError("changed")
     return index
 
@@ -899,8 +899,9 @@ def put(part: Path, folder: Path, version: int) -> None:
             shutil.rmtree(aside, ignore_errors=True)
 
 
-def _check_of_index(index: dict[str, Json]) -> str:
-    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()[:16]
+def json_hash(content: Json) -> str:
+    """SHA-256 of a value as JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def checksums(path: Path, progress: Callable[[int], None] = lambda count: None) -> dict[str, Json]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -27,12 +26,11 @@ from typing_extensions import override
 
 from dnadiff.data.base import worker_loss
 from dnadiff.fields import Config, Probability, checked
-from dnadiff.progress import Progress, pasted
+from dnadiff.progress import Progress, log, pasted
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule, TrainingData
 from dnadiff.training.trainer import ShardedStrategy, local_parts, shard
 
-log = logging.getLogger("dnadiff")
 _OF_A_STEP = ("train/loss", "train/nll", "lr")
 # SLURM sends SIGTERM at the time limit, and with --signal=USR1@120 SIGUSR1 two minutes before.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

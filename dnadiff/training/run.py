@@ -4,7 +4,6 @@ files of its folder, and the earlier runs that it resumes, starts from, or would
 from __future__ import annotations
 
 import glob
-import logging
 import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from lightning import Trainer
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.fields import Config, Json, JsonDict
-from dnadiff.progress import duration, pasted, table
+from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
 from dnadiff.store.disk import atomic_write, hash_file, locked, read_json, read_yaml, write_json
@@ -66,7 +65,6 @@ WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_deca
 REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 LOCK = ".lock"  # in a run folder while a process trains there
-log = logging.getLogger("dnadiff")
 
 
 @dataclass(frozen=True)

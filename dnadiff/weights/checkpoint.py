@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from pathlib import Path
 
 from dnadiff.data.tokenizer import FILE_SETS
 from dnadiff.fields import Json
+from dnadiff.progress import log
 from dnadiff.store import remote
 from dnadiff.store.address import Address, expand_user, is_remote, parse, shown_addresses
 from dnadiff.store.disk import atomic_write, read_json
@@ -71,7 +71,6 @@ _OPTIONAL = (
     *(name for names in FILE_SETS for name in names),
 )  # next to weights
 _CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
-log = logging.getLogger("dnadiff")
 _PREFIX, LATEST, _FOLDER = "denoiser.", "latest", "checkpoints"
 
 

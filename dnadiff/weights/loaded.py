@@ -3,7 +3,6 @@ what its source records besides the network: training data, held-out likelihood,
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from dnadiff.fields import (
 )
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.renamed import VERSION
-from dnadiff.store.disk import read_json
+from dnadiff.store.disk import json_hash, read_json
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
 from dnadiff.weights import tensors
 from dnadiff.weights.tensors import fingerprint
@@ -551,9 +550,7 @@ def _strings(value: Json) -> Iterator[str]:
 
 def check_of(content: Config) -> str:
     """SHA-256 of everything in a description besides `check`."""
-    return hashlib.sha256(
-        json.dumps({k: v for k, v in content.items() if k != "check"}, sort_keys=True).encode()
-    ).hexdigest()
+    return json_hash({key: value for key, value in content.items() if key != "check"})
 
 
 def read_description(folder: Path) -> Config:

@@ -11,9 +11,7 @@ them: any change requires a new `RULES_VERSION`, so that cached corpora are toke
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import os
 import re
@@ -37,7 +35,7 @@ from dnadiff.data.tokenizer import TextTokenizer
 from dnadiff.fields import JsonDict, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
 from dnadiff.progress import log
-from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, read_index
+from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, json_hash, read_index
 from dnadiff.store.files import matches, resolve
 from dnadiff.store.remote import hub_is_reachable
 
@@ -403,7 +401,7 @@ class Encoder:
             "detokenizer": self.detokenizer,
             "rules": RULES_VERSION if self.detokenizer else None,
         }
-        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:32]
+        return json_hash(settings)[:32]
 
 
 class TokenizedDocuments(Sequence[ndarray]):

@@ -9,9 +9,7 @@ begins, so that a resumed run sees exactly the tokens that an uninterrupted run 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,6 +74,7 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, checked
 from dnadiff.formats.documents import DocumentKind
+from dnadiff.store.disk import json_hash
 
 TRAIN, VALID, TEST = PARTS
 _MANY = 100  # from this number of documents on, a split divides documents, not tokens
@@ -422,7 +421,7 @@ class TextDataModule(SequenceDataModule):
         validation, and of the split."""
         wanted = (VALID,) if self.streaming else (TRAIN, VALID)
         digests = [self.tokens(part).digest for part in wanted if part in self.parts]
-        return hashlib.sha256(json.dumps([*digests, self._split_hash()]).encode()).hexdigest()
+        return json_hash([*digests, self._split_hash()])
 
     # Windows and loaders. Batches have the same keys, and `valid`.
 
@@ -547,7 +546,7 @@ class TextDataModule(SequenceDataModule):
             hashed[source] = "".join(self._encoder(end).key(documents) for end in ends)
         ends_of_windows = list(self.ends or (None, None))
         how = [self._describe_split(), self.wrap, ends_of_windows, sorted(hashed.items())]
-        return hashlib.sha256(json.dumps(how).encode()).hexdigest()[:16]
+        return json_hash(how)[:16]
 
     @override
     def layout(self, length: int | None = None) -> str:

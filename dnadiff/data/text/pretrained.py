@@ -9,7 +9,6 @@ highest: rules are checked before it acts on them.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from abc import ABC, abstractmethod
@@ -37,7 +36,7 @@ from dnadiff.data.tokenizer import (
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Json
 from dnadiff.store.address import expand_user
-from dnadiff.store.disk import json_object
+from dnadiff.store.disk import json_hash, json_object
 from dnadiff.store.files import open_text
 from dnadiff.store.remote import hub_is_reachable
 
@@ -204,9 +203,7 @@ class SubwordTokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of everything that determines the ids of a text."""
-        return hashlib.sha256(
-            json.dumps(self.config() | {"name": ""}, sort_keys=True).encode()
-        ).hexdigest()
+        return json_hash(self.config() | {"name": ""})
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids of a text, without special tokens: `(L,)` uint16, or int32 for vocabularies of
