@@ -12,7 +12,8 @@ import pytest
 
 from dnadiff import sample as sample_command
 from dnadiff.jobs.journal import check_of
-from dnadiff.jobs.shards import Manifest, MergeMark, _hash_of
+from dnadiff.jobs.shards import Manifest, MergeMark
+from dnadiff.store.disk import json_hash
 
 SAMPLE = (
     "num_samples=6",
@@ -290,7 +291,7 @@ def rewrite(path, content):
     """Write a JSON file with its checksum."""
     content.pop("check")
     is_manifest = path.name == "manifest.json"
-    check = _hash_of(content)[:16] if is_manifest else check_of(content)
+    check = json_hash(content)[:16] if is_manifest else check_of(content)
     path.write_text(json.dumps(content | {"check": check}))
 
 
