@@ -409,12 +409,10 @@ def evaluate(
         strands = {name: both_strands(result, reverse, name) for name in named}
     content = {
         "model": describe_model(model, settings.conjoin),
-        **{key: about[key] for key in ("data", "own_data", "part")},
+        **about,
         "num_draws": result.num_draws,
         "target_se": settings.target_se,
-        "seed": settings.seed,
         "protocol": made.protocol(result, about["data"].get("layout")),
-        **about,
         "groups": {name: result.summary(name) for name in named},
         "both_strands": strands,
         "markov": held_out.markov_rows(result, markov, settings.part),
@@ -481,11 +479,9 @@ def compare(
     layout = about["data"].get("layout")
     content = {
         **{name: describe_model(model, name in conjoined) for name, model in models.items()},
-        **{key: about[key] for key in ("data", "own_data", "part")},
-        "num_draws": settings.num_draws,
-        "seed": settings.seed,
-        "protocol": {name: made[name].protocol(result, layout) for name, result in results.items()},
         **about,
+        "num_draws": settings.num_draws,
+        "protocol": {name: made[name].protocol(result, layout) for name, result in results.items()},
         "groups": groups,
     }
     write_json(output, content)

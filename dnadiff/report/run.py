@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,7 +38,6 @@ from dnadiff.report.page import (
     legend_below,
     listed,
     number,
-    write_page,
 )
 from dnadiff.report.suite import chance_level, metric_of
 from dnadiff.supervised.intervals import TOO_FEW
@@ -63,21 +61,17 @@ Columns = Mapping[str, ndarray]
 
 @dataclass(frozen=True)
 class RunResults:
-    """The results of a run; a report leaves out what is None.
+    """The results of a run on DNA; a report leaves out what is None.
 
     Attributes:
         metrics: columns of the training log, from `read_metrics`.
         evaluation: the content of `evaluate.json`.
         finetune: the content of `finetune.json`.
-        unit: the name of a token: base, character.
-        uniform_bits: bits of uniform guessing; None if it is not shown.
     """
 
     metrics: Columns | None = None
     evaluation: Results | None = None
     finetune: Results | None = None
-    unit: str = "base"
-    uniform_bits: float | None = 2.0
 
 
 def read_metrics(path: str | os.PathLike[str]) -> dict[str, ndarray]:
@@ -91,30 +85,6 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, ndarray]:
         raise ValueError(f"{path} has no rows yet; start again after training has logged a step")
     lines = [(f"{path}, line {number}", row) for number, row in enumerate(rows, start=2)]
     return {name: np.array([number_in(row, name, at) for at, row in lines]) for name in header}
-
-
-def write_report(
-    path: str | os.PathLike[str],
-    results: RunResults,
-    *,
-    title: str | None = None,
-    details: Results | None = None,
-    commands: Sequence[str] = (),
-) -> Path:
-    """Write the report page of a run.
-
-    Args:
-        path: an existing file is replaced atomically.
-        title: by default it has the name of the data.
-        details: further facts about the model, such as `{"scan": "cpu", "Layers": 4}`.
-        commands: command lines that produced the results.
-
-    Raises:
-        ValueError: if there are no results.
-    """
-    if not (results.metrics or results.evaluation or results.finetune):
-        raise ValueError("nothing to report: give metrics, evaluation, or finetune")
-    return write_page(path, "run", title=title, results=results, details=details, commands=commands)
 
 
 def shown_groups(evaluation: Results) -> list[str]:
@@ -181,22 +151,17 @@ def headlines(results: RunResults) -> list[Headline]:
         ends = interval(low, high, form.split()[0], missing)
         rows.append(Headline(name, number(value, form), ends, reading))
 
-    unit, evaluation = results.unit, results.evaluation
-    uniform = (
-        "."
-        if results.uniform_bits is None
-        else f"; uniform guessing gives {results.uniform_bits:g}. Lower is better."
-    )
+    evaluation = results.evaluation or {"groups": {}}
     meanings = {
-        "all": f"Mean bits per held-out {unit}{uniform}",
+        "all": "Mean bits per held-out base; uniform guessing gives 2. Lower is better.",
         "novel": (
-            f"Only {unit}s that are in no 24-mer of the training part, on either strand: they "
+            "Only bases that are in no 24-mer of the training part, on either strand: they "
             "cannot be copied."
         ),
-        "repeated": f"Only {unit}s in 24-mers that also occur in the training part: copying helps.",
+        "repeated": "Only bases in 24-mers that also occur in the training part: copying helps.",
     }
-    for group in shown_groups(evaluation) if evaluation else ():
-        values = evaluation["groups"][group]  # type: ignore[index]
+    for group in shown_groups(evaluation):
+        values = evaluation["groups"][group]
         errors = [
             f"{label} {values[key] / BIT:.4f}"
             for key, label in (("se_mc", "Monte Carlo"), ("se_total", "total"))
@@ -206,19 +171,17 @@ def headlines(results: RunResults) -> list[Headline]:
         reading = [meanings[group]] if group in meanings else []
         reading += [f"Perplexity {perplexity:.3f}."] if is_number(perplexity) else []
         reading += [f"Standard error: {', '.join(errors)}."] if errors else []
-        name, ends = (
-            GROUPS.get(group, group).lower(),
-            (values.get("bits_low"), values.get("bits_high")),
-        )
-        add(f"Bits per {unit}, {name}", values["bits"], *ends, "{:.4f}", " ".join(reading))
-    for markov in markov_models(evaluation) if evaluation else ():
+        name, ends = GROUPS.get(group, group), (values.get("bits_low"), values.get("bits_high"))
+        said = " ".join(reading)
+        add(f"Bits per base, {name.lower()}", values["bits"], *ends, "{:.4f}", said)
+    for markov in markov_models(evaluation):
         values, order = markov["groups"]["all"], markov["order"]
         ends = (values.get("low"), values.get("high"))
         words = ("The model is worse than", "The model is better than", "Not distinguishable from")
         said = verdict(*ends, *words)
         said = f"{said} order {order}" if said != UNDECIDED else f"{said[0].upper()}{said[1:]}"
         add(
-            f"Model minus Markov order {order}, bits per {unit}",
+            f"Model minus Markov order {order}, bits per base",
             values.get("difference_bits"),
             *ends,
             "{:+.4f}",
@@ -257,7 +220,7 @@ def sentences(results: RunResults) -> list[str]:
     said = []
     words_of = "worse than", "better than", f"{NEITHER} from"
     orders: dict[str, list[int]] = {words: [] for words in sorted(words_of)}
-    for markov in markov_models(results.evaluation) if results.evaluation else ():
+    for markov in markov_models(results.evaluation or {}):
         values = markov["groups"]["all"]
         ends = (values.get("low"), values.get("high"))
         words = verdict(*ends, *words_of)
@@ -265,8 +228,7 @@ def sentences(results: RunResults) -> list[str]:
             orders[words].append(markov["order"])
     if parts := [f"{words} order {listed(found)}" for words, found in orders.items() if found]:
         said.append(
-            f"Compared with Markov models, on all held-out {results.unit}s, the model is "
-            f"{'; '.join(parts)}."
+            f"Compared with Markov models, on all held-out bases, the model is {'; '.join(parts)}."
         )
     finetune, parts = results.finetune or {}, []
     for d in finetune.get("differences") or ():
@@ -290,7 +252,7 @@ def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
     return rows
 
 
-def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
+def loss_curve(axes: Axes, metrics: Columns) -> None:
     """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged
     and with raw weights."""
     (x, label), logged, ends = progress(metrics), losses(metrics), []
@@ -311,28 +273,26 @@ def loss_curve(axes: Axes, metrics: Columns, unit: str = "base") -> None:
     if ends:
         low, high = min(map(np.min, ends)), max(map(np.max, ends))
         axes.set_ylim(low - 0.06 * (high - low) - 1e-3, high + 0.12 * (high - low) + 1e-3)
-    axes.set(title="Loss", xlabel=label, ylabel=f"bits per {unit}", xlim=(0, None))
+    axes.set(title="Loss", xlabel=label, ylabel="bits per base", xlim=(0, None))
     axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
     legend_below(axes)
 
 
-def group_panels(
-    draw: Callable[[Axes, Results, str, str], None], evaluation: Results, unit: str = "base"
-) -> Figure:
+def group_panels(draw: Callable[[Axes, Results, str], None], evaluation: Results) -> Figure:
     """A figure with one panel for each group of bases, from top to bottom:
-    `draw(axes, evaluation, group, unit)`, each with its own scale."""
+    `draw(axes, evaluation, group)`, each with its own scale."""
     groups, rows = shown_groups(evaluation), 1 + len(evaluation.get("markov") or ())
     with figure(WIDTH, len(groups) * (0.75 + 0.19 * rows), len(groups)) as (made, every):
         for axes, group in zip(every, groups):
-            draw(axes, evaluation, group, unit)
+            draw(axes, evaluation, group)
             tokens = evaluation["groups"][group].get("tokens")
             count = f", {tokens:,}" if is_number(tokens) else ""
-            axes.set_title(f"{GROUPS.get(group, group)} {unit}s{count}")
+            axes.set_title(f"{GROUPS.get(group, group)} bases{count}")
             axes.set_xlabel(axes.get_xlabel() if group == groups[-1] else "")
     return made
 
 
-def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str = "base") -> None:
+def held_out_bits(axes: Axes, evaluation: Results, group: str = "all") -> None:
     """Bits per base of the model, with its 95 % interval, and of the Markov models on the same
     bases."""
     ours, markov = evaluation["groups"][group], markov_models(evaluation, group)
@@ -345,12 +305,10 @@ def held_out_bits(axes: Axes, evaluation: Results, group: str = "all", unit: str
     axes.plot(bits[1:], range(1, len(bits)), "s", color=REAL, mfc="white", ms=5)
     names = ["this model", *(f"order {m['order']}" for m in markov)]
     label_rows(axes, names, [f"{value:.4f}" for value in bits])
-    axes.set_xlabel(f"bits per {unit} (lower is better)")
+    axes.set_xlabel("bits per base (lower is better)")
 
 
-def paired_differences(
-    axes: Axes, evaluation: Results, group: str = "all", unit: str = "base"
-) -> None:
+def paired_differences(axes: Axes, evaluation: Results, group: str) -> None:
     """The model's bits minus those of each Markov model, with 95 % intervals; below 0 the model is
     better."""
     rows = [
@@ -361,27 +319,24 @@ def paired_differences(
         for m in markov_models(evaluation, group)
     ]
     forest(axes, rows, "{:+.4f}", better=-1)
-    axes.set_xlabel(f"difference in bits per {unit} (below 0: model better)")
+    axes.set_xlabel("difference in bits per base (below 0: model better)")
 
 
-def visibility_curve(
-    axes: Axes, evaluation: Results, unit: str = "base", uniform_bits: float | None = 2.0
-) -> None:
+def visibility_curve(axes: Axes, evaluation: Results) -> None:
     """h(n): bits per masked base when n others of its window are visible, with 95 % intervals over
     blocks of windows; its mean is the NELBO."""
     visible, bits, se = (
         np.asarray(evaluation["curve"][key], float) for key in ("visible", "bits", "se")
     )
     mean = evaluation["groups"]["all"]["bits"]
-    if uniform_bits is not None:
-        axes.axhline(uniform_bits, label=f"uniform guessing, {uniform_bits:g}", **DOTTED)
+    axes.axhline(2, label="uniform guessing, 2", **DOTTED)
     axes.axhline(mean, color=OTHER, lw=1.2, ls="--", label=f"mean = NELBO, {mean:.4f}")
     points: Json = {"fmt": "o-", "ms": 4, "lw": 1.3, "elinewidth": 1, "capsize": 2}
     axes.errorbar(visible, bits, 1.96 * se, color=MODEL, label="h(n)", **points)
     axes.set(
         title="Bits against context",
-        xlabel=f"visible {unit}s n",
-        ylabel=f"bits per masked {unit}",
+        xlabel="visible bases n",
+        ylabel="bits per masked base",
         xlim=(0, None),
     )
     axes.margins(y=0.12)

@@ -7,10 +7,26 @@ import numpy as np
 import pytest
 
 from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
-from dnadiff.report.page import ENVIRONMENT, inline_svg, overview, panel, rendered
-from dnadiff.report.run import RunResults, headlines, held_out_bits, sentences, write_report
+from dnadiff.report.page import ENVIRONMENT, inline_svg, overview, panel, rendered, write_page
+from dnadiff.report.run import RunResults, headlines, held_out_bits, sentences
 from dnadiff.report.suite import accuracies
 
+# All sections about a run, which other pages put together.
+PAGE = ENVIRONMENT.from_string("""
+{% extends "base.html.j2" %}
+{% import "parts.html.j2" as parts %}
+{% import "sections.html.j2" as sections %}
+{% block header %}<h1>{{ title }}</h1>{{ parts.notice() }}{% endblock %}
+{% block content %}
+{{ sections.main_results(results) }}
+{{ sections.about(results.evaluation, details) }}
+{{ sections.training(results.metrics) }}
+{{ sections.likelihood(results.evaluation) }}
+{{ sections.context(results.evaluation) }}
+{{ sections.downstream(results.finetune) }}
+{% endblock %}
+{% block footer %}{{ parts.footer(commands) }}{% endblock %}
+""")
 HOSTILE = "<script>alert('x')</script> & $a_b$ \"q\""
 
 
@@ -117,6 +133,10 @@ def _everything():
     }
 
 
+def _write(path, results, title="A run", details=None, commands=()):
+    return write_page(path, PAGE, title=title, results=results, details=details, commands=commands)
+
+
 class _Page(HTMLParser):
     VOID = frozenset({"meta", "br", "link", "img", "wbr"})
 
@@ -156,7 +176,7 @@ class _Page(HTMLParser):
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(
+    _write(
         path,
         RunResults(**_everything()),
         details={"scan": "cpu"},
@@ -223,7 +243,7 @@ def test_captions_claim_no_more_than_the_numbers(page):
 def test_same_input_gives_the_same_bytes_also_from_json(tmp_path):
     parts = {"evaluation": _evaluation(), "finetune": _finetune()}
     pages = [
-        write_report(tmp_path / "r.html", RunResults(**each)).read_bytes()
+        _write(tmp_path / "r.html", RunResults(**each)).read_bytes()
         for each in (parts, json.loads(json.dumps(parts)))
     ]
     assert pages[0] == pages[1]
@@ -267,7 +287,7 @@ def test_a_difference_of_one_run_has_no_verdict_on_the_page():
 
 def test_hostile_names_are_escaped(tmp_path):
     results = RunResults(evaluation=_evaluation(HOSTILE), finetune=_finetune(HOSTILE))
-    path = write_report(
+    path = _write(
         tmp_path / "r.html", results, title=HOSTILE, details={HOSTILE: HOSTILE}, commands=[HOSTILE]
     )
     parsed = _Page(path.read_text(encoding="utf-8"))
@@ -278,27 +298,15 @@ def test_hostile_names_are_escaped(tmp_path):
 @pytest.mark.parametrize("part", ["metrics", "evaluation", "finetune"])
 def test_one_part_is_enough(tmp_path, part):
     results = RunResults(**{part: _everything()[part]})
-    parsed = _Page(write_report(tmp_path / "r.html", results).read_text(encoding="utf-8"))
+    parsed = _Page(_write(tmp_path / "r.html", results).read_text(encoding="utf-8"))
     assert parsed.open == [] and 1 <= len(parsed.pictures) <= 3
 
 
-def test_text_model_without_markov_models_or_groups(tmp_path):
-    evaluation = _evaluation("book") | {"markov": [], "groups": {"all": _group(2.31, 10000)}}
-    text = write_report(
-        tmp_path / "r.html", RunResults(evaluation=evaluation, unit="character", uniform_bits=None)
-    ).read_text(encoding="utf-8")
-    assert (
-        "2.3100" in text
-        and "Markov order" not in text
-        and "uniform guessing" not in text
-        and "per character" in text
-    )
-
-
-def test_empty_results_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="nothing to report"):
-        write_report(tmp_path / "r.html", RunResults())
-    assert not list(tmp_path.iterdir())
+def test_model_without_markov_models_or_groups(tmp_path):
+    evaluation = _evaluation() | {"markov": [], "groups": {"all": _group(1.31, 10000)}}
+    results = RunResults(evaluation=evaluation)
+    text = _write(tmp_path / "r.html", results).read_text(encoding="utf-8")
+    assert "1.3100" in text and "Markov order" not in text and "uniform guessing" in text
 
 
 def test_overview_is_1200_pixels_wide_and_repeatable():

@@ -154,10 +154,8 @@ def compare_designs(
         both_strands: count each k-mer on both strands.
 
     Raises:
-        ValueError: if there are fewer than four real sequences, or a sequence has no known base.
+        ValueError: if a sequence has no known base.
     """
-    if len(real) < 4:
-        raise ValueError(f"{len(real)} real sequences are too few to compare; give at least 4")
     sets = RandomSets.draw(len(designs), len(real), _NUM_SPLITS, seed)
     shortest = min(map(len, [*designs, *real]))
     divergences = {}

@@ -238,11 +238,10 @@ def repeated(tokens: ndarray, n: int) -> ndarray:
     return result
 
 
-def describe(texts: Sequence[ndarray], n: int, nats: Sequence[ndarray] | None = None) -> JsonDict:
-    """`summary` of texts, each `(L,)` ids, with n-grams of `n` tokens; `nats` of each token if
-    there is a model."""
+def describe(texts: Sequence[ndarray], n: int, nats: Sequence[ndarray]) -> JsonDict:
+    """`summary` of texts, each `(L,)` ids, with n-grams of `n` tokens and `nats` of each token."""
     repetition = [r.mean() if len(r := repeated(x, n)) else 0.0 for x in texts]
-    total = None if nats is None else np.array([x.sum() for x in nats])
+    total = np.array([x.sum() for x in nats])
     return summary(total, np.array(list(map(len, texts))), texts, np.array(repetition))
 
 

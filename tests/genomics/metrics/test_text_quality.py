@@ -71,7 +71,6 @@ def test_perplexity_averages_over_tokens_and_entropy_over_texts():
     found = describe(texts, 2, [np.full(4, 1.0), np.full(2, 4.0)])
     assert found["perplexity"] == pytest.approx(math.exp((4 + 8) / 6)) and found["tokens"] == 6
     assert found["entropy"] == pytest.approx(math.log(4) / 2) and found["repetition"] == 0
-    assert "perplexity" not in describe(texts, 2)
 
 
 def test_tokens_that_do_not_count_have_no_perplexity():
