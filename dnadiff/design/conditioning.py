@@ -20,7 +20,7 @@ from typing_extensions import override
 from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, Kind, OptTensor, Query
 from dnadiff.diffusion.draws import float64_device
 from dnadiff.diffusion.process import AbsorbingProcess, after_first, require
-from dnadiff.fields import check_value, is_number
+from dnadiff.fields import is_number
 from dnadiff.networks.backbone.base import State
 from dnadiff.progress import closest
 
@@ -255,7 +255,7 @@ class Guided(DenoiserWrapper):
             raise ValueError(
                 "guidance is for models that unmask, and this one is autoregressive; set guidance=1"
             )
-        if check_value("guidance", weight, float) < 0:
+        if weight < 0:
             raise ValueError(
                 f"guidance {weight} must be 0 or more; 1 is the distribution given the label"
             )

@@ -106,14 +106,9 @@ def read_motifs(motif: str | Sequence[str] | None) -> list[Motif]:
     The start is the leftmost position on the forward strand, 0-based; negative counts from the end.
     On strand "-" the sequence has the reverse complement of the motif there.
     """
-    if not isinstance(motif, str | list | tuple | None):
-        raise ValueError(
-            f"motif {motif!r} must be a string or a list of strings, such as "
-            "'motif=[TATAAT@100,CCAAT@-40:-]'"
-        )
     found = []
     for one in [motif] if isinstance(motif, str) else motif or ():
-        text = str(one).strip()
+        text = one.strip()
         match = _MOTIF.fullmatch(text)
         if match is None:
             raise ValueError(
@@ -403,10 +398,6 @@ def from_text(
 
     Contradictory constraints, and a template together with a length, are a ValueError.
     """
-    prompt = prompt or ""
-    for name, text in (("template", template), ("prompt", prompt)):
-        if not isinstance(text, str | None):
-            raise ValueError(f"{name} {text!r} must be a string")
     motifs = read_motifs(motif)
     if template is None:
         if length is None:

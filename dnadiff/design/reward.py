@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
-from dnadiff.fields import Fraction, PositiveInt, check_value, checked
+from dnadiff.fields import Fraction, PositiveInt, checked
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import filled_lines, listing
 from dnadiff.store.address import shown
@@ -173,18 +173,9 @@ class WeightedSum(_Combined):
 def as_reward(
     reward: Reward | Callable[[Sequence[str]], ArrayLike], target: float | None = None
 ) -> Reward:
-    """A reward from a reward or a function, with the target value if there is one.
-
-    Raises:
-        ValueError: if it is not callable.
-    """
-    if not callable(reward):
-        raise ValueError(
-            f"reward {reward!r} cannot be called; give a function of a list of strings that "
-            "returns one number for each"
-        )
+    """A reward from a reward or a function, with the target value if there is one."""
     made = reward if isinstance(reward, Reward) else FunctionReward(reward)
-    return made if target is None else Toward(made, check_value("target", target, float))
+    return made if target is None else Toward(made, target)
 
 
 class CountedReward:

@@ -83,14 +83,14 @@ class Counts:
     """
 
     def __init__(self, bases: ndarray, order: int) -> None:
-        self.order, self.num_bases = order, int((bases < UNKNOWN).sum())
+        self.order = order
         self._tables = [
             spectrum([bases], k + 1, both_strands=True).reshape(-1, 4)
             for k in range(min(order, TABLE_ORDER) + 1)
         ]
-        self._windows = np.empty(2 * self.num_bases if order > TABLE_ORDER else 0, np.uint64)
-        filled = 0
-        for strand in (bases, reverse_complement(bases)) if order > TABLE_ORDER else ():
+        number = 2 * int((bases < UNKNOWN).sum()) if order > TABLE_ORDER else 0
+        self._windows, filled = np.empty(number, np.uint64), 0
+        for strand in (bases, reverse_complement(bases)) if number else ():
             for _, segment in segments(strand, order):
                 known = segment.bases < UNKNOWN
                 windows = segment.reversed_contexts()[known] + segment.bases[known] * _digit(order)
@@ -151,11 +151,10 @@ class BackoffMarkov:
 
     Attributes:
         order: number of bases in the longest context.
-        num_bases: number of known training bases, on one strand.
     """
 
     def __init__(self, counts: Counts, strengths: Sequence[float]) -> None:
-        self.counts, self.order, self.num_bases = counts, counts.order, counts.num_bases
+        self.counts, self.order = counts, counts.order
         self.strengths = tuple(map(float, strengths))
 
     @classmethod
@@ -163,14 +162,14 @@ class BackoffMarkov:
         cls,
         sequences: Iterable[ndarray],
         order: int,
-        strength: float | Sequence[float] | None = None,
+        strength: float | Sequence[float] = DEFAULT_STRENGTH,
     ) -> BackoffMarkov:
         """Count the sequences and their reverse complements.
 
         Args:
             sequences: arrays of bases; no context extends from one sequence into the next.
             order: 0..26. The model includes all lower orders.
-            strength: a_0 .. a_order, or one number for all orders; None means 256 for all.
+            strength: a_0 .. a_order, or one number for all orders.
 
         Raises:
             ValueError: if the order is out of range, a strength is not positive, or no sequence
@@ -334,8 +333,7 @@ def _joined(sequences: Iterable[ndarray]) -> ndarray:
     return np.concatenate(parts[:-1] or [np.empty(0, np.uint8)])
 
 
-def _checked_strengths(strength: float | Sequence[float] | None, order: int) -> tuple[float, ...]:
-    strength = DEFAULT_STRENGTH if strength is None else strength
+def _checked_strengths(strength: float | Sequence[float], order: int) -> tuple[float, ...]:
     strengths = tuple(np.ravel(strength).astype(float).tolist())
     strengths *= 1 if np.ndim(strength) else order + 1
     if len(strengths) != order + 1:

@@ -103,7 +103,6 @@ def write_suite(
     path: str | os.PathLike[str],
     studies: Sequence[Results],
     commands: Sequence[str] = (),
-    title: str | None = None,
 ) -> Path:
     """Write the page of `studies`, results of `dnadiff.supervised.study.run_study`, and the
     `commands` that produced them.
@@ -119,7 +118,7 @@ def write_suite(
     return write_page(
         path,
         "studies",
-        title=title or f"{kind}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}",
+        title=f"{kind}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}",
         studies=studies,
         table_rows=suite_rows(studies),
         commands=commands,

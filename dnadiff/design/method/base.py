@@ -53,7 +53,7 @@ from dnadiff.diffusion.sampler.base import (
     draw_in_chunks,
     time_of,
 )
-from dnadiff.fields import Json, JsonDict, PositiveInt, check_value, checked
+from dnadiff.fields import Json, JsonDict, PositiveInt, checked
 
 # Digits after the decimal point, in headers.
 _DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
@@ -259,12 +259,7 @@ class Designer(ConditionalSampler):
         longest_match: LongestMatch | None = None,
     ) -> None:
         vars(self).update(vars(generator))
-        if not isinstance(method, DesignMethod):
-            raise ValueError(
-                f"method {method!r} is not a design method; give an object such as SMC() "
-                "(dnadiff.design.method)"
-            )
-        if check_value("beta", beta, float) < 0:
+        if beta < 0:
             raise ValueError(
                 f"beta {beta} must be 0 or more; larger values weight the reward more, and target= "
                 "approaches a value"

@@ -127,9 +127,7 @@ def longest_orf(windows: ndarray) -> ndarray:
 _FOLDS = 5
 
 
-def cross_validated_scores(
-    samples: ndarray, real: ndarray, seed: int = 0
-) -> tuple[ndarray, ndarray]:
+def cross_validated_scores(samples: ndarray, real: ndarray) -> tuple[ndarray, ndarray]:
     """Cross-validated scores of logistic regressions that discriminate samples from real windows.
 
     Five folds. Features are the square roots of k-mer frequencies from the counts `samples (S, W)`
@@ -145,9 +143,8 @@ def cross_validated_scores(
     features = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
     labels = np.arange(len(counts)) < len(samples)
     scores = np.empty(len(counts))
-    for train, test in StratifiedKFold(_FOLDS, shuffle=True, random_state=seed).split(
-        features, labels
-    ):
+    folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
+    for train, test in folds.split(features, labels):
         model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(
             features[train], labels[train]
         )
