@@ -245,7 +245,7 @@ class Guided(DenoiserWrapper):
 
     Args:
         denoiser: the denoiser to guide; not autoregressive.
-        weight: w; 1 is the distribution given the label, more than 1 exaggerates what the label
+        weight: w, 0 or more; 1 is the distribution given the label, more than 1 exaggerates what the label
             changes.
     """
 
@@ -254,10 +254,6 @@ class Guided(DenoiserWrapper):
         if denoiser.autoregressive:
             raise ValueError(
                 "guidance is for models that unmask, and this one is autoregressive; set guidance=1"
-            )
-        if weight < 0:
-            raise ValueError(
-                f"guidance {weight} must be 0 or more; 1 is the distribution given the label"
             )
         self.weight, self.normalized = weight, True
         self.rows_per_sequence = 1 if weight in (0, 1) else 2

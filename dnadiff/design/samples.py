@@ -46,22 +46,20 @@ _CHOSEN = ("window", "num_groups", "sizes")
 _BARE = re.compile(r"[^\s\"'=]+")
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix
 # "sampler.".
-_RESERVED = set(
-    [
-        "name",
-        "sequence",
-        "sampler",
-        "calls",
-        "label",
-        "guidance",
-        "gc",
-        "seed",
-        "window",
-        "designed",
-        "region",
-        "log_weight",
-    ]
-)
+_RESERVED = {
+    "name",
+    "sequence",
+    "sampler",
+    "calls",
+    "label",
+    "guidance",
+    "gc",
+    "seed",
+    "window",
+    "designed",
+    "region",
+    "log_weight",
+}
 
 
 def continued_sampler(

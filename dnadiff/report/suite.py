@@ -180,7 +180,7 @@ def accuracy_differences(axes: Axes, finetune: Results) -> None:
     axes.set(title="Paired differences", xlabel=f"{unit} (above 0: first is better)")
 
 
-def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult] = ()) -> None:
+def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult]) -> None:
     """Accuracy (or the metric of the task) of each model with its 95 % interval; below, in gray,
     published accuracies."""
     models, names, metric = result["models"], in_order(result), metric_of(result)

@@ -147,5 +147,3 @@ def test_guidance_needs_a_label_and_a_model_that_unmasks():
         Guided(Labeled(), 2).log_probs(torch.tensor([[2]]))
     with pytest.raises(ValueError, match="guidance is for models that unmask"):
         Guided(CausalDenoiser(Transformer(DNA, 16, 1, 2)), 2)
-    with pytest.raises(ValueError, match="guidance -1 must be 0 or more"):
-        Guided(Labeled(), -1)

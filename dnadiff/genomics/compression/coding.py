@@ -421,7 +421,8 @@ def compress(
         "code": 32 * len(encoder.words()),
         "file": 8 * len(content),
         "text": 8 * len(text),
-        "needed": max(about.expanded_size(), padded),
+        # What `container.unpack` and `decompress` compare with `container.size_limit`.
+        "needed": max(about.num_bytes(), len(about.json()), padded),
     }
 
 

@@ -83,11 +83,6 @@ class ContainerLayout:
         """As it is in a file, before it is packed."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
-    def expanded_size(self) -> int:
-        """The bytes that the text and the layout take, whichever is more: what `unpack` compares
-        with `size_limit`."""
-        return max(self.num_bytes(), len(self.json()))
-
 
 def checked(found: Mapping[str, Json]) -> ContainerLayout:
     """The layout with these attributes. Nothing is allocated for the lengths that it declares.

@@ -134,7 +134,7 @@ class RandomSets:
 def as_bases(sequence: str | bytes) -> ndarray:
     """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
     ValueError for another character."""
-    raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else bytes(sequence)
+    raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else sequence
     bases = np.frombuffer(
         raw.translate(_BASE_OF_CHARACTER.tobytes()), np.uint8
     )  # indexing takes nine times the memory
