@@ -387,7 +387,7 @@ def _exchange(part: Path, target: Path) -> bool:
 
 # Levels of JSON and YAML. What the interpreter can read differs between its versions.
 _DEEPEST = 100
-# Of YAML files, which are read slowly: values, characters of a word and of a file.
+# Of YAML files, which are read slowly: values of aliases, characters of a word, bytes of a file.
 _MOST, _LONGEST, _LARGEST = 10_000, 4300, 300_000
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
@@ -474,10 +474,10 @@ def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
 
 
 def _load_yaml(text: str) -> Json:
-    """The value of a YAML text, whose size with all of its aliases is bounded first."""
+    """The value of a YAML text, to which its aliases add a bounded number of values."""
     sizes: dict[str | None, int] = {}  # of anchors: values, with those of aliases
     opened: list[tuple[str | None, int]] = []  # anchor, and values before it
-    total = 0
+    total = added = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = opened.pop()
@@ -485,6 +485,7 @@ def _load_yaml(text: str) -> Json:
         elif isinstance(event, yaml.AliasEvent):
             if any(event.anchor == anchor for anchor, _ in opened):
                 raise ValueError(f"the alias *{event.anchor} is inside itself")
+            added += sizes.get(event.anchor, 1)
             total += sizes.get(event.anchor, 1)
         elif isinstance(event, yaml.NodeEvent):
             opened += [(event.anchor, total)] * isinstance(event, yaml.CollectionStartEvent)
@@ -493,8 +494,8 @@ def _load_yaml(text: str) -> Json:
                 raise ValueError(f"a word has {len(event.value):,} characters; put it into quotes")
         if len(opened) > _DEEPEST:
             raise RecursionError
-        if total > _MOST:
-            raise ValueError(f"with its aliases it has more than {_MOST:,} values")
+        if added > _MOST:
+            raise ValueError(f"its aliases add more than {_MOST:,} values")
     return yaml.load(text, _UniqueKeys)
 
 
