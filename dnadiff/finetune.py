@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -16,11 +17,14 @@ from typing_extensions import TypedDict
 from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
 from dnadiff.options.base import Accelerator, Checkpoint, Config, Group, Options, Result, group
 from dnadiff.options.command import command
+from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, shown_addresses
 from dnadiff.store.objects import build
 from dnadiff.supervised import runs
 
 log = logging.getLogger("dnadiff")
+# Keys on which neither the numbers nor the saved networks depend.
+STARTING = {"overwrite", "trust", "results", "accelerator", "resume", "output"}
 AUTO: Literal["auto"] = "auto"  # a value that suits the task
 Rate = Annotated[float, Interval(gt=0, le=1)]
 
@@ -168,14 +172,28 @@ class FinetuneOptions(Options):
 
 
 def check_same(before: Config, now: Config, run_dir: Path) -> None:
-    """Raise ValueError if a complete study was computed with another value of a key that does not
-    depend on its task."""
-    for key in ("checkpoint", "task", "baselines", "seeds", "seed", "epochs", "minutes", "adapter"):
-        if before.get(key) != shown_addresses(now[key]):
+    """Raise ValueError, naming the first key that differs, if a complete study was computed with
+    other options than those `now`; where and how it was started may differ."""
+    was, wanted = (
+        {key: value for key, value in flat(shown_addresses(each)) if key not in STARTING}
+        for each in (with_current_names(before), now)
+    )
+    for key in was | wanted:
+        if was.get(key) != wanted.get(key):
             raise ValueError(
-                f"{run_dir} has a complete study with {key}={before.get(key)}, not {now[key]}; "
-                "name another hydra.run.dir, or set overwrite=true without resume"
+                f"{run_dir} has a complete study with {key}={was.get(key)}, not "
+                f"{wanted.get(key)}; name another hydra.run.dir, or set overwrite=true without "
+                "resume"
             )
+
+
+def flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Json]]:
+    """The keys of a nested configuration, such as task.path, with their values."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 @command(FinetuneOptions)
@@ -191,8 +209,13 @@ def finetune(options: FinetuneOptions) -> Result:
     output = expand_user(options.output) if options.output else run_dir / "finetune.json"
     if options.resume and not any(each.startswith("hydra.run.dir=") for each in options.arguments):
         raise ValueError("resume=true needs hydra.run.dir=, the folder of the study to resume")
+    settings, several = dict(options), options.task.get("tasks")
+    head_is_named = any(options.given("head"))
+    if several is None:
+        is_published = options.task.get("protocol") == protocol.PaperSplit.name
+        settings = finetuning.recorded(settings, is_published, head_is_named)
     if options.resume and output.is_file():
-        check_same(disk.read_yaml(run_dir / "finetune.yaml"), dict(options), run_dir)
+        check_same(disk.read_yaml(run_dir / "finetune.yaml"), settings, run_dir)
         print(
             f"{output} is complete already; to compute it again, set overwrite=true without resume"
         )
@@ -201,7 +224,6 @@ def finetune(options: FinetuneOptions) -> Result:
     loaded = checkpoint.load(options.checkpoint, options.trust)
     tokenizer = finetuning.dna_tokenizer(loaded)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
-    several = options.task.get("tasks")
     chosen = {"": options.task} if several is None else tasks.find_tasks(several)
     data = options.pretraining_overlap
     kmers = (
@@ -224,7 +246,7 @@ def finetune(options: FinetuneOptions) -> Result:
                 ),
                 config=dict(options),
                 overrides=options.overrides,
-                head_is_named=any(options.given("head")),
+                head_is_named=head_is_named,
             )
             study.check()
             if not is_training:
@@ -244,7 +266,7 @@ def finetune(options: FinetuneOptions) -> Result:
             log.warning(f"{name} is left out: {left_out[name]}")
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
-    settings = dict(options) | (study.settings if several is None else {})
+    settings = study.settings if several is None else settings
     with disk.atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
         text = yaml.safe_dump(settings, sort_keys=False, width=120)
         file.write(text.encode())

@@ -148,8 +148,24 @@ def test_the_command_is_a_function_that_returns_its_numbers(tmp_path, table, mon
     capfd.readouterr()
     again = finetune.finetune(seeds=1, resume=True, **settings)  # a job that is started once more
     assert again == found and capfd.readouterr().out.startswith("f.json is complete already; to")
-    with pytest.raises(ValueError, match="study has a complete study with seeds=1, not 2; name an"):
-        finetune.finetune(seeds=2, resume=True, **settings)
+    assert finetune.finetune(seeds=1, resume=True, accelerator="cpu", **settings) == found
+    (tmp_path / "t.csv").touch()
+    for key, value, was, now in (
+        ("seeds", 2, "1", "2"),
+        ("task.path", "t.csv", "/", "t.csv"),
+        ("scratch", True, "False", "True"),
+        ("lr", 1e-5, "['auto']", "[1e-05]"),
+        ("kmer", 2, "1", "2"),
+        ("inputs.one_hot", True, "False", "True"),
+        ("head", "attention", "dnadiff.supervised.heads.ConvHead", None),
+        ("baselines", "all", "None", None),
+        ("train_items", 20, "None", "20"),
+    ):
+        with pytest.raises(ValueError, match="; name another hydra") as error:
+            finetune.finetune(**{"seeds": 1, "resume": True, **settings, key: value})
+        begin, _, end = str(error.value).partition(", not ")
+        named = begin.removeprefix("study has a complete study with ")
+        assert named.startswith(key) and f"={was}" in named and end.startswith(now or "dnadiff.")
     with pytest.raises(ValueError, match=r"resume=true needs hydra\.run\.dir=, the folder"):
         finetune.finetune(resume=True, **{k: v for k, v in settings.items() if "hydra" not in k})
 

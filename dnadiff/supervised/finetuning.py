@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,20 @@ def as_list(value: Json) -> list[Json]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
+def recorded(options: Config, is_published: bool, head_is_named: bool) -> Config:
+    """The options of a study of one task as they are recorded, with what `auto` stands for.
+
+    Args:
+        is_published: the protocol of the task is the published one.
+        head_is_named: on the command line.
+    """
+    inputs, trains = options["inputs"], options["fine_tune"] or options["scratch"]
+    one_hot = resolve(inputs["one_hot"], trains and not is_published)
+    head = MEAN_HEAD if is_published and not head_is_named else options["head"]
+    listed = {key: as_list(options[key]) for key in ("batch_size", "lr", "lr_scratch")}
+    return {**options, "head": head, "inputs": {**inputs, "one_hot": one_hot}, **listed}
+
+
 @dataclass(eq=False, kw_only=True)
 class TaskStudy:
     """One task: its data, and the models that are compared on it.
@@ -143,18 +157,9 @@ class TaskStudy:
         for seed in self.all_seeds if self.protocol.varies else [self.seed]:
             self.protocol.rounds(self.data, seed)  # refuse a task that cannot be divided
         self.is_published = self.protocol.epochs is not None
-        if self.is_published and not self.head_is_named:
-            self.head = MEAN_HEAD
-        trains = (self.fine_tune or self.scratch) and not self.is_published
-        one_hot = resolve(self.inputs["one_hot"], trains)
-        self.head_inputs = HeadInputs(**{**self.inputs, "one_hot": one_hot})
-
-    @property
-    def settings(self) -> Config:
-        """The options that depend on the task, as they are recorded."""
-        inputs = asdict(self.head_inputs) | {"layers": list(self.head_inputs.layers)}
-        listed = {key: as_list(getattr(self, key)) for key in ("batch_size", "lr", "lr_scratch")}
-        return {"task": self.task, "head": self.head, "inputs": inputs, **listed}
+        config = {**self.config, "task": self.task}
+        self.settings = recorded(config, self.is_published, self.head_is_named)
+        self.head, self.head_inputs = self.settings["head"], HeadInputs(**self.settings["inputs"])
 
     def trained(self, seed: int) -> Backbone:
         """A copy of the pretrained network."""
