@@ -21,7 +21,7 @@ from typing_extensions import override
 
 from dnadiff.progress import log
 from dnadiff.store.address import file_name
-from dnadiff.store.disk import read_small
+from dnadiff.store.disk import atomic_write, read_small
 from dnadiff.store.files import bare_name, open_text, resolve
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 # The names of the columns to read, of those in a header
 Choose = Callable[[list[str]], Sequence[str]]
+_ROW_GROUP = 1 << 16  # rows of a Parquet file written at once
 _ROWS = 1024  # rows of a parquet file read at once
 _MAX_BLANK = 1_000_000  # lines; gzip makes a gigabyte of line ends from a megabyte
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}
@@ -296,6 +297,24 @@ def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
             if header[place : place + 1] != b"\x15":
                 return False
     return True
+
+
+def write_parquet(rows: Iterator[Mapping[str, Any]], path: Path, types: Mapping[str, str]) -> None:
+    """Write rows as Parquet with checksums of its pages, some thousand at a time.
+
+    Args:
+        types: of the columns, as pyarrow calls them; cells may be text that holds such a value.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(types.items())
+    with (
+        atomic_write(path, overwrite=True) as file,
+        pyarrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer,
+    ):
+        while group := list(itertools.islice(rows, _ROW_GROUP)):
+            writer.write_table(pyarrow.Table.from_pylist(group).select(list(types)).cast(schema))
 
 
 def read_csv(

@@ -22,7 +22,7 @@ from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.formats.sequences import iter_sequences
-from dnadiff.formats.table import is_table
+from dnadiff.formats.table import is_table, write_parquet
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path
 from dnadiff.progress import log, table
@@ -46,7 +46,6 @@ from dnadiff.supervised.tasks import label_keys
 
 PARQUET = ".parquet"
 NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
-_ROW_GROUP = 1 << 16
 
 
 class LabeledRow(NamedTuple):
@@ -206,34 +205,18 @@ class PredictionTable:
             yield from csv.DictReader(text, delimiter="\t")
 
     def write_parquet(self, source: Path, target: Path) -> None:
-        """Write the rows of a file as parquet, some thousand at a time."""
-        import pyarrow
-        import pyarrow.parquet
-
+        """Write the rows of a file as Parquet."""
         text = {"name"} | self.target.text_columns
-        schema = pyarrow.schema(
-            [
-                (
-                    name,
-                    pyarrow.string()
-                    if name in text
-                    else pyarrow.int64()
-                    if name in NUMBERS
-                    else pyarrow.float64(),
-                )
-                for name in self.columns
-            ]
+        types = {
+            name: "string" if name in text else "int64" if name in NUMBERS else "float64"
+            for name in self.columns
+        }
+        rows = (
+            # a text would be one of the classes
+            row | {"predicted": None} if row.get("predicted") == "nan" else row
+            for row in self.read(source)
         )
-        rows = self.read(source)
-        with (
-            atomic_write(target, overwrite=True) as file,
-            pyarrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer,
-        ):
-            while group := list(itertools.islice(rows, _ROW_GROUP)):
-                for row in group:
-                    if row.get("predicted") == "nan":  # a text would be one of the classes
-                        row["predicted"] = None
-                writer.write_table(pyarrow.Table.from_pylist(group).cast(schema))
+        write_parquet(rows, target, types)
 
     def write_track(self, source: Path, target: Path, name: str) -> None:
         """Write the probability of a class, or the values of a target, as bedGraph; where windows

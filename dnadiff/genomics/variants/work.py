@@ -18,6 +18,7 @@ from typing_extensions import override
 from dnadiff.data.base import run_data
 from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.formats.regions import VariantSource, VcfSource, header_fields, record_of
+from dnadiff.formats.table import write_parquet
 from dnadiff.genomics.variants.effects import (
     NO_VALUE,
     PREDICTED_COLUMNS,
@@ -60,7 +61,6 @@ _DESCRIBED = {
     "SE_seeds": "Standard error of the difference over the seeds of fine-tuning",
     "L2": "Euclidean distance of the mean embeddings of both windows",
 }
-_ROW_GROUP = 1 << 16
 
 
 @dataclass
@@ -137,22 +137,9 @@ class ParquetTable(Table):
 
     @override
     def convert(self, rows: Path, output: Path) -> None:
-        import pyarrow
-        import pyarrow.parquet
-
-        kinds = dict.fromkeys(PLACE, pyarrow.string())
-        kinds |= {"pos": pyarrow.int64(), MISMATCH: pyarrow.bool_()}
-        schema = pyarrow.schema([(x, kinds.get(x, pyarrow.float64())) for x in self.names])
-        found = super().read(rows)
-        with (
-            atomic_write(output, overwrite=True) as file,
-            pyarrow.parquet.ParquetWriter(file, schema, write_page_checksum=True) as target,
-        ):
-            while group := list(itertools.islice(found, _ROW_GROUP)):
-                columns = {name: [row[name] for row in group] for name in self.names}
-                if self.flag_mismatches:
-                    columns[MISMATCH] = [value == "1" for value in columns[MISMATCH]]
-                target.write_table(pyarrow.table(columns, schema=schema))
+        kinds = dict.fromkeys(PLACE, "string") | {"pos": "int64", MISMATCH: "bool"}
+        types = {name: kinds.get(name, "float64") for name in self.names}
+        write_parquet(super().read(rows), output, types)
 
     @override
     def read(self, path: Path) -> Iterator[JsonMap]:
