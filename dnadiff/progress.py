@@ -14,8 +14,6 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from typing_extensions import override
-
 log = logging.getLogger("dnadiff")
 # C0 and C1 controls, line and paragraph separators, marks that reverse the direction of text, and
 # halves of surrogate pairs.
@@ -180,7 +178,6 @@ def _shortened(text: str, length: int) -> str:
 class PrintableLines(logging.Formatter):
     """Formats log messages with `printable`, line by line."""
 
-    @override
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(map(printable, super().format(record).split("\n")))
 

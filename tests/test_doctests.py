@@ -1,8 +1,10 @@
-"""Every example in a docstring of the package gives what it shows."""
+"""Examples in docstrings give what they show, and every public method has a docstring."""
 
 import doctest
 import importlib
+import inspect
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 
@@ -34,3 +36,21 @@ def test_examples_give_what_they_show(name, tmp_path, monkeypatch):
         runner.run(test, out=report.append)
     assert not runner.failures, "".join(report)
     assert not list(tmp_path.iterdir())
+
+
+def test_every_public_method_is_documented_or_inherits_its_documentation():
+    missing = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(["dnadiff", *path.relative_to(PACKAGE).with_suffix("").parts])
+        if path.stem in ("__init__", "__main__") or path.stem.startswith("triton"):
+            continue  # Triton is not installed everywhere
+        for cls in [*vars(importlib.import_module(name)).values()]:
+            if inspect.isclass(cls) and cls.__module__ == name and not cls.__name__.startswith("_"):
+                missing += [
+                    f"{name}.{cls.__name__}.{key}"
+                    for key, member in [*vars(cls).items()]
+                    if key not in getattr(cls, "__annotations__", ())
+                    and isinstance(member, (FunctionType, classmethod, property, staticmethod))
+                    and not (key.startswith("_") or inspect.getdoc(getattr(cls, key)))
+                ]
+    assert not missing

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Subset
-from typing_extensions import override
 
 from dnadiff.data.records import Interval, Intervals, Records, StoredRecords, num_tokens
 from dnadiff.data.splits import (
@@ -159,7 +158,6 @@ class TrainLoader(Loader):
         self.windows.size = self.num_full * together
         self.num_batches = -(-self.num_full // accumulated) * accumulated
 
-    @override
     def state_dict(self) -> LoaderState:
         done, end = self.process.finished(self._returned, self.num_batches)
         return {"epoch": self.epoch + (done >= end), "batch": done if done < end else 0}

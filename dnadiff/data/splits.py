@@ -16,7 +16,6 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval as Limits
-from typing_extensions import override
 
 from dnadiff.data.records import Integers, Interval, Intervals, Mask, NRuns, Tiling
 from dnadiff.fields import Fraction, Natural, PositiveInt, checked
@@ -83,7 +82,6 @@ class FractionSplit(Split):
                 "overlap; change one of them"
             )
 
-    @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         size = np.array(lengths, dtype=np.int64)
         record, edge = np.arange(len(size)), np.zeros(len(size), np.int64)
@@ -98,7 +96,6 @@ class FractionSplit(Split):
         parts["train"] = Intervals(np.repeat(record, len(training) + 1), starts, ends)
         return _not_empty(parts)
 
-    @override
     def describe(self) -> str:
         spans = (
             f"{part} {100 * low:g}-{100 * high:g} %"
@@ -134,7 +131,6 @@ class ChromosomeSplit(Split):
             )
         return dict.fromkeys(valid, "valid") | dict.fromkeys(test, "test")
 
-    @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         part_of = self._parts(records_of([*self.valid, *self.test], names, "split"))
         number = np.array(
@@ -143,7 +139,6 @@ class ChromosomeSplit(Split):
         every = Intervals.whole(lengths)
         return {part: every.where(number == each) for each, part in enumerate(PARTS)}
 
-    @override
     def describe(self) -> str:
         valid, test = listing(self.valid, _SHOWN), listing(self.test, _SHOWN)
         return f"chromosomes (valid {valid}; test {test})"
@@ -160,7 +155,6 @@ class RegionSplit(Split):
     def __init__(self, bed: str | Path) -> None:
         self.bed: str = str(bed)
 
-    @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         found_parts = read_parts(self.bed, names, lengths)
         parts: Parts = {part: _merged(found_parts[part]) for part in PARTS}
@@ -172,7 +166,6 @@ class RegionSplit(Split):
             )
         return parts
 
-    @override
     def describe(self) -> str:
         return f"regions ({Path(self.bed).name})"
 
@@ -211,7 +204,6 @@ class DefaultSplit(Split):
         self.share = share
         self._chosen: Split | None = None
 
-    @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         self._chosen = self.policy(names, lengths)
         return self._chosen(names, lengths)
@@ -235,7 +227,6 @@ class DefaultSplit(Split):
             else FractionSplit()
         )
 
-    @override
     def describe(self) -> str:
         if self._chosen is not None:
             return self._chosen.describe()
@@ -335,7 +326,6 @@ class BlockSplit(Split):
         self.block, self.period, self.guard = block, period, guard
         self.test, self.valid = test, valid
 
-    @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         rows = []
         for record, length in enumerate(lengths):
@@ -351,7 +341,6 @@ class BlockSplit(Split):
         every = Intervals(*where)
         return _not_empty({name: every.where(part == each) for each, name in enumerate(PARTS)})
 
-    @override
     def describe(self) -> str:
         return (
             f"blocks of {self.block:,} (index mod {self.period}: test {self.test}, valid "
@@ -378,11 +367,9 @@ class CaduceusSplit(Split):
         self.bed: str = str(bed)
         self.stretch = stretch
 
-    @override
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         return self._both(names, lengths)[0]
 
-    @override
     def leak(self, names: Names, lengths: Lengths, length: int) -> Leak:
         extended, written = self._both(names, lengths)
         every = Intervals.of(extended["train"])
@@ -398,7 +385,6 @@ class CaduceusSplit(Split):
         shares = {f"share_{name}": round(count / total, 4) for name, count in number.items()}
         return {"windows": len(train), **number, **shares}
 
-    @override
     def describe(self) -> str:
         return (
             f"caduceus ({Path(self.bed).name}, stretched to {self.stretch:,}; leaks: for "

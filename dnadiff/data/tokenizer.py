@@ -15,7 +15,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config
@@ -152,7 +151,6 @@ class DNATokenizer(Tokenizer):
         """The inverse of `bases`: 0, 1, 2, 3 to A, C, G, T and 4 to N; same shape."""
         return _ID_OF_BASE[np.asarray(bases)]
 
-    @override
     def config(self) -> Config:
         return {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}
 
@@ -203,7 +201,6 @@ class CharTokenizer(TextTokenizer):
         self.vocab = Vocab(size=2 + len(self.characters), mask_id=0, pad_id=1, never_emitted=(0, 1))
 
     @property
-    @override
     def dtype(self) -> np.dtype:
         highest = np.min_scalar_type(self.vocab.size - 1)
         return highest if highest.itemsize < 4 else np.dtype(np.int32)
@@ -230,7 +227,6 @@ class CharTokenizer(TextTokenizer):
         return ids
 
     @property
-    @override
     def fingerprint(self) -> str:
         return hashlib.sha256(
             f"characters {self.characters}".encode("utf-8", "surrogatepass")
@@ -251,7 +247,6 @@ class CharTokenizer(TextTokenizer):
         points = np.concatenate([_code_points(self.mask_letter * 2), self._code_points])
         return points[array].astype("<u4").tobytes().decode("utf-32-le")
 
-    @override
     def config(self) -> Config:
         return {"_target_": "dnadiff.data.tokenizer.CharTokenizer", "characters": self.characters}
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, Kind, OptTensor, Query
 from dnadiff.diffusion.draws import float64_device
@@ -75,7 +74,6 @@ class Constrained(DenoiserWrapper):
             later = after_first(masked, self.block_size or 1)
             self.template, self.given = template, later & ~masked & emitted[template]
 
-    @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> Constrained:
         part = copy.copy(self)  # records into the same `log_mass`
         if columns is not None:
@@ -89,13 +87,11 @@ class Constrained(DenoiserWrapper):
             setattr(part, name, whole if whole is None or rows is None else whole[rows])
         return part
 
-    @override
     def without_recording(self) -> Constrained:
         part = copy.copy(self)
         part.recording = False
         return part
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         predicted = getattr(self.denoiser, kind)(*query)
         return self._constrain(
@@ -245,8 +241,8 @@ class Guided(DenoiserWrapper):
 
     Args:
         denoiser: the denoiser to guide; not autoregressive.
-        weight: w, 0 or more; 1 is the distribution given the label, more than 1 exaggerates what the label
-            changes.
+        weight: w, 0 or more; 1 is the distribution given the label, more than 1 exaggerates what
+            the label changes.
     """
 
     def __init__(self, denoiser: BaseDenoiser, weight: float) -> None:
@@ -258,7 +254,6 @@ class Guided(DenoiserWrapper):
         self.weight, self.normalized = weight, True
         self.rows_per_sequence = 1 if weight in (0, 1) else 2
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         single = self._single(query)
         if single is not None:

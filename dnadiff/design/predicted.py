@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from dnadiff.design.reward import Reward, Values
 from dnadiff.diffusion.vocab import Vocab
@@ -56,7 +55,6 @@ class PredictedReward(Reward):
         except ValueError as error:
             raise ValueError(f"reward.output {str(error).removeprefix('target ')}") from None
 
-    @override
     def check_length(self, length: int) -> None:
         limits, got = self._model.limits, f"and designs have {length:,}"
         problem = ""
@@ -80,18 +78,15 @@ class PredictedReward(Reward):
             )
             self._is_length_logged = True
 
-    @override
     def inputs(self) -> dict[str, str]:
         return {str(member.folder): member.sha256 for member in self._model.members}
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         self._check(sequences)
         each_seed = self._model.predict(sequences, self.batch_size).each_seed
         contrast = self._model.target.contrast(torch.from_numpy(each_seed).double())
         return contrast[..., self._number].mean(0).numpy()
 
-    @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         self._check(sequences)
         rows = np.stack([self._model.tokenizer.encode(text) for text in sequences])
@@ -151,7 +146,6 @@ class _Embeddings(TorchFunctionMode):
         self.ids, self.maps = ids, (identity, torch.tensor(vocab.complement, device=ids.device))
         self.read: list[_Read] = []
 
-    @override
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         found, number = func(*args, **(kwargs or {})), len(self.ids)
         if (

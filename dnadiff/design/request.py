@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
@@ -329,12 +328,10 @@ class Free(Request):
         numbers = range(self.each if self.motifs else 1)
         return {self._length(i): i for i in reversed(numbers)}
 
-    @override
     def __getitem__(self, number: int) -> Target:
         span = (0, self._length(number))
         return Target(f"sample_{number + 1}", self._pattern(span[1]), span, span, {})
 
-    @override
     def distinct(self) -> Iterator[Target]:
         """The first sample of each length, which decides where motifs overlap."""
         return map(self.__getitem__, self._number_of_length().values())
@@ -366,7 +363,6 @@ class Templates(Request):
         lengths = [len(pattern.ids) for _, pattern in patterns]
         self.lengths = min(lengths), max(lengths)
 
-    @override
     def __getitem__(self, number: int) -> Target:
         name, pattern = self.patterns[number // self.each]
         name, span = f"{name}_{number % self.each + 1}", (0, len(pattern.ids))
@@ -491,7 +487,6 @@ class Infill(Request):
             count[name] += 1
             self.names.append(name if count[name] == 1 else f"{name}_{count[name]}")
 
-    @override
     def __getitem__(self, number: int) -> Target:
         group, genome = number // self.each, self.genome
         region = self.regions[group]

@@ -16,7 +16,6 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from numpy import ndarray
 from numpy.typing import ArrayLike
-from typing_extensions import override
 
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
@@ -78,7 +77,6 @@ class FunctionReward(Reward):
     def __init__(self, function: Callable[[Sequence[str]], ArrayLike]) -> None:
         self.function = function
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.asarray(self.function(sequences), dtype=np.float64)
 
@@ -90,12 +88,10 @@ class _Combined(Reward):
         self._rewards = rewards
         self.has_gradient = all(reward.has_gradient for reward in rewards)
 
-    @override
     def check_length(self, length: int) -> None:
         for reward in self._rewards:
             reward.check_length(length)
 
-    @override
     def inputs(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for reward in self._rewards:
@@ -115,11 +111,9 @@ class Toward(_Combined):
         super().__init__([reward])
         self.reward, self.target = reward, target
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return -np.abs(self.reward(sequences) - self.target)
 
-    @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         value, slope = self.reward.gradient(sequences)
         return -np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
@@ -155,12 +149,10 @@ class WeightedSum(_Combined):
         super().__init__(list(self.terms.values()))
         self._factors = [self.weights.get(name, 1.0) for name in self.terms]
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         pairs = zip(self._factors, self._rewards)
         return np.sum([factor * reward(sequences) for factor, reward in pairs], axis=0)
 
-    @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         values, slopes = zip(*(reward.gradient(sequences) for reward in self._rewards))
         value, slope = (
@@ -297,7 +289,6 @@ class GCContent(Reward):
 
     has_gradient = True
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         return np.array(
             [
@@ -306,7 +297,6 @@ class GCContent(Reward):
             ]
         )
 
-    @override
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         known = np.array([[base in _BASES for base in text] for text in sequences])
         slope = known / np.maximum(known.sum(-1, keepdims=True), 1)
@@ -329,7 +319,6 @@ class Homopolymer(Reward):
     def __init__(self, longest: PositiveInt = 6) -> None:
         self.longest = longest
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         longest = [
             max((len([*run]) for base, run in itertools.groupby(text) if base in _BASES), default=0)
@@ -385,11 +374,9 @@ class MotifMatch(Reward):
                 "another one"
             )
 
-    @override
     def inputs(self) -> dict[str, str]:
         return {} if self.matrix is None else {shown(self.matrix): hash_file(resolve(self.matrix))}
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         best = np.array([self._best(sequence) for sequence in sequences])
         return -np.maximum(best - self.threshold, 0.0) if self.absent else best
@@ -494,7 +481,6 @@ class RestrictionSites(Reward):
         both = [sorted({_regex(x), _regex(str(reverse_complement(x)))}) for x in sites]
         self._patterns = [re.compile(f"(?=(?:{'|'.join(found)}))") for found in both]
 
-    @override
     def __call__(self, sequences: Sequence[str]) -> Values:
         counts = [
             sum(len(pattern.findall(text)) for pattern in self._patterns) for text in sequences

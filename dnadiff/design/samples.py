@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import override
 
 from dnadiff.design.generate import (
     ConditionalSampler,
@@ -430,15 +429,12 @@ class SampleJob(ResumableJob):
         self._written_gc: tuple[int, int] | None = None
 
     @property
-    @override
     def total(self) -> int:
         return len(self.request)
 
-    @override
     def starts(self) -> list[int]:
         return [*self.generator.batch_starts(self.request, self.batch_size), len(self.request)]
 
-    @override
     def prepare(self) -> Json:
         """The tilt for the target GC: its log-odds, what the pilot batch reaches, and the network
         calls that this takes."""
@@ -447,7 +443,6 @@ class SampleJob(ResumableJob):
         fitted = fit_tilt(self.generator, self.request, self.gc, self.seed, self.batch_size)
         return fitted._asdict()
 
-    @override
     def begin(self) -> None:
         sampler, (low, high) = self.generator.sampler, self.request.lengths
         span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
@@ -481,7 +476,6 @@ class SampleJob(ResumableJob):
             )
         self.prepared = self.totals["tilt"]
 
-    @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         totals, about = self.totals, result.about
         for key in _ADDED + (("reward_sum", "reward_calls") if self.design is not None else ()):
@@ -498,14 +492,12 @@ class SampleJob(ResumableJob):
         self.report(0, 0, **notes)
         return folded
 
-    @override
     def convert(self, collected: Path) -> None:
         assert self.resampled is not None
         self._written_gc = resample(
             collected, self.output, self.request.each, self.resampled, self.seed
         )
 
-    @override
     def finish(self, collected: Path) -> JsonDict:
         totals, request, sampler = self.totals, self.request, self.generator.sampler
         gc, number = self._written_gc or totals["gc"], len(request)
@@ -558,23 +550,19 @@ class SampleJob(ResumableJob):
         }
         return self.content
 
-    @override
     def side_file(self, head: JsonMap, content: JsonMap) -> Json:
         about = {"file": head["file"], "sha256": head["sha256"], "synthetic": True}
         return super().side_file({**about, "dnadiff": head["dnadiff"]}, content)
 
-    @override
     def after(self) -> None:
         if self.page is not None:
             self.page()
 
-    @override
     def found_complete(self) -> None:
         if self.index is not None:
             log.info(f"python -m dnadiff.copies looks for copies in {self.output}")
         self.after()
 
-    @override
     def closing(self, seconds: float) -> str:
         content, generated = self.content, len(self.request)
         gc, design, of_weights = (content.get(key) for key in ("gc", "design", "weights"))
@@ -608,7 +596,6 @@ class SampleJob(ResumableJob):
             f"{table(list(rows.items()))}\n{super().closing(seconds)} and {json_path(self.output)}"
         )
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         generator, first, before = self.generator, start + skip, time.monotonic()
         if self.prepared is not None:

@@ -20,7 +20,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import (
@@ -270,7 +269,6 @@ class MaskedDenoiser(BaseDenoiser):
         """
         raise NotImplementedError
 
-    @override
     def cost(self, x0: Tensor, query: Query) -> Tensor:
         if self.left_to_right:
             raise ValueError(
@@ -322,7 +320,6 @@ class NetworkDenoiser(BaseDenoiser):
         """Whether losses avoid (M, V) logits."""
         return self.vocab.size >= self.fused_from and self.backbone.head_matrix() is not None
 
-    @override
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         return self.backbone.features(ids.long(), valid=valid)
 
@@ -348,7 +345,6 @@ class NetworkDenoiser(BaseDenoiser):
         bias = None if bias is None else bias[:size]
         return linear_log_sum(features, weight[:size], bias, ids, banned)
 
-    @override
     def cost(self, x0: Tensor, query: Query) -> Tensor:
         index = query.places()
         return self._nll_of(
@@ -409,7 +405,6 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
         self.banned = self.parameterization.banned
         self.noise, self.time_conditioning = noise, time_conditioning
 
-    @override
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         sigma = self._sigma(query.t) if self.time_conditioning else None
         return self.backbone.features(query.xt.long(), sigma, query.cond, query.valid)
@@ -421,7 +416,6 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
             raise ValueError("this denoiser is conditioned on time: pass t (B,)")
         return self.noise.sigma(t)
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         index = query.places()
         sigma = []
@@ -430,7 +424,6 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
         logits = self._head(self.read_features(query)[index])
         return getattr(self.parameterization, kind)(logits, query.xt[index], *sigma)
 
-    @override
     def log_sum_and_logits(
         self, ids: Tensor, banned: Sequence[int], query: Query
     ) -> tuple[Tensor, Tensor]:
@@ -503,7 +496,6 @@ class BlockDenoiser(Denoiser):
         super().__init__(backbone)
         self.block_size: int = block_size
 
-    @override
     def check_window(self, length: int | None) -> None:
         if length is not None and self.block_size > length:
             raise ValueError(
@@ -511,11 +503,9 @@ class BlockDenoiser(Denoiser):
                 "window; lower it, or raise data.length"
             )
 
-    @override
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         return self.read_features(Query(ids, valid=valid))
 
-    @override
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         return self._both(query.xt if x0 is None else x0, query)[0]
 
@@ -574,7 +564,6 @@ class CausalDenoiser(NetworkDenoiser):
     reads = CausalBackbone
     backbone: Any  # a `CausalBackbone`
 
-    @override
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         shifted, valid = self.backbone.shifted, query.valid
         before = shifted(query.xt if x0 is None else x0, self.vocab.mask_id)
@@ -651,15 +640,12 @@ class DenoiserWrapper(MaskedDenoiser):
         return self.denoiser.backbone
 
     @property
-    @override
     def unwrapped(self) -> BaseDenoiser:
         return self.denoiser.unwrapped
 
-    @override
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         return self.denoiser.features(ids, valid)
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         return getattr(self.denoiser, kind)(*query)
 
@@ -679,7 +665,6 @@ class InBlock(DenoiserWrapper):
         self.normalized = True  # `step_block` returns probabilities; there is no `log_score`
         self.same_for_all_rows = state is None and denoiser.same_for_all_rows
 
-    @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
         return InBlock(self.denoiser.for_rows(rows, columns), self._state_of(rows))
 
@@ -691,11 +676,9 @@ class InBlock(DenoiserWrapper):
         # `select` copies a cache of keys and values
         return state if torch.equal(every[rows], every) else state.select(rows)
 
-    @override
     def without_recording(self) -> InBlock:
         return InBlock(self.denoiser.without_recording(), self.state)
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         return self.denoiser.step_block(query, self.state)
 
@@ -725,7 +708,6 @@ class InContext(InBlock):
         super().__init__(denoiser, state)
         self.context, self.columns, self.same_for_all_rows = context, columns, equal
 
-    @override
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InContext:
         if columns is not None:
             raise ValueError("InContext serves its positions as a whole; columns must be None")
@@ -735,12 +717,10 @@ class InContext(InBlock):
         equal = self.same_for_all_rows
         return InContext(denoiser, self._state_of(rows), context, self.columns, equal)
 
-    @override
     def without_recording(self) -> InContext:
         denoiser, equal = self.denoiser.without_recording(), self.same_for_all_rows
         return InContext(denoiser, self.state, self.context, self.columns, equal)
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         first = slice(len(query.xt))  # one for all
         context = self.context.rows(first)
@@ -771,7 +751,6 @@ class OtherStrand(DenoiserWrapper):
             )
         self.complement = vocab.complement
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         positions = query.requested
         flipped = positions.flip(-1)
@@ -801,7 +780,6 @@ class Conjoined(DenoiserWrapper):
         self.other = OtherStrand(denoiser, vocab)
         self.rows_per_sequence = 2 * denoiser.rows_per_sequence
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         both = (getattr(each, kind)(*query) for each in (self.denoiser, self.other))
         return torch.logaddexp(*both) - math.log(2)
@@ -867,17 +845,14 @@ class PiecewiseDenoiser(DenoiserWrapper):
         self.peers, self.fused_head = peers, denoiser.fused_head
         self.banned = getattr(denoiser, "banned", self.banned)
 
-    @override
     def cost(self, x0: Tensor, query: Query) -> Tensor:
         places, own = self._own(query)
         return self._joined(self.denoiser.nll(self._piece(x0), *own), places)
 
-    @override
     def predict(self, kind: Kind, query: Query) -> Tensor:
         places, own = self._own(query)
         return query.shaped(self._joined(getattr(self.denoiser, kind)(*own), places))
 
-    @override
     def log_sum_and_logits(
         self, ids: Tensor, banned: Sequence[int], query: Query
     ) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,6 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.fields import NonNegative, Positive, Probability, checked
 
@@ -100,15 +99,12 @@ class MaskFraction(NoiseSchedule):
     def time(self, fraction: Tensor) -> Tensor:
         """The t with m(t) = fraction, for fraction in [0, 1]."""
 
-    @override
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - (1 - self.eps) * self.fraction(t)[0]
 
-    @override
     def dalpha(self, t: Tensor) -> Tensor:
         return -(1 - self.eps) * self.fraction(t)[1]
 
-    @override
     def inverse(self, alpha: Tensor) -> Tensor:
         return self.time(((1 - alpha) / (1 - self.eps)).clamp(0, 1)).clamp(0, 1)
 
@@ -122,15 +118,12 @@ class LogLinear(MaskFraction):
         eps: fraction that stays visible at t = 1. The published value is 1e-3.
     """
 
-    @override
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return t, torch.ones_like(t)
 
-    @override
     def time(self, fraction: Tensor) -> Tensor:
         return fraction
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         # The quotient of the general form loses digits as t goes to 0, here and in the schedules
         # below.
@@ -144,16 +137,13 @@ class Cosine(MaskFraction):
     Slow at the clean end: alpha' is 0 at t = 0. MD4's schedule of the same name is `MaskGITCosine`.
     """
 
-    @override
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         # 1 - cos(pi t / 2) with its digits near t = 0
         return 2 * torch.sin(math.pi / 4 * t) ** 2, math.pi / 2 * torch.sin(math.pi / 2 * t)
 
-    @override
     def time(self, fraction: Tensor) -> Tensor:
         return 4 / math.pi * torch.asin((fraction / 2).sqrt())
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return math.pi / 2 / torch.tan(math.pi / 4 * t)
 
@@ -163,15 +153,12 @@ class CosineSquared(MaskFraction):
     """m = sin^2(pi t / 2): alpha = eps + (1 - eps) cos^2(pi t / 2), `cosinesqr` in MDLM's code.
     Flat at both ends."""
 
-    @override
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sin(math.pi / 2 * t) ** 2, math.pi / 2 * torch.sin(math.pi * t)
 
-    @override
     def time(self, fraction: Tensor) -> Tensor:
         return 2 / math.pi * torch.asin(fraction.sqrt())
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return math.pi / torch.tan(math.pi / 2 * t)
 
@@ -185,15 +172,12 @@ class MaskGITCosine(MaskFraction):
     (1e-4) away from both ends; here alpha(0) is 1.
     """
 
-    @override
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return torch.sin(math.pi / 2 * t), math.pi / 2 * torch.cos(math.pi / 2 * t)
 
-    @override
     def time(self, fraction: Tensor) -> Tensor:
         return 2 / math.pi * torch.asin(fraction)
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return math.pi / 2 / torch.tan(math.pi / 2 * t)
 
@@ -214,15 +198,12 @@ class Polynomial(MaskFraction):
         super().__init__(eps)
         self.exponent = exponent
 
-    @override
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return t**self.exponent, self.exponent * t ** (self.exponent - 1)
 
-    @override
     def time(self, fraction: Tensor) -> Tensor:
         return fraction ** (1 / self.exponent)
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return self.exponent / t
 
@@ -244,17 +225,14 @@ class ShiftedLogOdds(MaskFraction):
         super().__init__(eps=0.0)
         self.shift, self.slope = shift, math.expm1(shift)
 
-    @override
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return (self.slope + 1) * t / (1 + self.slope * t), (self.slope + 1) / (
             1 + self.slope * t
         ) ** 2
 
-    @override
     def time(self, fraction: Tensor) -> Tensor:
         return fraction / (1 + self.slope * (1 - fraction))
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return 1 / (t * (1 + self.slope * t))
 
@@ -285,19 +263,15 @@ class TotalNoise(NoiseSchedule):
     def time(self, sigma: Tensor) -> Tensor:
         """The t with the given sigma in [sigma_min, sigma_max]."""
 
-    @override
     def alpha(self, t: Tensor) -> Tensor:
         return torch.exp(-self.sigma(t))
 
-    @override
     def dalpha(self, t: Tensor) -> Tensor:
         return -self.dsigma(t) * self.alpha(t)
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return self.dsigma(t) / torch.expm1(self.sigma(t))
 
-    @override
     def inverse(self, alpha: Tensor) -> Tensor:
         return self.time(
             -torch.log(alpha.clamp(math.exp(-self.sigma_max), math.exp(-self.sigma_min)))
@@ -312,15 +286,12 @@ class Linear(TotalNoise):
     def __init__(self, sigma_min: NonNegative = 0.0, sigma_max: Positive = 10.0) -> None:
         super().__init__(sigma_min, sigma_max)
 
-    @override
     def sigma(self, t: Tensor) -> Tensor:
         return self.sigma_min + (self.sigma_max - self.sigma_min) * t
 
-    @override
     def dsigma(self, t: Tensor) -> Tensor:
         return torch.full_like(t, self.sigma_max - self.sigma_min)
 
-    @override
     def time(self, sigma: Tensor) -> Tensor:
         return (sigma - self.sigma_min) / (self.sigma_max - self.sigma_min)
 
@@ -337,15 +308,12 @@ class Geometric(TotalNoise):
         super().__init__(sigma_min, sigma_max)
         self.ratio = math.log(sigma_max / sigma_min)
 
-    @override
     def sigma(self, t: Tensor) -> Tensor:
         return self.sigma_min * torch.exp(self.ratio * t)
 
-    @override
     def dsigma(self, t: Tensor) -> Tensor:
         return self.ratio * self.sigma(t)
 
-    @override
     def time(self, sigma: Tensor) -> Tensor:
         return torch.log(sigma / self.sigma_min) / self.ratio
 
@@ -371,19 +339,15 @@ class LogMask(NoiseSchedule):
         self.p_min, self.p_max = p_min, p_max
         self.range = math.log(p_max / p_min)
 
-    @override
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - self.p_min * torch.exp(self.range * t)
 
-    @override
     def dalpha(self, t: Tensor) -> Tensor:
         return -self.range * self.p_min * torch.exp(self.range * t)
 
-    @override
     def weight(self, t: Tensor) -> Tensor:
         return torch.full_like(t, self.range)
 
-    @override
     def inverse(self, alpha: Tensor) -> Tensor:
         return (
             torch.log((1 - alpha).clamp(self.p_min, self.p_max) / self.p_min) / self.range

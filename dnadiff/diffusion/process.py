@@ -16,7 +16,6 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws, draw, float64_device
 from dnadiff.diffusion.noise import NoiseSchedule
@@ -97,7 +96,6 @@ class Emitted(Parameterization):
     """A softmax over the tokens that a sample may contain, at every position: a visible token may
     be noise."""
 
-    @override
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
         return emitted_log_probs(logits, self.vocab)
 
@@ -109,7 +107,6 @@ class SUBS(Parameterization):
     known.
     """
 
-    @override
     def log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
         return _carry_over(emitted_log_probs(logits, self.vocab), xt, self.vocab)
 
@@ -138,7 +135,6 @@ class Softmax(SUBS):
         self.zero_masking, self.carry_over = zero_masking, carry_over
         self.banned = vocab.never_emitted if zero_masking else ()
 
-    @override
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
         log_probs = (
             emitted_log_probs(logits, self.vocab)
@@ -159,7 +155,6 @@ class Score(SUBS):
 
     normalized = False
 
-    @override
     def log_score(self, logits: Tensor, xt: Tensor, sigma: Tensor) -> Tensor:
         # At visible positions, whose ratios no loss and no sampler uses, these are the network's
         # raw outputs.
@@ -285,7 +280,6 @@ class AbsorbingProcess(Process):
 
     described = "an absorbing process (masks)"
 
-    @override
     def parameterization(self) -> Parameterization:
         return SUBS(self.vocab)
 
@@ -304,7 +298,6 @@ class AbsorbingProcess(Process):
         t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
         return t if local is fraction else t.float().to(fraction.device)
 
-    @override
     def prior(
         self,
         batch_size: int,
@@ -316,20 +309,16 @@ class AbsorbingProcess(Process):
             (batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device
         )
 
-    @override
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
 
-    @override
     def changes(self, xt: Tensor) -> Tensor:
         return xt == self.vocab.mask_id
 
-    @override
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         nll = -log_probs.gather(-1, x0[:, None])[:, 0]
         return torch.where(xt == self.vocab.mask_id, self.noise.weight(t).to(nll) * nll, 0.0)
 
-    @override
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         unmask = unmask_probability(self.noise.alpha(t), self.noise.alpha(s)).to(log_probs)[:, None]
         is_mask = torch.arange(self.vocab.size, device=xt.device) == self.vocab.mask_id
@@ -385,11 +374,9 @@ class MixtureProcess(Process):
         t = t.contiguous()
         return torch.func.jvp(self.pi, (t,), (torch.ones_like(t),))[1]
 
-    @override
     def parameterization(self) -> Parameterization:
         return Emitted(self.vocab)
 
-    @override
     def prior(
         self,
         batch_size: int,
@@ -402,7 +389,6 @@ class MixtureProcess(Process):
         last = torch.ones(batch_size * length, dtype=torch.float64, device=uniform.device)
         return draw(self.pi(last).log(), uniform.flatten()).view(uniform.shape).to(device)
 
-    @override
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         uniform, local = draws.uniform("noise", x0.shape[1]), float64_device(x0.device)
         times = t.to(local).double()[:, None].expand(x0.shape).flatten()
@@ -410,7 +396,6 @@ class MixtureProcess(Process):
         noised = draw(probs.log(), uniform.flatten()).view(x0.shape).to(x0.device)
         return torch.where(maskable, noised, x0)
 
-    @override
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         t = t.to(log_probs.dtype)
         at, dalpha = self._at(t, t.dtype), self.noise.dalpha(t)[..., None]
@@ -425,18 +410,15 @@ class MixtureProcess(Process):
         rate = rate.gather(-1, now) / q.gather(-1, now)
         return (rate * (divergence + rho - log_rho - 1))[:, 0]
 
-    @override
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         at, to = (self._at(time, log_probs.dtype) for time in (t, s))
         return self._posterior(log_probs, xt, at, to)
 
-    @override
     def ends(self, x0: Tensor) -> Tensor:
         last = torch.ones(x0.shape, dtype=torch.float64, device=float64_device(x0.device))
         q, prior = self._at(last).of(self._one_hot(x0.to(last.device))), self.pi(last)
         return (torch.special.xlogy(q, q) - torch.special.xlogy(q, prior)).sum(-1).to(x0.device)
 
-    @override
     def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         first = self._at(t, log_probs.dtype)
         clean = _Marginal(torch.ones_like(first.alpha), torch.zeros_like(first.b))
@@ -465,12 +447,10 @@ class UniformProcess(MixtureProcess):
 
     described = "uniform noise"
 
-    @override
     def pi(self, t: Tensor) -> Tensor:
         emitted = self.vocab.is_emitted(t.device).to(t)
         return (emitted / emitted.sum()).expand(*t.shape, -1)
 
-    @override
     def dpi(self, t: Tensor) -> Tensor:
         return torch.zeros_like(self.pi(t))
 

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from typing_extensions import override
-
 from dnadiff.formats import table
 from dnadiff.store.disk import load_json
 from dnadiff.store.files import bare_name, open_text
@@ -47,7 +45,6 @@ class JsonLines(DocumentFormat):
     endings = (".jsonl", ".json", ".ndjson")
 
     @classmethod
-    @override
     def rows(cls, path: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         with open_text(path) as lines:
             for number, line in enumerate(lines, 1):

@@ -28,8 +28,6 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from typing_extensions import override
-
 from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import log
 from dnadiff.store.address import refuse_controls, shortened
@@ -501,11 +499,9 @@ class VcfSource(VariantSource):
         with open_text(self.name) as file:
             yield from file
 
-    @override
     def __iter__(self) -> Iterator[Row]:
         return self.between(0)
 
-    @override
     def between(self, first: int, last: int | None = None) -> Iterator[Row]:
         columns = self.header[-1].count("\t") + 1
         lines = filled_lines(self.name, self._lines())
@@ -525,7 +521,6 @@ class VcfSource(VariantSource):
 class BcfSource(VcfSource):
     """A BCF file, read by pysam; ValueError if pysam is not installed."""
 
-    @override
     def _lines(self) -> Generator[str]:
         try:
             import pysam
@@ -566,7 +561,6 @@ class TableSource(VariantSource):
                 f"with tabs and the columns {', '.join(_COLUMNS)}"
             )
 
-    @override
     def __iter__(self) -> Iterator[Row]:
         for number, cells in islice(delimited(self.name, "\t"), 1, None):
             # the first column of a name counts
@@ -613,7 +607,6 @@ class Rows(VariantSource):
         alts = ",".join(text(each) or "." for each in several) or "."
         return row_of(where, chrom, pos, text(name) or ".", ref, alts)
 
-    @override
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)
 

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import BinaryIO, ClassVar, NamedTuple
 
 import numpy as np
-from typing_extensions import override
 
 from dnadiff.formats.nucleotides import (
     IUPAC,
@@ -168,7 +167,6 @@ class Fasta(SequenceFormat):
     starts = (b"",)  # any content
 
     @classmethod
-    @override
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
         return parse(path, chunks(content))
 
@@ -363,7 +361,6 @@ class TwoBit(SequenceFormat):
     endings, starts = (".2bit",), SIGNATURES
 
     @classmethod
-    @override
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
         try:
             yield from _TwoBitReader(path, content).events()
@@ -468,7 +465,6 @@ class GenBank(SequenceFormat):
     starts = (b"LOCUS ", b"LOCUS\t")
 
     @classmethod
-    @override
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
         # Old files have names of authors in other encodings.
         lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")

@@ -17,8 +17,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from typing_extensions import override
-
 from dnadiff.progress import log
 from dnadiff.store.address import file_name
 from dnadiff.store.disk import atomic_write, read_small
@@ -69,7 +67,6 @@ class Delimited(TableFormat):
     delimiter = ","
 
     @classmethod
-    @override
     def rows(
         cls, path: str, choose: Choose, blank: bool = False
     ) -> Iterator[tuple[int, list[str]]]:
@@ -92,7 +89,6 @@ class Parquet(TableFormat):
     endings = (".parquet",)
 
     @classmethod
-    @override
     def rows(
         cls, path: str, choose: Choose, blank: bool = False
     ) -> Iterator[tuple[int, list[Any]]]:

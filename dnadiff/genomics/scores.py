@@ -19,7 +19,6 @@ from typing import BinaryIO
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.records import Interval, grouped, padded_batches, pieces
@@ -113,7 +112,6 @@ class ScoreJob(ResumableJob):
         self._cut = self._pieces(0)
 
     @property
-    @override
     def total(self) -> int:
         return sum(-(-length // self.window) for length in self.lengths)
 
@@ -124,11 +122,9 @@ class ScoreJob(ResumableJob):
         most = max(_WINDOWS, 16 * self.batch_size)
         return grouped(self._pieces(first), most, max(_BASES, self.window))
 
-    @override
     def starts(self) -> list[int]:
         return list(accumulate(map(len, self._groups(0)), initial=0))
 
-    @override
     def prepare(self) -> Json:
         """The first window of each unit, and how many before it have a countable base."""
         windows = self.source.windows(self._pieces(0))
@@ -137,14 +133,12 @@ class ScoreJob(ResumableJob):
         ]
         return list(zip(self.starts(), accumulate(counts, initial=0)))
 
-    @override
     def begin(self) -> None:
         log.info(
             f"model: {self.model.path}; {len(self.lengths):,} records in {self.total:,} windows of "
             f"at most {self.window} bases"
         )
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         first = start + skip
         known = ((0, 0), (self.position, self.windows), *(self.prepared or ()))
@@ -188,7 +182,6 @@ class ScoreJob(ResumableJob):
         scores[order] = np.stack(numbers, 1)
         return scores, len(counted)
 
-    @override
     def resume(self, done: int, notes: Mapping[str, Json]) -> None:
         if notes:
             state = notes["state"]
@@ -198,11 +191,9 @@ class ScoreJob(ResumableJob):
             )
             self._cut = self._pieces(self.position)
 
-    @override
     def header(self) -> bytes:
         return ("\t".join(self.columns) + "\n").encode()
 
-    @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         rows = []  # of the records that the result completes; NaN without a countable base
         for numbers in np.frombuffer(result.content, "<f8").reshape(-1, 3):
@@ -229,7 +220,6 @@ class ScoreJob(ResumableJob):
         }
         return "".join(rows).encode(), len(rows)
 
-    @override
     def finish(self, collected: Path) -> JsonDict:
         nats, se = per_base(self.total_score)
         return {
@@ -242,7 +232,6 @@ class ScoreJob(ResumableJob):
             "columns": COLUMNS,
         }
 
-    @override
     def closing(self, seconds: float) -> str:
         nats, se = per_base(self.total_score)
         rows: list[tuple[str, ...]] = [
@@ -365,28 +354,23 @@ class TrackJob(ResumableJob):
             )
 
     @property
-    @override
     def collected(self) -> Path:
         values = self.output.with_name(f".{self.output.name}.values")
         return values if self.converts else self.output
 
     @property
-    @override
     def total(self) -> int:
         return sum(1 for _ in tiles(self.sites, self.source.lengths, self.window))
 
-    @override
     def starts(self) -> list[int]:
         total = self.total
         return [*range(0, total, self.information.together), total]
 
-    @override
     def begin(self) -> None:
         total = sum(end - start for _, start, end in self.sites)
         strands = "" if self.information.stranded else " and strand"
         log.info(f"per_base: {total:,} bases, {self.spacing} network calls per window{strands}")
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         calls = self.spacing * (1 if self.information.stranded else 2)  # per window
         for group in self.information.along(self.source, self.sites, start + skip):
@@ -406,12 +390,10 @@ class TrackJob(ResumableJob):
             for low, high in edges.reshape(-1, 2).tolist()
         )
 
-    @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         self.totals["bases"] += result.about["bases"]
         return super().fold(result)
 
-    @override
     def convert(self, collected: Path) -> None:
         # A name that `discard` removes if this process is killed.
         made = self.output.with_name(f".{self.output.name}.{uuid.uuid4().hex}.part")
@@ -425,6 +407,5 @@ class TrackJob(ResumableJob):
         finally:
             made.unlink(missing_ok=True)
 
-    @override
     def closing(self, seconds: float) -> str:
         return f"the track is in {self.output}"

@@ -23,8 +23,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from typing_extensions import override
-
 from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, log, quoted
@@ -207,7 +205,6 @@ class Processes(Launcher):
 
     workers: PositiveInt = 2
 
-    @override
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         count, is_linux = min(self.workers, len(jobs)), sys.platform == "linux"
         processors = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
@@ -303,7 +300,6 @@ class Ray(Launcher):
     def __post_init__(self) -> None:
         library()
 
-    @override
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         ray, is_local = library(), self.address is None
         local = {"num_cpus": self.workers * self.cpus, "include_dashboard": False}

@@ -47,7 +47,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 import yaml
 from filelock import FileLock, Timeout
-from typing_extensions import override
 
 from dnadiff.progress import Progress, log
 from dnadiff.store.address import expand_user, is_remote
@@ -75,7 +74,6 @@ class WatchedFile(io.FileIO):
         self.error: OSError | None = None
         self.count = 0
 
-    @override
     def write(self, data: ReadableBuffer, /) -> int:
         if self.error is not None:
             return memoryview(data).nbytes

@@ -33,8 +33,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
-from typing_extensions import override
-
 from dnadiff.fields import JsonMap, PositiveInt
 from dnadiff.progress import closest
 from dnadiff.store.address import Address, existing, expand_user, is_remote, is_short, parse, shown
@@ -216,7 +214,6 @@ class HttpStore(ObjectStore):
     def __init__(self, address: Address) -> None:
         self.address = address
 
-    @override
     @contextmanager
     def open(self, start: int = 0, version: str | None = None) -> Iterator[Reply]:
         shown, headers = self.address.shown, {"Range": f"bytes={start}-"} if start else {}
@@ -255,14 +252,12 @@ class HttpStore(ObjectStore):
 
             yield Reply(first, total, _http_version(reply), blocks())
 
-    @override
     def has_changed(self, version: str) -> bool:
         header = "If-None-Match" if version.startswith(('"', WEAK)) else "If-Modified-Since"
         with closing(self._ask({header: version})) as reply:
             # A server that ignores the condition sends the file.
             return reply.status != _UNCHANGED and _http_version(reply) != version
 
-    @override
     def matches(self) -> list[str]:
         raise ValueError(
             f"{self.address.shown}: HTTP cannot list files; name each, or give a manifest with a "
@@ -310,7 +305,6 @@ class HttpStore(ObjectStore):
 class _Redirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but not from an encrypted connection to one that is not."""
 
-    @override
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:

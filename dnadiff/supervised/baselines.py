@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.data.kmers import UNKNOWN, codes, reverse_complement_codes
 from dnadiff.data.tokenizer import DNATokenizer
@@ -154,13 +153,11 @@ class SklearnModel(TaskModel):
                 fewest.
         """
 
-    @override
     def describe(self) -> JsonDict:
         return super().describe() | {
             key: value for key, value in vars(self).items() if key not in self.not_settings
         }
 
-    @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         self.prepare(data, seed, report)
         labels = data.train.labels
@@ -202,11 +199,9 @@ class KmerLogistic(SklearnModel):
         super().__init__(tokenizer)
         self.k, self.strengths = k, tuple(strengths)
 
-    @override
     def features(self, items: Items, stranded: bool) -> csr_matrix:
         return kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded).sqrt()
 
-    @override
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         from sklearn.preprocessing import Normalizer
 
@@ -230,7 +225,6 @@ class KmerBoosting(SklearnModel):
         super().__init__(tokenizer)
         self.k, self.rounds, self.rate = k, tuple(rounds), rate
 
-    @override
     def features(self, items: Items, stranded: bool) -> ndarray:
         counts = kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded)
         if not stranded:
@@ -239,7 +233,6 @@ class KmerBoosting(SklearnModel):
         dense = counts.toarray().astype(np.float32)
         return dense / np.maximum(dense.sum(1, keepdims=True), 1)
 
-    @override
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         return estimators.boosting(self.rounds, learning_rate=self.rate)
 
@@ -247,7 +240,6 @@ class KmerBoosting(SklearnModel):
 class OneFeature(SklearnModel):
     """Gradient boosting on one number of each sequence."""
 
-    @override
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         return estimators.boosting((10, 30, 100), max_leaf_nodes=7)
 
@@ -255,7 +247,6 @@ class OneFeature(SklearnModel):
 class LengthAlone(OneFeature):
     """Gradient boosting on the length of the sequence alone: how much the length reveals."""
 
-    @override
     def features(self, items: Items, stranded: bool) -> ndarray:
         return items.lengths.numpy()[:, None].astype(np.float32)
 
@@ -281,7 +272,6 @@ def length_alone(data: TaskData) -> dict[str, float] | None:
 class GCAlone(OneFeature):
     """Gradient boosting on the GC content alone; it is 0.5 for a sequence without a known base."""
 
-    @override
     def features(self, items: Items, stranded: bool) -> ndarray:
         bases = self.bases(items.ids.numpy())
         known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
@@ -384,7 +374,6 @@ class PromoterMotif(SklearnModel):
         super().__init__(tokenizer)
         self.spacer_penalty = spacer_penalty
 
-    @override
     def features(self, items: Items, stranded: bool) -> ndarray:
         bases, lengths = self.bases(items.ids.numpy()), items.lengths.numpy()
         scores = best_scores(bases, lengths, self.spacer_penalty)
@@ -396,7 +385,6 @@ class PromoterMotif(SklearnModel):
             scores = np.maximum(scores, best_scores(other, lengths, self.spacer_penalty))
         return scores[:, None]
 
-    @override
     def candidates(self, estimators: Estimators, num_items: int) -> Mapping[str, BaseEstimator]:
         from sklearn.preprocessing import StandardScaler
 
@@ -449,18 +437,15 @@ class FrozenModel(SklearnModel):
         self.about, self.device = dict(about or {}), device
         self._embeddings: dict[tuple[bool, bytes], ndarray] = {}
 
-    @override
     def describe(self) -> JsonDict:
         return TaskModel.describe(self) | self.about
 
-    @override
     def prepare(self, data: TaskData, seed: int, report: Report) -> None:
         self.network, self.report = self.backbone(seed).to(self.device), report
         check_length(self.network, data)
         if self.random:
             self._embeddings.clear()
 
-    @override
     def features(self, items: Items, stranded: bool) -> ndarray:
         """As `embed`, with sequences of earlier calls (under another division of the data) taken
         from memory."""
@@ -482,7 +467,6 @@ class LinearProbe(FrozenModel):
 
     strengths: Sequence[float] = (0.001, 0.01, 0.1, 1.0, 10.0)
 
-    @override
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         from sklearn.preprocessing import StandardScaler
 
@@ -496,7 +480,6 @@ class NearestNeighbors(FrozenModel):
     kind = "NearestNeighbours"  # as in the digests of earlier versions
     numbers: Sequence[int] = (1, 5, 15, 45)
 
-    @override
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler

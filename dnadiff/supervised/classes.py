@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import Tensor, nn
-from typing_extensions import override
 
 from dnadiff.fields import Json, JsonDict
 from dnadiff.supervised.metrics import (
@@ -78,28 +77,23 @@ class ClassProbabilities(Predicted):
         return [names[number] for number in self.labels]
 
     @property
-    @override
     def spread(self) -> ndarray:
         """(S,) of the predicted class."""
         probs = np.exp(self.each_seed.astype(np.float64))
         return spread(np.take_along_axis(probs, self.labels[None, :, None], axis=2)[..., 0])
 
     @property
-    @override
     def combined(self) -> ndarray:
         return np.log(np.maximum(self.probs, np.finfo(float).tiny))
 
-    @override
     def cells(self) -> dict[str, Sequence[str | float] | ndarray]:
         probs = {f"p_{name}": column for name, column in zip(self.names, self.probs.T)}
         return {"predicted": self.predicted, **probs, "spread": self.spread}
 
-    @override
     def tally(self) -> dict[str, float]:
         return dict(Counter(self.names[number] for number in self.labels if number >= 0))
 
     @classmethod
-    @override
     def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
         return [(name, f"{n:,}", f"{100 * n / count:.1f} %") for name, n in tally.items()]
 
@@ -126,15 +120,12 @@ class ClassTarget(TaskTarget):
         self.class_weights = None if class_weights is None else torch.tensor(class_weights)
 
     @property
-    @override
     def summary(self) -> str:
         return " vs. ".join(self.names)
 
-    @override
     def identity(self) -> list[Json]:
         return []  # as in earlier versions
 
-    @override
     def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> int:
         if cells[0] not in self._numbers:
             known = ", ".join(map(repr, self.names))
@@ -149,7 +140,6 @@ class ClassTarget(TaskTarget):
     def _numbers(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
-    @override
     def check(self, cells: Sequence[str], where: str) -> None:
         # "none" is a usual name for the class of sequences without the feature.
         if cells[0].lower() in MISSING - {"none"}:
@@ -159,7 +149,6 @@ class ClassTarget(TaskTarget):
                 "row, remove it, or give the class another name"
             )
 
-    @override
     def read(
         self, labels: Sequence[str], source: str, label_source: str
     ) -> tuple[ClassTarget, ndarray]:
@@ -191,33 +180,26 @@ class ClassTarget(TaskTarget):
         target = ClassTarget(names)
         return target, target.as_array([target._numbers[label] for label in labels])
 
-    @override
     def as_array(self, labels: Sequence[Label]) -> ndarray:
         return np.array(labels)
 
-    @override
     def fit(self, labels: Tensor, source: str = "the task") -> Self:
         return self
 
-    @override
     def check_valid(self, labels: Tensor, source: str) -> None:
         pass
 
     check_test = check_valid
 
-    @override
     def strata(self, labels: ndarray) -> tuple[ndarray, list[str]]:
         return labels, list(self.names)
 
-    @override
     def counts(self, labels: Tensor) -> dict[str, int]:
         return {name: int((labels == number).sum()) for number, name in enumerate(self.names)}
 
-    @override
     def chance(self, labels: ndarray) -> float:
         return float(np.bincount(labels).max() / len(labels))
 
-    @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         # Divided by the items, not by their weights: else a batch without the rare class trains on
         # the frequent one at full weight.
@@ -227,24 +209,19 @@ class ClassTarget(TaskTarget):
     def _class_weights(self, like: Tensor) -> Tensor | None:
         return None if self.class_weights is None else self.class_weights.to(like)
 
-    @override
     def balanced(self, labels: Tensor) -> ClassTarget:
         return ClassTarget(self.names, balanced_weights(labels, self.num_outputs).tolist())
 
-    @override
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
         total = torch.stack([logits.log_softmax(-1) for logits in outputs]).sum(0)
         return (total / len(outputs)).log_softmax(-1)
 
-    @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return _log_mean(predictions, weights)
 
-    @override
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
         return float(nn.functional.nll_loss(predictions, labels, self._class_weights(predictions)))
 
-    @override
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         correct = (predictions.argmax(-1) == labels).float()
         of_classes = self._class_weights(correct)
@@ -254,46 +231,37 @@ class ClassTarget(TaskTarget):
         # Diverged: NaN predictions may still match many labels by chance.
         return ValidScore(accuracy, -loss) if math.isfinite(loss) else _WORST
 
-    @override
     def record(self, score: ValidScore) -> JsonDict:
         name = "valid_accuracy" if self.class_weights is None else "valid_weighted_accuracy"
         return {name: score.accuracy, **super().record(score)}
 
-    @override
     def scored(
         self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None
     ) -> ScoredPredictions:
         return ScoredPredictions(predictions, labels, folds)
 
     @cached_property
-    @override
     def metrics(self) -> Mapping[str, Metric]:
         return METRICS
 
-    @override
     def details(self, runs: Sequence[Any]) -> JsonDict:
         return {"confusion": confusion_matrix(runs), "roc": roc_curves(runs[0])}
 
     @property
-    @override
     def columns(self) -> list[str]:
         return ["predicted", *map(self.track_column, self.names), "spread"]
 
     @property
-    @override
     def label_columns(self) -> list[str]:
         return ["label"]
 
-    @override
     def label_cells(self, label: Label) -> list[str]:
         assert isinstance(label, int)
         return [self.names[label]]
 
-    @override
     def seed_columns(self, seed: int) -> list[str]:
         return [f"log_p_{name}_seed_{seed}" for name in self.names]
 
-    @override
     def contrast(self, predictions: Tensor) -> Tensor:
         # The log-odds of each class: log p - log(1 - p), stable also where p is close to 1.
         numbers = range(predictions.shape[-1])
@@ -303,7 +271,6 @@ class ClassTarget(TaskTarget):
         ]
         return predictions - torch.stack(others, -1)
 
-    @override
     def contrast_name(self, name: str) -> str:
         return f"log-odds of class {name}"
 
@@ -316,17 +283,14 @@ class LabelProbabilities(Predicted):
     tally_header: ClassVar[tuple[str, ...]] = ("label", "mean probability")
 
     @property
-    @override
     def values(self) -> ndarray:
         return self._probs.mean(0)
 
     @property
-    @override
     def spread(self) -> ndarray:
         return spread(self._probs)
 
     @property
-    @override
     def combined(self) -> ndarray:
         probs = np.clip(self.values, 1e-12, 1 - 1e-12)
         return np.log(probs) - np.log1p(-probs)
@@ -344,11 +308,9 @@ class MultiLabelTarget(TaskTarget):
     primary, shown, column_metrics = "auroc", ("auprc",), LABEL_METRICS
 
     @property
-    @override
     def summary(self) -> str:
         return f"labels {', '.join(self.names)}"
 
-    @override
     def parse_cell(self, cell: str, where: str, column: str) -> float:
         if cell.lower() not in _LABEL_VALUES:
             raise ValueError(
@@ -358,36 +320,30 @@ class MultiLabelTarget(TaskTarget):
             )
         return _LABEL_VALUES[cell.lower()]
 
-    @override
     def chance(self, labels: ndarray) -> float:
         return 0.5
 
-    @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = labels.isfinite()
         filled = torch.where(known, labels, 0.0).to(outputs.dtype)
         each = nn.functional.binary_cross_entropy_with_logits(outputs, filled, reduction="none")
         return masked_mean(each, known)
 
-    @override
     def contrast_name(self, name: str) -> str:
         return f"log-odds of label {name}"
 
-    @override
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         # The log-odds of mean probabilities, without probabilities that are rounded to 0 or 1.
         log_odds = [one.double() for one in predictions]
         present = _log_mean([nn.functional.logsigmoid(one) for one in log_odds], weights)
         return present - _log_mean([nn.functional.logsigmoid(-one) for one in log_odds], weights)
 
-    @override
     def scored(
         self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None
     ) -> ScoredValues:
         # Equal predictions stay ties in spite of rounding.
         return super().scored(np.asarray(predictions, np.float64).round(9), labels, folds)
 
-    @override
     def seed_columns(self, seed: int) -> list[str]:
         return [f"log_odds_{name}_seed_{seed}" for name in self.names]
 

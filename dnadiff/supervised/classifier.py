@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
@@ -265,7 +264,6 @@ class Classifier(SequenceClassifier):
         of_network = None if self.backbone is None else self.backbone.max_length
         return min(filter(None, (self.head.fixed_length, of_network)), default=None)
 
-    @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
         return self.logits(self.read(ids, valid), valid)
 

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.records import Interval, grouped, padded_batches
@@ -279,16 +278,13 @@ class EmbedJob(Job):
         self.unknown = 0
 
     @property
-    @override
     def total(self) -> int:
         return len(self.source.names)
 
-    @override
     def starts(self) -> list[int]:
         groups = self.embedder.groups(self.source, self.batch_size)
         return list(accumulate(map(len, groups), initial=0))
 
-    @override
     def begin(self) -> None:
         lengths = self.source.lengths
         log.info(
@@ -296,7 +292,6 @@ class EmbedJob(Job):
             f"{max(lengths):,} bases"
         )
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         lengths, done = self.source.lengths, start + skip
         for group in self.embedder.stream(self.source, self.batch_size, done):
@@ -304,7 +299,6 @@ class EmbedJob(Job):
             done += len(group)
             yield Result(len(group), b"".join(vectors.tobytes() for vectors in group))
 
-    @override
     def write(self, results: Iterator[Result]) -> None:
         size = int(self.offsets[-1]) * self.embedder.width * self.embedder.dtype.itemsize
         with atomic_write(self.output, overwrite=True, size=size) as file:
@@ -338,7 +332,6 @@ class EmbedJob(Job):
             yield vectors
             done += result.items
 
-    @override
     def closing(self, seconds: float) -> str:
         each = "base" if self.embedder.pool.per_position else "sequence"
         rows: list[tuple[str, ...]] = [

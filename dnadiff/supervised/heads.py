@@ -8,7 +8,7 @@ from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack, override
+from typing_extensions import Unpack
 
 from dnadiff.fields import PositiveInt, Probability, checked
 
@@ -125,11 +125,9 @@ class HeadWithBases(Head):
         self.fixed_length = features.fixed_length
 
     @property
-    @override
     def name(self) -> str:
         return self.features.name
 
-    @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         first, last = features.split([self.features.width, self.bases.width], -1)
         return self.features(first, valid) + self.bases(last, valid)
@@ -143,7 +141,6 @@ class MeanHead(Head):
         super().__init__(width, num_outputs, max_length)
         self.weight, self.bias = nn.Linear(width, num_outputs).parameters()
 
-    @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         pooled = _mean(features, lengths_of(features, valid), valid)
         return nn.functional.linear(pooled, self.weight, self.bias)
@@ -182,7 +179,6 @@ class AttentionHead(Head):
         self.dropout = nn.Dropout(dropout)
         self.output = nn.Linear(inner, self.num_outputs)
 
-    @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         lengths = lengths_of(features, valid)
         places = position_features(lengths, features.shape[1], self.num_wavelengths).to(features)
@@ -244,7 +240,6 @@ class ConvHead(Head):
         width = self.width + 2 * channels
         self.linear = nn.Linear(width, self.num_outputs) if global_pooling else None
 
-    @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         normed = self.norm(features)
         x = self.first(normed)
@@ -312,7 +307,6 @@ class FlattenHead(Head):
         self.output = HiddenLayer(channels * self.max_length, hidden, self.num_outputs, dropout)
 
     @classmethod
-    @override
     def check_lengths(cls, shortest: int, longest: int) -> None:
         if shortest != longest:
             raise ValueError(
@@ -320,7 +314,6 @@ class FlattenHead(Head):
                 f"{longest} bases; set head=attention or head=conv"
             )
 
-    @override
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         if valid is not None or features.shape[1] != self.max_length:
             raise ValueError(

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import override
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json
@@ -173,7 +172,6 @@ class Metric:
 class Accuracy(Metric):
     """A fraction of items, which has an exact interval."""
 
-    @override
     def ends(self, models: Sequence[Sequence[Any]], value: float, groups: ndarray | None) -> Ends:
         fractions = [np.mean([run.correct for run in runs], 0) for runs in models]
         return of_correct(_difference(fractions), groups, len(models) > 1)
@@ -202,11 +200,9 @@ class ColumnMetric(Metric):
     ranks: bool = True
     number: int | None = None
 
-    @override
     def columns(self, scored: ScoredValues) -> list[Column]:
         return scored.columns if self.number is None else [scored.columns[self.number]]
 
-    @override
     def __call__(self, scored: ScoredValues, chosen: ndarray) -> float:
         columns = (column.select(chosen[column.rows]) for column in self.columns(scored))
         return float(np.mean([self._of_column(column) for column in columns]))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from typing_extensions import Unpack, override
+from typing_extensions import Unpack
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
@@ -94,19 +94,16 @@ class NetworkModel(TaskModel):
     def build_classifier(self, data: TaskData, seed: int) -> SequenceClassifier:
         """The classifier before training; ValueError if the task does not fit it."""
 
-    @override
     def check(self, data: TaskData) -> None:
         self._target(data)
         self.build_classifier(data, 0)
 
-    @override
     def describe(self) -> JsonDict:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
         trainer = {key: value for key, value in self.trainer.items() if key not in _OF_MACHINE}
         described = super().describe() | {"lr": lr} | self.recipe.describe()
         return described | ({"trainer": trainer} if trainer else {})
 
-    @override
     def num_steps(self, data: TaskData) -> int:
         batches, epochs = self.recipe.batches(data.train), self.recipe.epochs
         if self.recipe.minutes is not None:
@@ -165,7 +162,6 @@ class NetworkModel(TaskModel):
         """The validation score of a fit on `data`, as it is stored in `fit_info`."""
         return self._target(data).record(score)
 
-    @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         self.trained = self.fit(data, seed, report)
         return self.predict(self.trained, data)
@@ -324,7 +320,6 @@ class FineTunedModel(NetworkModel):
         self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
         self.frozen, self.adapter = frozen or Frozen(), adapter
 
-    @override
     def describe(self) -> JsonDict:
         described = super().describe() | self.about  # the defaults are those of earlier versions
         if self.head != MEAN_HEAD:
@@ -337,7 +332,6 @@ class FineTunedModel(NetworkModel):
             described["adapter"] = {type(self.adapter).__name__: asdict(self.adapter)}
         return described
 
-    @override
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         classifier = super().fit(data, seed, report)
         self.fit_info["head"] = dict(self.head)
@@ -346,7 +340,6 @@ class FineTunedModel(NetworkModel):
             self.adapter.merge(classifier.backbone)
         return classifier
 
-    @override
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         backbone = self.backbone(seed)
         check_length(backbone, data)
@@ -372,21 +365,17 @@ class GridSearch(TaskModel):
     def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
         self.candidates = candidates
 
-    @override
     def describe(self) -> JsonDict:
         candidates = [model.describe() for _, model in self.candidates]
         return super().describe() | {"candidates": candidates}
 
-    @override
     def check(self, data: TaskData) -> None:
         for _, model in self.candidates:
             model.check(data)
 
-    @override
     def num_steps(self, data: TaskData) -> int:
         return sum(model.num_steps(data) for _, model in self.candidates)
 
-    @override
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[JsonDict] = []
         best = self.candidates[0][1]
@@ -430,12 +419,10 @@ class OneHotModel(NetworkModel):
         self.vocab, self.head = tokenizer.vocab, head
         self.inputs = HeadInputs(one_hot=True, length=length)
 
-    @override
     def describe(self) -> JsonDict:
         described = super().describe() | {"head": repr(self.head)}
         return described | {"inputs": asdict(self.inputs)} if self.inputs.length else described
 
-    @override
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         torch.manual_seed(hash64(seed, "one-hot") % 2**63)
         kind = self.head.func if isinstance(self.head, partial) else None
@@ -488,7 +475,6 @@ class CNN(SequenceClassifier):
         first = nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN)
         self.head = nn.Sequential(first, nn.Linear(_HIDDEN, num_classes))
 
-    @override
     def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
         if valid is not None:
             ids = torch.where(valid, ids, self.vocab.pad_id)
@@ -513,7 +499,6 @@ class PublishedCNN(NetworkModel):
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab
 
-    @override
     def build_classifier(self, data: TaskData, seed: int) -> CNN:
         torch.manual_seed(hash64(seed, "cnn") % 2**63)
         return CNN(self.vocab, data.target.num_outputs, data.max_length)

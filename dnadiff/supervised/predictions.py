@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import override
 
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
@@ -338,15 +337,12 @@ class PredictJob(ResumableJob):
         self.metrics: Json = None
 
     @property
-    @override
     def total(self) -> int:
         return self.count
 
-    @override
     def starts(self) -> list[int]:
         return list(itertools.accumulate(map(len, chunks(self.source)), initial=0))
 
-    @override
     def check(self, first: int = 0, last: int | None = None) -> None:
         """Read everything that will be classified once.
 
@@ -373,7 +369,6 @@ class PredictJob(ResumableJob):
                 f"window={self.model.longest} cuts it into windows"
             )
 
-    @override
     def begin(self) -> None:
         model = self.model
         log.info(
@@ -384,7 +379,6 @@ class PredictJob(ResumableJob):
             what = "windows" if self.predictions.windows else "sequences"
             log.warning(f"{self.unknown:,} of {self.count:,} {what} {NO_PREDICTION}")
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in chunks(self.source, start + skip):
             seeds = len(self.model.seeds)
@@ -397,22 +391,18 @@ class PredictJob(ResumableJob):
             about = {"predicted": found.tally()}
             yield Result(len(chunk), self.predictions.rows(chunk, found), about)
 
-    @override
     def resume(self, done: int, notes: JsonMap) -> None:
         super().resume(done, notes)
         self.predicted = Counter(notes.get("predicted"))
 
-    @override
     def header(self) -> bytes:
         return self.predictions.header()
 
-    @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         self.predicted.update(result.about["predicted"])
         self.totals = {"predicted": dict(self.predicted)}
         return super().fold(result)
 
-    @override
     def convert(self, collected: Path) -> None:
         self.predictions.write_parquet(collected, self.output)
 
@@ -420,7 +410,6 @@ class PredictJob(ResumableJob):
     def _tally(self) -> dict[str, float]:
         return {name: self.predicted[name] for name in self.model.classes}
 
-    @override
     def finish(self, collected: Path) -> JsonDict:
         model, predictions = self.model, self.predictions
         if self.track is not None and self.track_class is not None:
@@ -441,12 +430,10 @@ class PredictJob(ResumableJob):
             "inputs": self.inputs,
         }
 
-    @override
     def side_file(self, head: JsonMap, content: JsonMap) -> Json:
         about = {"file": head["file"], **content, "settings": self.settings}
         return {**about, "sha256": head["sha256"]}
 
-    @override
     def found_complete(self) -> None:
         """ValueError if the run that completed the table did not write the track of this one, or
         the track is missing."""
@@ -466,7 +453,6 @@ class PredictJob(ResumableJob):
                 "another class or run: start over with overwrite=true, without resume"
             )
 
-    @override
     def closing(self, seconds: float) -> str:
         target = self.model.target
         kind = target.predicted_kind

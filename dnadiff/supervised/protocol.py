@@ -13,7 +13,6 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import JsonDict
@@ -82,15 +81,12 @@ class FewItems(FixedSplit):
     name: ClassVar[str] = "few"
     varies: ClassVar[bool] = True
 
-    @override
     def describe(self) -> JsonDict:
         return {**super().describe(), "train_items": self.train_items}
 
-    @override
     def example(self, data: TaskData, seed: int) -> TaskData:
         return self.rounds(data, seed)[0].data
 
-    @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         [whole] = super().rounds(data, seed)
         train, valid = (
@@ -150,7 +146,6 @@ class PaperSplit(FixedSplit):
     rates: ClassVar[tuple[float, ...]] = (1e-3, 2e-3)
     warmup: ClassVar[float] = 0.01
 
-    @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         if not data.target.published:
             raise ValueError(
@@ -181,11 +176,9 @@ class KFold(FixedSplit):
     varies: ClassVar[bool] = True
     tests_all_items: ClassVar[bool] = True
 
-    @override
     def tested(self, data: TaskData) -> Items:
         return data.train.concatenate(data.valid, self.pad_id).concatenate(data.test, self.pad_id)
 
-    @override
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         items = self.tested(data)
         if items.groups is None:

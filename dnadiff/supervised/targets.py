@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import Tensor, nn
-from typing_extensions import override
 
 from dnadiff.fields import Json, JsonDict
 from dnadiff.progress import log
@@ -361,7 +360,6 @@ class TaskTarget(ABC):
     def contrast_name(self, name: str) -> str:
         """What `contrast` contains for a class or column, such as "log-odds of class enhancer"."""
 
-    @override
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.summary})"
 
@@ -444,17 +442,14 @@ class PredictedValues(Predicted):
     averaged_name: ClassVar[str] = "averaged predictions"
 
     @property
-    @override
     def values(self) -> ndarray:
         return self.transform.invert(self.combined)
 
     @property
-    @override
     def spread(self) -> ndarray:
         return spread(self.transform.invert(self.each_seed.astype(np.float64)))
 
     @property
-    @override
     def combined(self) -> ndarray:
         return self.each_seed.astype(np.float64).mean(0)
 
@@ -497,16 +492,13 @@ class RegressionTarget(TaskTarget):
         self.mean, self.std = (tuple(each) if each is not None else None for each in (mean, std))
 
     @property
-    @override
     def summary(self) -> str:
         columns = ", ".join(map(self.transform.name, self.names))
         return f"regression of {columns}, loss {self.loss_name}"
 
-    @override
     def contrast_name(self, name: str) -> str:
         return self.transform.name(name)
 
-    @override
     def settings(self) -> JsonDict:
         return {
             **super().settings(),
@@ -516,7 +508,6 @@ class RegressionTarget(TaskTarget):
             "std": self.std and list(self.std),
         }
 
-    @override
     def read(
         self, labels: Sequence[str], source: str, label_source: str
     ) -> tuple[TaskTarget, ndarray]:
@@ -530,7 +521,6 @@ class RegressionTarget(TaskTarget):
                 )
         return target, values
 
-    @override
     def parse_cell(self, cell: str, where: str, column: str) -> float:
         try:
             value = float(cell)
@@ -556,7 +546,6 @@ class RegressionTarget(TaskTarget):
             )
         return value
 
-    @override
     def as_array(self, labels: Sequence[Label]) -> ndarray:
         values = np.array(labels, np.float64).reshape(len(labels), self.num_outputs)
         values = self.transform.apply(values)
@@ -571,7 +560,6 @@ class RegressionTarget(TaskTarget):
                 )
         return values.astype(np.float32)
 
-    @override
     def fit(self, labels: Tensor, source: str = "the task") -> Self:
         super().fit(labels, source)
         if not self.loss_function.standardizes:
@@ -586,7 +574,6 @@ class RegressionTarget(TaskTarget):
             return 0.0, 1.0
         return like.new_tensor(self.mean), like.new_tensor(self.std)
 
-    @override
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         known = labels.isfinite()
         # The gradient of a loss of NaN would be NaN, masked or not.
@@ -595,18 +582,15 @@ class RegressionTarget(TaskTarget):
         each = self.loss_function.each(outputs, (filled - mean) / std, reduction="none")
         return masked_mean(each, known)
 
-    @override
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
         found = super().predictions(outputs)
         mean, std = self._scale(found)
         return self.loss_function.link(found * std + mean)
 
-    @override
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
         mean, std = self._scale(predictions)
         return float(self.loss(self.loss_function.unlink((predictions - mean) / std), labels))
 
-    @override
     def details(self, runs: Sequence[ScoredValues]) -> JsonDict:
         scatter = {}
         for name, column in zip(self.names, runs[0].columns):
@@ -618,10 +602,8 @@ class RegressionTarget(TaskTarget):
             }
         return {"scatter": scatter}
 
-    @override
     def predicted(self, each_seed: ndarray) -> PredictedValues:
         return PredictedValues(self.names, each_seed, self.transform)
 
-    @override
     def seed_columns(self, seed: int) -> list[str]:
         return [f"{self.transform.name(name)}_seed_{seed}" for name in self.names]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import Unpack, override
+from typing_extensions import Unpack
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.kmers import UNKNOWN, KmerSet
@@ -93,7 +93,6 @@ class CsvTask(LabeledTask):
             name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
         )
 
-    @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         names, split = self.label_columns, self.split_column
         found = LabeledSequences(
@@ -244,7 +243,6 @@ class FastaTask(LabeledTask):
             raise ValueError("path names no file; write 'task.path={promoter: p.fa, other: o.fa}'")
         super().__init__(name, **settings)
 
-    @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         every = ", ".join(file for _, _, file in self.files)
         found = LabeledSequences(
@@ -291,7 +289,6 @@ class PromoterGrid(LabeledTask):
             )
         super().__init__(name, columns=[self.columns["task.label_column"]], **settings)
 
-    @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         label_source = f"column {self.columns['task.label_column']!r}"
         found, controls = LabeledSequences(self.path, label_source=label_source), 0
@@ -330,7 +327,6 @@ class FolderTask(LabeledTask):
         self.path = str(path)
         super().__init__(name or Path(self.path).name, **settings)
 
-    @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         found = LabeledSequences(
             self.path, divided=True, label_source="the class folders", split_source="its folders"
@@ -417,7 +413,6 @@ class IntervalTask(LabeledTask):
         self.path, self.genome, self.skip_missing = str(path), str(genome), skip_missing
         super().__init__(name or Path(self.path).name, **settings)
 
-    @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         if not (described := expand_user(self.path) / METADATA).is_file():
             raise FileNotFoundError(
@@ -506,7 +501,6 @@ class GenomicBenchmark(LabeledTask):
         self.path, self.genome, self.skip_missing = str(path), genome, skip_missing
         super().__init__(name, **settings)
 
-    @override
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         return self.reader().read(tokenizer)
 

@@ -26,7 +26,7 @@ import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from typing_extensions import TypedDict, override
+from typing_extensions import TypedDict
 
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import (
@@ -281,7 +281,6 @@ class FineTuningModule(lightning.LightningModule):
         self.step_seconds: list[float] = []  # of each training step, waiting for data included
         self.last_batch_end = 0.0
 
-    @override
     def train_dataloader(self) -> ShuffledBatches:
         data, size = self.data, self.recipe.batch_size
         batches = ShuffledBatches(
@@ -295,14 +294,12 @@ class FineTuningModule(lightning.LightningModule):
         self.loaders.append(batches)
         return batches
 
-    @override
     def on_train_start(self) -> None:
         # Here, because the weights are now on the device of the training.
         if self.start is not None:
             self.best_valid, self.best_score = self.start
             self.best_weights = copy.deepcopy(self.classifier.state_dict())
 
-    @override
     def on_train_epoch_start(self) -> None:
         for part in self.classifier.modules():  # no dropout in what is frozen
             own = list(part.parameters())
@@ -320,13 +317,11 @@ class FineTuningModule(lightning.LightningModule):
         """Fraction of the training time spent waiting for the next batch."""
         return sum(loader.seconds for loader in self.loaders) / max(sum(self.step_seconds), 1e-9)
 
-    @override
     def transfer_batch_to_device(
         self, batch: ItemBatch, device: torch.device, dataloader_idx: int
     ) -> ItemBatch:
         return batch.to(device)
 
-    @override
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
         loss, mixup = self.classifier.target.loss, self.recipe.mixup
@@ -342,7 +337,6 @@ class FineTuningModule(lightning.LightningModule):
         other = loss(outputs, batch.labels[mixture.order.to(batch.labels.device)])
         return mixture.share * loss(outputs, batch.labels) + (1 - mixture.share) * other
 
-    @override
     def on_train_batch_end(self, outputs: object, batch: ItemBatch, batch_idx: int) -> None:
         now = time.perf_counter()
         self.step_seconds.append(now - self.last_batch_end)
@@ -354,7 +348,6 @@ class FineTuningModule(lightning.LightningModule):
         """The predictions of validation items and their score."""
         return validate(self.classifier, items, self.recipe.batch_size, self.data.stranded)
 
-    @override
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
         predictions, score = self.validate(self.data.valid)
@@ -370,7 +363,6 @@ class FineTuningModule(lightning.LightningModule):
         if patience is not None and self.epochs_without_improvement >= patience:
             self.trainer.should_stop = True
 
-    @override
     def configure_optimizers(self) -> OptimizerLRScheduler:
         recipe, steps = self.recipe, int(self.trainer.estimated_stepping_batches)
         groups = decayed_groups(self.classifier, self.lr, recipe.weight_decay, recipe.layer_decay)
@@ -454,11 +446,9 @@ class ShortRun(FineTuningModule):
 
     valid_loss, validation_seconds = math.inf, 0.0
 
-    @override
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
 
-    @override
     def on_train_end(self) -> None:
         items = every = self.data.valid
         if len(every) > MAX_VALID:

@@ -22,7 +22,6 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from torch.utils.data import DataLoader
-from typing_extensions import override
 
 from dnadiff.data.base import worker_loss
 from dnadiff.fields import Config, Probability, checked
@@ -152,13 +151,11 @@ class EMA(WeightAveraging):
             local_parts(averaged), local_parts(current), 1 - min(self.decay, (1 + n) / (10 + n))
         )
 
-    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if isinstance(trainer.strategy, ShardedStrategy) and self._average_model is not None:
             average = cast(DiffusionModule, self._average_model.module)
             shard(average.denoiser, trainer.strategy.mesh)
 
-    @override
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -176,7 +173,6 @@ class EMA(WeightAveraging):
             cast(DiffusionModule, pl_module).log_valid("valid/nll_live", batch, batch_idx)
         self._swap_models(pl_module)
 
-    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the live weights in place: later steps read the checkpoint, and a resumed run needs
         both."""
@@ -208,7 +204,6 @@ class Checkpoints(Callback):
         # max_steps, max_epochs and min_epochs
         self._limits: tuple[int, int | None, int | None] | None = None
 
-    @override
     def state_dict(self) -> Config:
         return {
             "best": self.best,
@@ -216,12 +211,10 @@ class Checkpoints(Callback):
             "valid_windows": self.valid_windows,
         }
 
-    @override
     def load_state_dict(self, state_dict: Config) -> None:
         self.best, self.validation_due = state_dict["best"], state_dict.get("validation_due")
         self.valid_windows = state_dict.get("valid_windows")
 
-    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Otherwise Lightning ends at once at the last step, without calling `on_train_start`.
         if self.validation_due is not False:
@@ -231,7 +224,6 @@ class Checkpoints(Callback):
             # `max_time`, if it is over, sets `should_stop` after this hook.
             loop.min_epochs = sys.maxsize
 
-    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._saved_step = self._validated_step = self._step = trainer.global_step
         for incomplete in self.folder.rglob(".*.ckpt.*"):  # of a killed process
@@ -278,7 +270,6 @@ class Checkpoints(Callback):
         several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
         return (number or signal.SIGTERM) if several else None
 
-    @override
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
@@ -288,7 +279,6 @@ class Checkpoints(Callback):
         # number that is too small by 1.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
-    @override
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -332,7 +322,6 @@ class Checkpoints(Callback):
         trainer.save_checkpoint(self.folder / "last.ckpt", weights_only=False)
         self._saved_step = trainer.global_step
 
-    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         step = trainer.global_step
         is_last = step < trainer.max_steps or math.isinf(self.best)
@@ -342,7 +331,6 @@ class Checkpoints(Callback):
         if self.validation_due:
             self._validate(trainer)
 
-    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._stopped is not None:
             raise self._stopped
@@ -354,7 +342,6 @@ class Checkpoints(Callback):
             self.validation_due = True
             self._save(trainer)
 
-    @override
     def on_validation_batch_start(
         self,
         trainer: Trainer,
@@ -368,7 +355,6 @@ class Checkpoints(Callback):
         if number is not None and self._saved_step == trainer.global_step:
             raise Stopped(number)
 
-    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.validation_due, self._validated_step = False, trainer.global_step
         nll = trainer.callback_metrics.get("valid/nll")
@@ -380,11 +366,9 @@ class Checkpoints(Callback):
             # know this best value.
             self._save(trainer)
 
-    @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: object) -> None:
         self.signals.restore()
 
-    @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.signals.restore()
 
@@ -396,14 +380,12 @@ class ProgressBar(Callback):
         self.bar: Progress | None = None
         self._step, self._tokens = 0, 0
 
-    @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = int(trainer.estimated_stepping_batches)
         self._step, self._tokens = trainer.global_step, cast(DiffusionModule, pl_module).tokens_seen
         if trainer.is_global_zero:
             self.bar = Progress(total, "train", initial=self._step)
 
-    @override
     def on_train_batch_end(
         self,
         trainer: Trainer,
@@ -420,16 +402,13 @@ class ProgressBar(Callback):
         self.bar.update(trainer.global_step - self._step, tokens - self._tokens, **notes)
         self._step, self._tokens = trainer.global_step, tokens
 
-    @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.bar is not None and "valid/nll" in trainer.callback_metrics:
             self.bar.notes["valid"] = f"{float(trainer.callback_metrics['valid/nll']):.4f}"
 
-    @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: object) -> None:
         self.on_train_end(trainer, pl_module)

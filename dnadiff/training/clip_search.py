@@ -13,7 +13,6 @@ from lightning import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
@@ -96,27 +95,22 @@ class ClipSearch(Callback):
             )
         return masking
 
-    @override
     def state_dict(self) -> Config:
         return {"interval": None if self.interval is None else list(self.interval)}
 
-    @override
     def load_state_dict(self, state_dict: Config) -> None:
         found = state_dict["interval"]
         self.interval = None if found is None else (float(found[0]), float(found[1]))
 
-    @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, DiffusionModule)
         masking = self.masking_of(pl_module.objective)
         if self.interval is not None:
             masking.low, masking.high = self.interval
 
-    @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._sums = None
 
-    @override
     def on_validation_batch_end(
         self,
         trainer: Trainer,
@@ -143,7 +137,6 @@ class ClipSearch(Callback):
         reshard(pl_module)
         self._sums = found if self._sums is None else self._sums + found
 
-    @override
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._sums is None:
             return

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from lightning.pytorch import loggers
 from lightning.pytorch.loggers.logger import Logger
-from typing_extensions import override
 
 from dnadiff.fields import Json
 from dnadiff.formats.table import read_log
@@ -57,16 +56,13 @@ class MetricsFile(Logger):
         self._logged_step = -1
 
     @property
-    @override
     def name(self) -> str:
         return "metrics"
 
     @property
-    @override
     def version(self) -> str:
         return ""
 
-    @override
     def log_hyperparams(self, params: object, *args: object, **kwargs: object) -> None:
         """Nothing: the run folder holds config.yaml instead."""
 
@@ -101,7 +97,6 @@ class MetricsFile(Logger):
         """Seconds of training, including those before a resume."""
         return self.previous_seconds + time.monotonic() - self.start
 
-    @override
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         found = {name.replace("/", "_"): f"{float(value):.6g}" for name, value in metrics.items()}
         row = {column: text for column, text in found.items() if column in COLUMNS}

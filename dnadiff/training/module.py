@@ -15,7 +15,6 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from typing_extensions import override
 
 from dnadiff.data.base import LoaderState, ProcessRank, SequenceDataModule
 from dnadiff.diffusion.denoiser import BaseDenoiser, PiecewiseDenoiser
@@ -81,7 +80,6 @@ class DiffusionModule(lightning.LightningModule):
         """The groups of processes that have different windows."""
         return self.trainer.world_size // self.context_parallel
 
-    @override
     def setup(self, stage: str) -> None:
         if self.context_parallel > 1:
             self.peers = spread(self.denoiser, self.context_parallel)
@@ -99,7 +97,6 @@ class DiffusionModule(lightning.LightningModule):
         of_step = batch_size * accumulated * self.groups
         return Draws(hash64(self.seed, purpose), rows * accumulated + micro, of_step, step)
 
-    @override
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         # Counted before the batch is on a GPU, for which reading the number would wait. Tokens that
         # are read, not predicted: mlm predicts 15 %.
@@ -107,11 +104,9 @@ class DiffusionModule(lightning.LightningModule):
             self._tokens_of_step += int((batch["weight"] > 0).sum()) * self.groups
         return batch
 
-    @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         self.tokens_seen, self._tokens_of_step = self.tokens_seen + self._tokens_of_step, 0
 
-    @override
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         accumulated = self.trainer.accumulate_grad_batches
         micro = batch_idx % accumulated
@@ -165,7 +160,6 @@ class DiffusionModule(lightning.LightningModule):
             batch.get("valid"),
         )
 
-    @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log_valid("valid/nll", batch, batch_idx)  # of the averaged weights, if there are any
 
@@ -177,7 +171,6 @@ class DiffusionModule(lightning.LightningModule):
         reshard(self)  # the weights may be exchanged before the next pass
         self.log(name, result.nll, batch_size=max(int(result.num_tokens), 1), sync_dist=True)
 
-    @override
     def configure_optimizers(self, num_steps: int | None = None) -> OptimizerLRSchedulerConfig:
         """The configured optimizer and its schedule over `num_steps`, by default those of the
         Trainer."""
@@ -193,12 +186,10 @@ class DiffusionModule(lightning.LightningModule):
             },
         }
 
-    @override
     def on_save_checkpoint(self, checkpoint: Config) -> None:
         checkpoint["tokens_seen"] = self.tokens_seen  # for the progress display of a resumed run
         checkpoint["groups"] = self.groups
 
-    @override
     def on_load_checkpoint(self, checkpoint: Config) -> None:
         self.tokens_seen = int(checkpoint.get("tokens_seen", 0))
         position = saved_position(checkpoint)
@@ -236,11 +227,9 @@ class TrainingData(lightning.LightningDataModule):
         super().__init__()
         self.data, self.processes_per_window = data, processes_per_window
 
-    @override
     def setup(self, stage: str | None = None) -> None:
         self.data.prepare()
 
-    @override
     def train_dataloader(self) -> Iterable[object]:
         trainer, pieces = self.trainer, self.processes_per_window
         assert trainer is not None
@@ -258,17 +247,14 @@ class TrainingData(lightning.LightningDataModule):
         )
         return self.data.train_dataloader()
 
-    @override
     def val_dataloader(self) -> Iterable[object]:
         return self.data.val_dataloader()
 
-    @override
     def state_dict(self) -> dict[str, LoaderState]:
         # Lightning saves the loader's state too, but does not restore it for a run that was saved
         # at the end of an epoch.
         return self.data.state_dict()
 
-    @override
     def load_state_dict(self, state_dict: dict[str, LoaderState]) -> None:
         self.data.load_state_dict(state_dict)
 

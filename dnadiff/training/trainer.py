@@ -25,7 +25,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.fields import Config, Json, PositiveInt, check_value, is_integer
@@ -194,7 +193,6 @@ class AtomicCheckpoints(TorchCheckpointIO):
     """Writes checkpoints atomically, next to their target: a killed run leaves the old file or the
     new one. Damaged files are refused."""
 
-    @override
     def save_checkpoint(
         self, checkpoint: Config, path: str | os.PathLike[str], storage_options: object = None
     ) -> None:
@@ -209,7 +207,6 @@ class AtomicCheckpoints(TorchCheckpointIO):
         shutil.rmtree(shards_of(path), ignore_errors=True)  # of a run with another strategy
 
     # Tensors arrive on the CPU, and no code in the file runs, whatever is asked.
-    @override
     def load_checkpoint(  # type: ignore[override]
         self,
         path: str | os.PathLike[str],
@@ -238,20 +235,18 @@ class ShardedStrategy(DDPStrategy):
 
     mesh: DeviceMesh
 
-    @override
     def setup_environment(self) -> None:
         super().setup_environment()
         self.mesh = init_device_mesh(self.root_device.type, (self.world_size,))
 
-    @override
     def configure_ddp(self) -> None:
+        """Shard the blocks of the denoiser, instead of wrapping the module."""
         assert self.lightning_module is not None
         denoiser = self.lightning_module.denoiser
         assert isinstance(denoiser, BaseDenoiser)
         shard(denoiser, self.mesh)
         self.barrier()
 
-    @override
     def save_checkpoint(
         self, checkpoint: Config, filepath: str | os.PathLike[str], storage_options: object = None
     ) -> None:
@@ -260,8 +255,8 @@ class ShardedStrategy(DDPStrategy):
             Path(path), checkpoint, _local, self.global_rank, self.world_size, token, self.barrier
         )
 
-    @override
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Json]) -> None:
+        """Load the state of each optimizer, of which this process keeps its shards."""
         for optimizer, content in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             optimizer.load_state_dict(with_shards(content, optimizer))
 

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.overrides import TorchFunctionMode
-from typing_extensions import override
 
 from dnadiff.fields import Config, Json
 from dnadiff.store.disk import atomic_write
@@ -298,7 +297,6 @@ class _WithoutNumbers(TorchFunctionMode):
     """Leaves out what only changes numbers, which weights without memory do not have; PyTorch would
     import its compiler for it."""
 
-    @override
     def __torch_function__(
         self,
         func: Callable[..., Json],

@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from dnadiff.data.base import About, Contents, SequenceDataModule
 from dnadiff.data.genome.genome import Genome, SequencePath, expand, paths_of
@@ -91,11 +90,9 @@ class DNADataModule(SequenceDataModule):
         self.augment_rc = not self.stranded if self.augment_rc is None else self.augment_rc
         self._labels: Labels | None = None
 
-    @override
     def path_names(self) -> list[str]:
         return paths_of(self.path)
 
-    @override
     def expect(self, tokenizer: Tokenizer) -> None:
         if tokenizer != DNATokenizer():
             raise ValueError(
@@ -107,7 +104,6 @@ class DNADataModule(SequenceDataModule):
         """`path`, downloaded if need be."""
         return self.path
 
-    @override
     def open(self) -> Genome:
         return Genome.open(self.local_path(), self.keep, self.iupac, self.num_workers)
 
@@ -118,17 +114,14 @@ class DNADataModule(SequenceDataModule):
         return self._genome
 
     @property
-    @override
     def digest(self) -> str:
         return self.genome.digest
 
     @property
-    @override
     def labels(self) -> Sequence[str]:
         self.prepare()
         return self._labels.names if self._labels is not None else []
 
-    @override
     def read(self) -> Contents:
         self._genome = self.open()
         return self._genome.names, self._genome.records, self._genome.tokenizer
@@ -180,11 +173,9 @@ class GenomeDataModule(DNADataModule):
         super().__post_init__()
         self._leak: Leak | None = None
 
-    @override
     def local_path(self) -> SequencePath | None:
         return self.path if self._fetched is None else self._fetched.fetch()
 
-    @override
     def read(self) -> Contents:
         found = super().read()
         if self._genome.weights is not None and self.windows != "uniform":
@@ -210,7 +201,6 @@ class GenomeDataModule(DNADataModule):
                 "data.soft_weight is 0; set data.soft_weight above 0"
             )
 
-    @override
     def split_records(self, names: Names, lengths: Lengths) -> Parts:
         parts = self.split(names, lengths)
         self._leak = leak = self.split.leak(names, lengths, self.length)
@@ -228,7 +218,6 @@ class GenomeDataModule(DNADataModule):
         holes = [Interval(number[r.chrom], r.start, r.end) for r in regions]
         return {part: subtract(intervals, holes) for part, intervals in parts.items()}
 
-    @override
     def train_windows(self) -> RandomWindows:
         once = self.windows == "intervals"
         size = self.epoch_size or 0 if once else self._epoch_size(self.length)
@@ -241,12 +230,10 @@ class GenomeDataModule(DNADataModule):
     def _n_runs(self) -> NRuns | None:
         return self.genome.n_runs if self.max_n < 1 else None
 
-    @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         where = self.records, self._part(split), length or self.length, self.vocab
         return TiledWindows(*where, self._n_runs(), self.max_n, self._labels)
 
-    @override
     def describe(self) -> About:
         about = super().describe()
         about |= {
@@ -337,7 +324,6 @@ class ShortSequenceDataModule(DNADataModule):
         self._given_split: Split | None = self.split
         super().__post_init__()
 
-    @override
     def read(self) -> Contents:
         names, records, tokenizer = super().read()
         genome = self._genome
@@ -357,7 +343,6 @@ class ShortSequenceDataModule(DNADataModule):
         self._labels = Labels.from_names(labels, self.label_dropout)
         return names, records, tokenizer
 
-    @override
     def split_records(self, names: Names, lengths: Lengths) -> Parts:
         if self._given_split is None:
             table = TokenTable(self._tokenizer.vocab)
@@ -374,7 +359,6 @@ class ShortSequenceDataModule(DNADataModule):
                 )
         return parts
 
-    @override
     def train_batches(self) -> ShortSequences:
         return ShortSequences(self)
 
@@ -394,7 +378,6 @@ class ShortSequenceDataModule(DNADataModule):
     def _cutter(self) -> PaddedCutter:
         return PaddedCutter(self.records, self.length, self.vocab)
 
-    @override
     def describe(self) -> About:
         about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
         if self._given_split is None:
@@ -453,11 +436,9 @@ class PackJob(Job):
         sizes = [[each.path, resolve(each.path).stat().st_size] for each in self.sources]
         self.settings = {"files": sizes}
 
-    @override
     def starts(self) -> list[int]:
         return list(range(len(self.sources) + 1))
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for source in self.sources[start + skip :]:
             file = pack(source.path)
@@ -471,12 +452,10 @@ class PackJob(Job):
             self.report(1, bases)
             yield Result(1, json.dumps(about).encode())
 
-    @override
     def write(self, results: Iterator[Result]) -> None:
         self.data.open()  # packs in several processes, and finds what shards have packed
         write_json(self.output, {"files": [json.loads(result.content) for result in results]})
 
-    @override
     def closing(self, seconds: float) -> str:
         return f"{self.describe(self.data, seconds)}\n{super().closing(seconds)}"
 

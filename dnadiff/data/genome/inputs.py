@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Interval, merged
@@ -77,7 +76,6 @@ class FileInput(SequenceInput):
                 digest.update(event)
         self.regions, self.digest = _whole(self.names, lengths), digest.hexdigest()
 
-    @override
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         stream, letters = events(self.path), bytearray()
         record, position = -1, 0  # `letters` begins at this position of this record
@@ -111,20 +109,17 @@ class GenomeInput(SequenceInput):
         self.digest = hashlib.sha256(described.encode()).hexdigest()
 
     @property
-    @override
     def region_names(self) -> list[str] | None:
         # "." is a column without a value
         found = ["" if region.name == "." else region.name for region in self.regions]
         return found if any(found) else None
 
-    @override
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
             chrom, low, high, _, strand = self.regions[number]
             start, end = (high - end, high - start) if strand == "-" else (low + start, low + end)
             yield self.genome.window(chrom, start, end, strand)
 
-    @override
     def sites(self) -> tuple[SequenceInput, list[Interval]]:
         wanted: dict[str, list[tuple[int, int]]] = {}
         for region in self.regions:
@@ -149,7 +144,6 @@ class ArrayInput(SequenceInput):
         content = b"\xff".join(ids.tobytes() for ids in self.sequences)
         self.digest = hashlib.sha256(content).hexdigest()
 
-    @override
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
             yield self.sequences[number][start:end]

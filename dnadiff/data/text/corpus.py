@@ -26,7 +26,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import override
 
 from dnadiff.data.processes import map_in_order, num_cores
 from dnadiff.data.records import Integers, StoredArray, padded_groups
@@ -91,13 +90,11 @@ class Files(Documents):
         formats = [format_of(path) for path in self.paths]
         self._kinds = [None if each is None else each.name for each in formats]
 
-    @override
     def since(self, number: int) -> Iterator[str]:
         how = self.documents, self.columns, self.keep_line_ends
         every = itertools.chain.from_iterable(read_documents(path, *how) for path in self.paths)
         return itertools.islice(every, number, None)
 
-    @override
     def key(self) -> JsonDict:
         hashes = [content_hash(resolve(path)) for path in self.paths]
         found: JsonDict = {
@@ -173,7 +170,6 @@ class HubPart(Documents):
     name: str
     streaming: bool = False
 
-    @override
     def key(self) -> JsonDict:
         hub, files = self.hub, self._local_files()  # repositories are identified by their revision
         content = [[Path(file).name, content_hash(Path(file))] for file in files]
@@ -196,7 +192,6 @@ class HubPart(Documents):
         given = (hub.data_files or {}).get(hub.splits[self.part], [])
         return expanded([path for path in given if "://" not in str(path)])
 
-    @override
     def since(self, number: int) -> Iterator[str]:
         part = self.hub.splits[self.part]
         rows = iter(self._load(number))
@@ -252,11 +247,9 @@ class DocumentRange(Documents):
     first: int
     last: int
 
-    @override
     def key(self) -> JsonDict:
         return {"stretch": [self.first, self.last], "of": self.source.key()}
 
-    @override
     def since(self, number: int) -> Iterator[str]:
         wanted, found = max(0, self.last - self.first - number), 0
         for text in itertools.islice(self.source.since(self.first + number), wanted):

@@ -20,7 +20,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy import ndarray
-from typing_extensions import override
 
 from dnadiff.data.base import (
     ALONE,
@@ -216,7 +215,6 @@ class TextDataModule(SequenceDataModule):
     # Sources and tokens
 
     @property
-    @override
     def parts(self) -> list[str]:
         available = [*self.sources, *[VALID] * self.splits_off_validation]
         return [part for part in PARTS if self.is_divided or part in available]
@@ -322,7 +320,6 @@ class TextDataModule(SequenceDataModule):
 
     # What the base class asks for
 
-    @override
     def expect(self, tokenizer: Tokenizer) -> None:
         if isinstance(tokenizer, DNATokenizer):
             raise ValueError(
@@ -331,7 +328,6 @@ class TextDataModule(SequenceDataModule):
             )
         self._given = tokenizer  # type: ignore[assignment]  # all others are tokenizers of text
 
-    @override
     def prepare(self) -> None:
         # The other checks of the base class would tokenize the corpus.
         if self._names:
@@ -369,11 +365,9 @@ class TextDataModule(SequenceDataModule):
                 "tokenizer.bos and tokenizer.eos"
             )
 
-    @override
     def _check_countable(self) -> None:
         """Texts have no letter that is never counted."""
 
-    @override
     def check_training(self) -> None:
         if missing := [part for part in (TRAIN, VALID) if part not in self.parts]:
             cut = ", or data.valid_documents=N for the last N documents of train"
@@ -385,24 +379,20 @@ class TextDataModule(SequenceDataModule):
         self.prepare()
         self._check_windows((VALID,) if self.streaming else (TRAIN, VALID))
 
-    @override
     def check_step(self, world_size: int, accumulated: int) -> None:
         if self.streaming:
             process = ProcessRank(world_size=world_size, accumulated=accumulated)
             next(iter(self._stream_loader(process)))
 
     @property
-    @override
     def records(self) -> Records:
         self.prepare()
         return [tokens.tokens for tokens in self._opened.values()]
 
     @property
-    @override
     def intervals(self) -> Parts:
         return {part: self._part(part) for part in self.parts}
 
-    @override
     def _part(self, split: str) -> Sequence[Interval]:
         """The intervals of tokens in `tokens(split)` that belong to a part."""
         tokens, documents = self.tokens(split), self.documents_of(split)
@@ -410,12 +400,10 @@ class TextDataModule(SequenceDataModule):
             return self.split([self.name], [len(tokens.tokens)])[split]
         return [Interval(0, tokens.starts_at(i.start), tokens.starts_at(i.end)) for i in documents]
 
-    @override
     def sequences(self, split: str) -> list[ndarray]:
         return [self.tokens(split).tokens[i.start : i.end] for i in self._part(split)]
 
     @property
-    @override
     def digest(self) -> str:
         """SHA-256 of the CRC-32s of the tokenized files of training (unless it is streamed) and
         validation, and of the split."""
@@ -425,11 +413,9 @@ class TextDataModule(SequenceDataModule):
 
     # Windows and loaders. Batches have the same keys, and `valid`.
 
-    @override
     def train_windows(self) -> SampledWindows:  # type: ignore[override]
         return self.train_batches()
 
-    @override
     def train_batches(self) -> SampledWindows:
         if not self.wrap:
             documents = self._documents_to_pad(TRAIN)
@@ -441,7 +427,6 @@ class TextDataModule(SequenceDataModule):
         size = self.epoch_size or 0 if once else self._epoch_size(where[-1])
         return kind(*where, size, self.vocab, self.seed, ends=self.ends)
 
-    @override
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         length = length or self.length
         inside = self._text_length(length)
@@ -479,7 +464,6 @@ class TextDataModule(SequenceDataModule):
             )
         return np.concatenate(numbers)
 
-    @override
     def _train_loader(self) -> Loader:
         return self._stream_loader(self.process) if self.streaming else super()._train_loader()
 
@@ -491,7 +475,6 @@ class TextDataModule(SequenceDataModule):
 
     # Reports
 
-    @override
     def describe(self) -> About:
         # Only what has been read is counted.
         self.prepare()
@@ -548,7 +531,6 @@ class TextDataModule(SequenceDataModule):
         how = [self._describe_split(), self.wrap, ends_of_windows, sorted(hashed.items())]
         return json_hash(how)[:16]
 
-    @override
     def layout(self, length: int | None = None) -> str:
         """How documents become windows of `length` tokens (None: the module's length). Numbers of
         different layouts are not comparable."""
@@ -634,7 +616,6 @@ class StreamLoader(Loader):
         self.token_table = TokenTable(self.vocab)
         self._restart(0, 0)
 
-    @override
     def state_dict(self) -> LoaderState:
         """Where to resume: epoch, its finished batches, and the document and token at which the
         next batch begins."""
@@ -645,7 +626,6 @@ class StreamLoader(Loader):
         document, token = next(place for batch, place in self._places if batch == done)
         return {"epoch": self.epoch, "batch": done, "document": document, "token": token}
 
-    @override
     def load_state_dict(self, state: LoaderState) -> None:
         super().load_state_dict(state)
         self._restart(state["document"], state["token"])

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.data.tokenizer import (
     BPE_FILES,
@@ -314,7 +313,6 @@ class Characters(TokenizerSource):
             )
         self.characters = characters
 
-    @override
     def load(self, texts: Texts) -> CharTokenizer:
         if self.characters is not None:
             return CharTokenizer(self.characters)
@@ -363,7 +361,6 @@ class Pretrained(TokenizerSource):
         )
         self.special_tokens = {"mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}
 
-    @override
     def load(self, texts: Texts | None = None) -> SubwordTokenizer:
         files, folder = self._files()
         content = from_files(files)

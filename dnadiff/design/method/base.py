@@ -33,7 +33,6 @@ import numpy as np
 import torch
 from numpy import ndarray
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.design.generate import (
     ConditionalSampler,
@@ -275,7 +274,6 @@ class Designer(ConditionalSampler):
         `CountedReward` do not count."""
         return self.goal.reward.calls
 
-    @override
     def has_weights(self, request: Request) -> bool | None:
         """True, or None if the method has no weights or the sampler does not support them."""
         return self.method.supports_weights(self.sampler, request.lengths[1]) or None
@@ -306,7 +304,6 @@ class Designer(ConditionalSampler):
             count = -(-request.each // batch_size)
             self.method.check_population(request.each // count, -(-request.each // count))
 
-    @override
     def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
         """As in the base class; a batch has one template, and the populations of a template have
         sizes that differ by at most one."""
@@ -323,7 +320,6 @@ class Designer(ConditionalSampler):
             )
             first = group * request.each + min(end, request.each)
 
-    @override
     def batches(
         self, request: Request, seed: int, batch_size: int, first: int = 0
     ) -> Iterator[SampleBatch]:
@@ -351,7 +347,6 @@ class Designer(ConditionalSampler):
                 raise problem
             yield batch._replace(reward_calls=self.reward_calls - before)
 
-    @override
     def facts(
         self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
     ) -> list[JsonDict]:
@@ -373,7 +368,6 @@ class Designer(ConditionalSampler):
         bounds = super().facts(batch, numbers, seed, num_draws)
         return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
 
-    @override
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
         """What `facts` says of each design and the bound on its log-probability, rounded."""
         return [
@@ -508,7 +502,6 @@ class Stepwise(DesignMethod):
     reads_whole: ClassVar[bool] = True
     needs: ClassVar[str] = "steers a model that unmasks in any order"
 
-    @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         super().check(generator, goal)
         if not isinstance(generator.sampler, PlannedSampler):
@@ -518,7 +511,6 @@ class Stepwise(DesignMethod):
                 "first_hitting or ancestral"
             )
 
-    @override
     def design(self, run: DesignRun) -> SampleBatch:
         sampler, process, template = run.generator.sampler, run.generator.process, run.template
         assert isinstance(sampler, PlannedSampler)

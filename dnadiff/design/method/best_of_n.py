@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from typing_extensions import override
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import DesignMethod, DesignRun
@@ -35,7 +34,6 @@ class BestOfN(DesignMethod):
 
     uses_beta: ClassVar[bool] = False
 
-    @override
     def design(self, run: DesignRun) -> SampleBatch:
         best, best_value = run.template, torch.full((len(run.template),), -torch.inf).double()
         best_value = best_value.to(run.exact_device)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.method.base import DesignRun, Goal, Particles, Step, Stepwise
@@ -40,7 +39,6 @@ class ClassifierGuidance(Stepwise):
 
     gradient: bool = False
 
-    @override
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         super().check(generator, goal)
         dna_tokenizer(generator.tokenizer)
@@ -50,7 +48,6 @@ class ClassifierGuidance(Stepwise):
                 "no gradient; set method.gradient=false"
             )
 
-    @override
     def advance(self, step: Step) -> Particles:
         run, rows, now = step.run, step.evaluated, step.now
         log_p = log_q = step.log_probs_now

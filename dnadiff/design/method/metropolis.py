@@ -9,7 +9,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import DesignMethod, DesignRun
@@ -54,7 +53,6 @@ class Metropolis(DesignMethod):
     reads_whole: ClassVar[bool] = True
     needs: ClassVar[str] = "needs a model that reads both sides of a mask"
 
-    @override
     def design(self, run: DesignRun) -> SampleBatch:
         given = [target.start for target in run.targets if target.start is not None]
         if len(given) == len(run.targets):

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from dnadiff.design.generate import SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, DesignRun
@@ -60,7 +59,6 @@ class ResampleMove(DesignMethod):
     reads_whole: ClassVar[bool] = True
     needs: ClassVar[str] = Metropolis.needs
 
-    @override
     def supports_weights(self, sampler: Sampler, length: int) -> bool:
         return (
             super().supports_weights(sampler, length)
@@ -68,7 +66,6 @@ class ResampleMove(DesignMethod):
             and sampler.draws_one_by_one(length)
         )
 
-    @override
     def design(self, run: DesignRun) -> SampleBatch:
         x, of_samples = run.sampled()
         given = np.zeros(len(x)) if of_samples is None else of_samples

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from typing_extensions import override
-
 from dnadiff.design.generate import effective_size
 from dnadiff.design.method.base import Particles, Step, Stepwise
 from dnadiff.fields import Fraction, checked
@@ -40,7 +38,6 @@ class SMC(Stepwise):
 
     threshold: Fraction = 0.5
 
-    @override
     def check_population(self, smallest: int, largest: int) -> None:
         if self.threshold > 0 and largest == 1:
             raise ValueError(
@@ -55,7 +52,6 @@ class SMC(Stepwise):
                 f"{_FEW} or more designs of each template, with a batch_size of {_FEW} or more"
             )
 
-    @override
     def advance(self, step: Step) -> Particles:
         run = step.run
         particles = step.moved(step.drawn(step.log_probs_now, "token", run.generation))

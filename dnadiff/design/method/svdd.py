@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from typing_extensions import override
 
 from dnadiff.design.method.base import Particles, Step, Stepwise
 from dnadiff.fields import PositiveInt, checked
@@ -34,7 +33,6 @@ class SVDD(Stepwise):
 
     num_candidates: PositiveInt = 4
 
-    @override
     def advance(self, step: Step) -> Particles:
         run, before = step.run, step.particles
         rows = step.evaluated.to(run.exact_device)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing_extensions import override
-
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit
 
@@ -19,14 +17,12 @@ class AR(Objective):
     reads = CausalBackbone
     takes_time = False
 
-    @override
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         check_fit(type(self), backbone)
         if time_conditioning:
             raise ValueError("time_conditioning=true, but objective AR has no time; leave it out")
         return CausalDenoiser(backbone)
 
-    @override
     def compute(self, denoiser: BaseDenoiser, batch: TrainingBatch) -> Loss:
         weight, counted = batch.weight, self.where(batch.weight > 0)
         query = batch.query(batch.x0, None, counted.requested)

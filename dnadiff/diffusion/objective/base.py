@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
 
 from torch import Tensor, ones_like
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import (
     Backbone,
@@ -221,7 +220,6 @@ class MaskedObjective(Objective):
         self.masking = masking or Bernoulli()
         self.masking.check(process.noise)
 
-    @override
     def notes(self) -> list[str]:
         return self.masking.notes(self.bound)
 
@@ -232,7 +230,6 @@ class MaskedObjective(Objective):
         """Cost of each masked token before its row's weight: `(M,)` in row-major order of the
         positions that `where` made."""
 
-    @override
     def compute(self, denoiser: Any, batch: TrainingBatch) -> Loss:
         masked, chosen = self.masked_positions(batch)
         positions = self.where(chosen)
@@ -268,7 +265,6 @@ class MaskedObjective(Objective):
         """`x0 (B, L)` masked where `maskable (B, L)` bool."""
         return self.masking(self.process, x0, maskable, draws)
 
-    @override
     def evaluation(self) -> Self:
         # The bound, whatever is trained on: with exact counts in continuous time, with the same
         # steps in discrete time.

@@ -4,7 +4,6 @@ each block."""
 from __future__ import annotations
 
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import Backbone, BlockBackbone, BlockDenoiser
 from dnadiff.diffusion.draws import Draws
@@ -50,7 +49,6 @@ class BlockMDLM(MDLM):
         super().__init__(process, masking or ExactCount(), weighting, protocol)
         self.block_size, self.next_token_weight = block_size, float(next_token_weight)
 
-    @override
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
         check_fit(type(self), backbone)
         if time_conditioning:
@@ -73,11 +71,9 @@ class BlockMDLM(MDLM):
             )
         return denoiser
 
-    @override
     def rows(self, x: Tensor, fill: float = 0) -> Tensor:
         return block_rows(x, min(self.block_size, x.shape[1]), fill)
 
-    @override
     def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
         length = x0.shape[1]
         rows, allowed = self.rows(x0, self.process.vocab.pad_id), self.rows(maskable)
@@ -87,7 +83,6 @@ class BlockMDLM(MDLM):
             sequence_rows(masked.xt, length), masked.t, sequence_rows(weight, length)
         )
 
-    @override
     def compute(self, denoiser: BlockDenoiser, batch: TrainingBatch) -> Loss:
         if self.next_token_weight == 0:
             return super().compute(denoiser, batch)
@@ -101,7 +96,6 @@ class BlockMDLM(MDLM):
         added = self.next_token_weight * mean_over(next_nll * counted, counted.sum())
         return found._replace(loss=found.loss + added)
 
-    @override
     def evaluation(self) -> BlockMDLM:
         found = super().evaluation()
         found.next_token_weight = 0.0

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
@@ -34,11 +33,9 @@ class Bound(Objective):
         super().__init__(process)
         self.stratified = stratified
 
-    @override
     def parameterization(self) -> Parameterization:
         return self.process.parameterization()
 
-    @override
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         x0, weight, draws, *_ = batch
         counted, process = weight > 0, self.process

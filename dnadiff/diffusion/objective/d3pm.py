@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import (
@@ -60,11 +59,9 @@ class D3PM(MaskedObjective):
         super().__init__(process, masking, protocol)
         self.zero_masking, self.carry_over = zero_masking, carry_over
 
-    @override
     def parameterization(self) -> Parameterization:
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
 
-    @override
     def token_nll(
         self,
         denoiser: MaskedDenoiser,
@@ -95,7 +92,6 @@ class D3PM(MaskedObjective):
             + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
         )
 
-    @override
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         diffusion = super().compute(denoiser, batch)
         if self.carry_over:

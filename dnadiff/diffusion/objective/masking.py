@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.noise import LARGEST_CUT, NoiseSchedule, refuse_cut
@@ -166,16 +165,13 @@ class Bernoulli(Masking):
     stratified: bool = True
     t_min: Annotated[float, Interval(ge=0, le=LARGEST_CUT)] = 1e-3
 
-    @override
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = self.t_min + (1 - self.t_min) * u
         return 1 - noise.alpha(t), t, noise.weight(t)
 
-    @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return noise.mask_probability(self.t_min), noise.mask_probability(1.0)
 
-    @override
     def cut_by(self) -> str:
         return f"t_min {self.t_min}"
 
@@ -198,17 +194,14 @@ class Importance(Masking):
     stratified: bool = True
     p_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-3
 
-    @override
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high = map(math.log, self.ends(noise))
         t = noise.inverse(1 - torch.exp(low + (high - low) * u))
         return 1 - noise.alpha(t), t, torch.full_like(t, high - low)
 
-    @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return max(noise.mask_probability(0.0), self.p_min), noise.mask_probability(1.0)
 
-    @override
     def cut_by(self) -> str:
         return f"p_min {self.p_min}"
 
@@ -231,7 +224,6 @@ class DiscreteTime(Masking):
     num_steps: PositiveInt = 1000
     stratified: bool = True
 
-    @override
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = ((u * self.num_steps).floor() + 1).clamp(max=self.num_steps) / self.num_steps
         alpha_t, alpha_s = self.alphas(noise, t)
@@ -244,17 +236,14 @@ class DiscreteTime(Masking):
         s = (t * self.num_steps).round() - 1
         return noise.alpha(t), torch.where(s > 0, noise.alpha(s.clamp(min=0) / self.num_steps), 1.0)
 
-    @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return 0.0, noise.mask_probability(
             1.0
         )  # the first step unmasks everything, so nothing is missing below
 
-    @override
     def remedy(self, reaches_all: bool) -> str:
         return "set another noise"  # d3pm accepts no other masking, and counts give another bound
 
-    @override
     def evaluation(self) -> DiscreteTime:
         return ImportanceDiscreteTime(self.num_steps)
 
@@ -268,7 +257,6 @@ class ImportanceDiscreteTime(DiscreteTime):
     1,000 steps of ShiftedLogOdds the one at t = 1/1000 unmasks 96 %.
     """
 
-    @override
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         times = torch.arange(1, self.num_steps + 1, device=u.device, dtype=u.dtype) / self.num_steps
         masked = 1 - noise.alpha(times)  # increases; each increment is what one step unmasks
@@ -291,7 +279,6 @@ class ExactCount(Masking):
 
     stratified: bool = True
 
-    @override
     def __call__(
         self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
     ) -> MaskedBatch:
@@ -331,12 +318,10 @@ class Clipped(Masking):
         if self.low >= self.high:
             raise ValueError(f"low {self.low} must be below high {self.high}")
 
-    @override
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rate = self.low + (self.high - self.low) * u
         return rate, noise.inverse(1 - rate), 1 / rate
 
-    @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return self.low, self.high
 
@@ -405,7 +390,6 @@ class BetaRates(Masking):
     uniform: Share = 0.5
     stratified: bool = True
 
-    @override
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rate = self.rates(u)
         return rate, noise.inverse(1 - rate), 1 / (rate * self.density(rate))
@@ -429,14 +413,12 @@ class BetaRates(Masking):
             _BINS * (quantiles[index + 1] - quantiles[index])
         )
 
-    @override
     def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
         return 0.0, 1.0
 
     def check(self, noise: NoiseSchedule) -> None:
         """Any schedule will do: the rates are drawn without it."""
 
-    @override
     def notes(self, trains_bound: bool) -> list[str]:
         if not trains_bound:
             return []

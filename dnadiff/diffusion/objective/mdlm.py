@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.objective.base import MaskedObjective, Protocol, TrainingBatch
@@ -56,7 +55,6 @@ class MDLM(MaskedObjective):
         super().__init__(process, masking, protocol)
         self.bound = weighting == "nelbo"
 
-    @override
     def token_nll(
         self,
         denoiser: BaseDenoiser,

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
@@ -51,7 +50,6 @@ class MLM(Objective):
             )
         self.selected, self.masked, self.replaced = selected, masked, replaced
 
-    @override
     def parameterization(self) -> Parameterization:
         return Softmax(
             self.process.vocab, zero_masking=True, carry_over=False
@@ -73,7 +71,6 @@ class MLM(Objective):
         xt = torch.where(chosen & changed, random, x0)
         return torch.where(chosen & hidden, self.process.vocab.mask_id, xt), chosen
 
-    @override
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         x0, weight = batch.x0, batch.weight
         xt, chosen = self.corrupt(x0, weight > 0, batch.draws)

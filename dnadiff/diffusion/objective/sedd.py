@@ -6,7 +6,6 @@ import math
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import MaskedObjective, TrainingBatch
@@ -31,11 +30,9 @@ class SEDD(MaskedObjective):
     time_conditioning = True
     everywhere = False
 
-    @override
     def parameterization(self) -> Parameterization:
         return Score(self.process.vocab)
 
-    @override
     def token_nll(
         self,
         denoiser: MaskedDenoiser,

@@ -16,7 +16,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -75,7 +74,6 @@ class AdaptiveSampler(Sampler):
             total: (B, 1) number of positions to unmask.
         """
 
-    @override
     def fill(
         self,
         x: Tensor,
@@ -115,7 +113,6 @@ class TokensFirstSampler(AdaptiveSampler):
 
     tokens_first = True
 
-    @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
         assert tokens is not None
         return log_probs.gather(-1, tokens[:, None])[:, 0]
@@ -134,7 +131,6 @@ class StepsSampler(AdaptiveSampler):
 
     num_steps: PositiveInt | None = None
 
-    @override
     def check_length(self, length: int) -> None:
         if self.num_steps is not None and self.num_steps > length:  # each step unmasks something
             raise ValueError(
@@ -142,11 +138,9 @@ class StepsSampler(AdaptiveSampler):
                 f"sampler.num_steps to at most {length}"
             )
 
-    @override
     def num_steps_for(self, length: int) -> int:
         return min(_STEPS, length) if self.num_steps is None else self.num_steps
 
-    @override
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
         # The same sizes as the groups of `Grouped`.
         steps = total.clamp(min=1, max=self.num_steps_for(rank.shape[1]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, log_expm1
@@ -30,7 +29,6 @@ class Analytic(Ancestral):
     exact = True
     has_weights = True
 
-    @override
     def fill(
         self,
         x: Tensor,

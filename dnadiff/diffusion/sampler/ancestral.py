@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -29,7 +28,6 @@ class Ancestral(GridSampler, PlannedSampler):
     exact = True
     has_weights = True
 
-    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         time = self.times(u.device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import CausalBackbone, State
 from dnadiff.diffusion.draws import Draws
@@ -34,7 +33,6 @@ class Autoregressive(Sampler):
     reads = CausalBackbone
     has_weights = True
 
-    @override
     def fill(
         self,
         x: Tensor,

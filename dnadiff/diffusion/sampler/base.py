@@ -18,7 +18,6 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import (
     Backbone,
@@ -461,7 +460,6 @@ class PlannedSampler(Sampler):
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         """When each position of `masked (B, L)` bool is unmasked."""
 
-    @override
     def fill(
         self,
         x: Tensor,
@@ -516,11 +514,9 @@ class GridSampler(Sampler):
     _: KW_ONLY
     noise_removal: Literal["sample", "argmax", "none"] = "sample"
 
-    @override
     def num_steps_for(self, length: int) -> int:
         return self.num_steps
 
-    @override
     def supports_weights(self, length: int) -> bool:
         draws = self.noise_removal != "argmax"  # the most probable token is not a draw
         return super().supports_weights(length) and draws
@@ -538,7 +534,6 @@ class GridSampler(Sampler):
         `noise_removal=argmax`."""
         return self.noise_removal == "argmax" and step == self.num_steps - 1
 
-    @override
     def unmask(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
         if self.takes_argmax(step):
             return log_probs.argmax(-1)
@@ -586,15 +581,12 @@ class OuterSampler(Sampler):
         """The counter for a part of some rows of the batch."""
         return calls.part(x, rows, part)
 
-    @override
     def check_length(self, length: int) -> None:
         self.sampler.check_length(self.size_for(length))
 
-    @override
     def supports_weights(self, length: int) -> bool:
         return self.has_weights and self.sampler.supports_weights(self.size_for(length))
 
-    @override
     def fill(
         self,
         x: Tensor,

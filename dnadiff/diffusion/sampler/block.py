@@ -4,7 +4,6 @@ sampler; any length in constant memory."""
 from __future__ import annotations
 
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, BlockBackbone
 from dnadiff.diffusion.draws import Draws
@@ -44,7 +43,6 @@ class Blockwise(OuterSampler):
         super().__init__(sampler, "grouped")
         self.block_size, self.exact = block_size, sampler.exact
 
-    @override
     def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
         if self.block_size not in (None, denoiser.block_size):
             raise ValueError(
@@ -53,18 +51,15 @@ class Blockwise(OuterSampler):
             )
         return Blockwise(self.sampler, denoiser.block_size)
 
-    @override
     def size_for(self, length: int) -> int:
         return length if self.block_size is None else min(self.block_size, length)
 
     window_for = size_for
 
-    @override
     def num_steps_for(self, length: int) -> int:
         sizes = (part.stop - part.start for part in self.parts(length))
         return sum(1 + self.sampler.num_steps_for(size) for size in sizes)
 
-    @override
     def fill(
         self,
         x: Tensor,

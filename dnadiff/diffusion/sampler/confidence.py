@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.sampler.adaptive import ORDERS, StepsSampler
 from dnadiff.fields import checked
@@ -39,6 +38,5 @@ class Confidence(StepsSampler):
     exact = True
     has_weights = True
 
-    @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
         return ORDERS[self.order](log_probs)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.sampler.adaptive import AdaptiveSampler, entropy
 from dnadiff.fields import NonNegative, checked
@@ -40,11 +39,9 @@ class EntropyBounded(AdaptiveSampler):
     exact = True
     has_weights = True
 
-    @override
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:
         return -entropy(log_probs.double() if log_probs.device.type != "mps" else log_probs)
 
-    @override
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
         order = rank.argsort(-1)
         nats = -values.gather(-1, order)  # ascending; +inf where nothing is masked

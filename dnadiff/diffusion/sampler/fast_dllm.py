@@ -6,7 +6,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, Denoiser
 from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, OuterSampler, Sampler
@@ -26,7 +25,6 @@ class Cache(Configurable, ABC):
 class NoCache(Cache):
     """All tokens are read in each call: exact predictions."""
 
-    @override
     def read(self, block: slice, length: int) -> slice:
         return slice(0, length)
 
@@ -34,7 +32,6 @@ class NoCache(Cache):
 class PrefixCache(Cache):
     """Keys and values of the tokens before the block are those at the beginning of the block."""
 
-    @override
     def read(self, block: slice, length: int) -> slice:
         return slice(block.start, length)
 
@@ -43,7 +40,6 @@ class DualCache(Cache):
     """Keys and values of the tokens before and after the block are those at the beginning of the
     block: only the block is read again."""
 
-    @override
     def read(self, block: slice, length: int) -> slice:
         return block
 
@@ -80,11 +76,9 @@ class FastDLLM(OuterSampler):
         super().__init__(sampler, "threshold")
         self.block_size, self.cache = block_size, DualCache() if cache is None else cache
 
-    @override
     def size_for(self, length: int) -> int:
         return min(self.block_size, length)
 
-    @override
     def check_model(self, denoiser: BaseDenoiser) -> None:
         super().check_model(denoiser)
         unwrapped = denoiser.unwrapped
@@ -93,7 +87,6 @@ class FastDLLM(OuterSampler):
         if isinstance(unwrapped, Denoiser):
             _ = unwrapped.cached_backbone  # raises if the network has none
 
-    @override
     def num_steps_for(self, length: int) -> int:
         steps = 0
         for block in self.parts(length):
@@ -102,7 +95,6 @@ class FastDLLM(OuterSampler):
             steps += inner + (read != slice(0, length))
         return steps
 
-    @override
     def inside(
         self, calls: CountedDenoiser, x: Tensor, rows: Tensor, part: slice
     ) -> CountedDenoiser:

@@ -4,7 +4,6 @@ process would choose."""
 from __future__ import annotations
 
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -28,11 +27,9 @@ class FirstHitting(PlannedSampler):
     exact = True
     has_weights = True
 
-    @override
     def draws_one_by_one(self, length: int) -> bool:
         return True
 
-    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         u = u.masked_fill(~masked.to(u.device), -1.0)

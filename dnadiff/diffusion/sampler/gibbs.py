@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -54,19 +53,15 @@ class Gibbs(Sampler):
             self.num_groups, temperature=self.temperature, top_k=self.top_k, nucleus=self.nucleus
         )
 
-    @override
     def supports_weights(self, length: int) -> bool:
         return super().supports_weights(length) and self._grouped.draws_one_by_one(length)
 
-    @override
     def check_length(self, length: int) -> None:
         self._grouped.check_length(length)
 
-    @override
     def num_steps_for(self, length: int) -> int:
         return (1 + self.num_sweeps) * self._grouped.num_steps_for(length)
 
-    @override
     def positions(
         self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
     ) -> Tensor:
@@ -75,7 +70,6 @@ class Gibbs(Sampler):
         tokens = tokens if valid is None else tokens & valid
         return torch.where(masked.any(-1, keepdim=True), masked, tokens)
 
-    @override
     def fill(
         self,
         x: Tensor,

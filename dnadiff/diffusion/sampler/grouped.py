@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -63,7 +62,6 @@ class Grouped(PlannedSampler):
             )
         self.num_groups, self.sizes = len(self.sizes), list(self.sizes)
 
-    @override
     def check_length(self, length: int) -> None:
         total = length if self.sizes is None else sum(map(int, self.sizes))
         if total != length:
@@ -77,15 +75,12 @@ class Grouped(PlannedSampler):
                 f"sampler.num_groups to at most {length}"
             )
 
-    @override
     def draws_one_by_one(self, length: int) -> bool:
         return self.num_steps_for(length) >= length and self.sizes is None
 
-    @override
     def num_steps_for(self, length: int) -> int:
         return min(_GROUPS, length) if self.num_groups is None else self.num_groups
 
-    @override
     def plan(self, masked: Tensor, process: AbsorbingProcess, draws: Draws) -> Plan:
         u = draws.uniform("reveal", masked.shape[1])
         local = masked.to(u.device)

@@ -16,7 +16,6 @@ from typing import Annotated, TypeAlias
 import torch
 from annotated_types import Interval
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
@@ -55,7 +54,6 @@ class Cap(Remasking):
 
     eta: Fraction = 0.008
 
-    @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
         return largest.clamp(max=self.eta)
 
@@ -67,7 +65,6 @@ class Rescale(Remasking):
 
     eta: Fraction = 0.015
 
-    @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
         return self.eta * largest
 
@@ -80,11 +77,9 @@ class Confident(Remasking):
     even a product distribution is sampled exactly.
     """
 
-    @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
         return largest
 
-    @override
     def per_position(self, probability: Tensor, confidence: Tensor) -> Tensor:
         return probability * torch.softmax(-confidence, dim=-1).nan_to_num(
             0.0
@@ -110,13 +105,11 @@ class Loop(Remasking):
         if self.t_on <= self.t_off:
             raise ValueError(f"t_on {self.t_on} must be above t_off {self.t_off}")
 
-    @override
     def alpha(self, noise: NoiseSchedule, time: Tensor) -> Tensor:
         up = self.alpha_on * (1 - time) / (1 - self.t_on)
         rest = 1 - (1 - self.alpha_on) * time / self.t_off
         return torch.where(time > self.t_on, up, rest.clamp(min=self.alpha_on))
 
-    @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
         return torch.where(
             alpha_t == alpha_s, largest.clamp(max=self.eta), 0.0
@@ -127,7 +120,6 @@ class Forward(Remasking):
     """As often as the forward process masks, (alpha_s - alpha_t)/alpha_t: the forward-backward
     corrector."""
 
-    @override
     def probability(self, alpha_t: Tensor, alpha_s: Tensor, largest: Tensor) -> Tensor:
         return torch.minimum(
             (alpha_s - alpha_t) / alpha_t.clamp(min=torch.finfo(alpha_t.dtype).tiny), largest
@@ -143,7 +135,6 @@ class RemaskingSampler(GridSampler):
 
     remasking: Remasking
 
-    @override
     def fill(
         self,
         x: Tensor,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, Process
@@ -28,7 +27,6 @@ class Reverse(GridSampler):
     exact = True
     process_type = Process
 
-    @override
     def fill(
         self,
         x: Tensor,

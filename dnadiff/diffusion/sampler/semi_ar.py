@@ -3,8 +3,6 @@ window from left to right."""
 
 from __future__ import annotations
 
-from typing_extensions import override
-
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.sampler.base import OuterSampler, Sampler
 from dnadiff.fields import PositiveInt, checked
@@ -51,12 +49,10 @@ class SemiAR(OuterSampler):
                 f"most {window}"
             )
 
-    @override
     def check_model(self, denoiser: BaseDenoiser) -> None:
         super().check_model(denoiser)
         self.sampler.check_model(denoiser)
 
-    @override
     def fitted(self, denoiser: BaseDenoiser) -> SemiAR:
         max_length = denoiser.max_length
         if max_length is not None and self.window is not None and self.window > max_length:
@@ -68,17 +64,14 @@ class SemiAR(OuterSampler):
             return self
         return SemiAR(self.sampler, max_length, self.stride)
 
-    @override
     def window_for(self, length: int) -> int:
         return length if self.window is None else min(self.window, length)
 
-    @override
     def num_steps_for(self, length: int) -> int:
         return len(self.parts(length)) * self.sampler.num_steps_for(self.window_for(length))
 
     size_for = window_for
 
-    @override
     def parts(self, length: int) -> list[slice]:
         window = self.window_for(length)
         stride = self.stride or max(1, window // 2)

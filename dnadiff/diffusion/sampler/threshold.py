@@ -9,7 +9,6 @@ from typing import Annotated
 
 from annotated_types import Interval
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.sampler.adaptive import TokensFirstSampler
 from dnadiff.fields import checked
@@ -35,6 +34,5 @@ class Threshold(TokensFirstSampler):
 
     threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9
 
-    @override
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
         return (rank == 0) | (values >= math.log(self.threshold))

@@ -25,7 +25,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 from numpy.typing import DTypeLike
-from typing_extensions import override
 
 from dnadiff.data.kmers import UNKNOWN
 from dnadiff.fields import JsonDict, JsonMap
@@ -515,11 +514,9 @@ class JudgeJob(Job):
         self.settings = {**self.options, **digests, "searched": self.searched}
         self.content: JsonDict = {}
 
-    @override
     def starts(self) -> list[int]:
         return list(range(len(self.evaluator.parts()) + 1))
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for part in self.evaluator.parts()[start + skip :]:
             metrics, curves = part()
@@ -530,7 +527,6 @@ class JudgeJob(Job):
             }
             yield Result(1, json.dumps(content).encode())
 
-    @override
     def write(self, results: Iterator[Result]) -> None:
         """Write the picture, then the JSON file, which says that both are complete; nothing before
         both are known."""
@@ -550,7 +546,6 @@ class JudgeJob(Job):
             file.write(drawn)
         write_json(self.output, self.content)
 
-    @override
     def closing(self, seconds: float) -> str:
         quality, rows = self.quality, list[tuple[str, ...]]()
         for m in quality.metrics:

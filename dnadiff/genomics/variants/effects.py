@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pyfaidx import Fasta
-from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Interval
@@ -220,13 +219,11 @@ class Scorer(RowScorer):
         self.predictions: SitePredictions | None = None
 
     @property
-    @override
     def alleles_together(self) -> int:
         if self.sites_per_window == 1 or self.network.denoiser.left_to_right:
             return self.chunk
         return max(self.chunk, min(self.look_ahead * self.network.window, 1 << 18))
 
-    @override
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
         if self.network.denoiser.left_to_right:
             return

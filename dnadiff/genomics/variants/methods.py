@@ -21,7 +21,6 @@ import torch
 from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
 from dnadiff.diffusion.draws import Draws, hash64
@@ -452,7 +451,6 @@ class Masked(VariantMethod):
 
     name = "masked"
 
-    @override
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
     ) -> tuple[Floats, Floats]:
@@ -466,14 +464,12 @@ class Masked(VariantMethod):
                 llr[:, number] = of_strands
         return llr, np.full(llr.shape, np.nan)
 
-    @override
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
         here = np.flatnonzero(pair.ref != pair.alt)
         order = np.arange(len(here))[None]
         return float(log_ratio(network, pair, (here, here), order)[0]), np.nan
 
-    @override
     def check(self, edit: Edit) -> None:
         if edit.surplus:
             raise ValueError(
@@ -509,7 +505,6 @@ class Block(VariantMethod):
     block: PositiveInt | None = None
     num_orders: Annotated[int, Interval(ge=2)] = 4
 
-    @override
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
         size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
@@ -553,7 +548,6 @@ class PairedWindow(VariantMethod):
     def __post_init__(self) -> None:
         check_num_draws(self.num_draws)
 
-    @override
     def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
         if (places := pair.aligned(None)) is None:
@@ -605,14 +599,12 @@ class LogProb(VariantMethod):
 
     num_draws: PositiveInt = 64
 
-    @override
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         method = super().for_model(denoiser)
         if not is_exact(denoiser):
             check_num_draws(self.num_draws)
         return method
 
-    @override
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
     ) -> tuple[Floats, Floats]:
@@ -672,7 +664,6 @@ class ByKind(VariantMethod):
     def _of(self) -> dict[str, VariantMethod]:
         return {"SNVs": self.snv, "MNVs": self.mnv, "indels": self.indel}
 
-    @override
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
     ) -> tuple[Floats, Floats]:
@@ -686,7 +677,6 @@ class ByKind(VariantMethod):
                 )
         return llr, variance
 
-    @override
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         if denoiser.left_to_right:
             return self.left_to_right.for_model(denoiser)
@@ -694,10 +684,8 @@ class ByKind(VariantMethod):
             method.for_model(denoiser)
         return self
 
-    @override
     def check(self, edit: Edit) -> None:
         self._of[edit.kind].check(edit)
 
-    @override
     def settings(self) -> JsonDict:
         return {"method": self.name, **{kind: x.settings() for kind, x in vars(self).items()}}

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer, encoded
@@ -414,7 +413,6 @@ class Saturation(VariantSource):
     deletions: bool = False
     stranded: bool = False
 
-    @override
     def __iter__(self) -> Iterator[Row]:
         for chrom, start, end, _, strand in self.regions:
             for first in range(start, end, _PIECE):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-from typing_extensions import override
 
 from dnadiff.data.base import run_data
 from dnadiff.fields import JsonDict, JsonMap
@@ -135,13 +134,11 @@ class ParquetTable(Table):
     suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
     converts: ClassVar[bool] = True
 
-    @override
     def convert(self, rows: Path, output: Path) -> None:
         kinds = dict.fromkeys(PLACE, "string") | {"pos": "int64", MISMATCH: "bool"}
         types = {name: kinds.get(name, "float64") for name in self.names}
         write_parquet(super().read(rows), output, types)
 
-    @override
     def read(self, path: Path) -> Iterator[JsonMap]:
         import pyarrow.parquet
 
@@ -156,7 +153,6 @@ class Vcf(Table):
     suffixes: ClassVar[tuple[str, ...]] = (".vcf", ".vcf.gz")
     is_vcf: ClassVar[bool] = True
 
-    @override
     def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
         own = []
         for name in self.columns:
@@ -183,7 +179,6 @@ class Vcf(Table):
         kept = [line for line, name in zip(lines, names) if name not in replaced]
         return "".join(f"{line}\n" for line in (*kept, *own, columns)).encode()
 
-    @override
     def rows(self, scored: Iterable[Scored]) -> bytes:
         lines = []
         for row, results in scored:
@@ -203,7 +198,6 @@ class Vcf(Table):
             lines.append("\t".join([*cells[:7], ";".join(kept) or ".", *cells[8:]]) + "\n")
         return "".join(lines).encode()
 
-    @override
     def read(self, path: Path) -> Iterator[JsonMap]:
         for row in VcfSource(path):
             cells = row.text.split("\t")[7].split(";")
@@ -382,11 +376,9 @@ class VariantJob(ResumableJob):
         self.audit, self.summary = Audit(), InputSummary()
 
     @property
-    @override
     def total(self) -> int:
         return self.summary.rows
 
-    @override
     def starts(self) -> list[int]:
         parts = divided(self.source, self.scorer.alleles_together)
         return list(itertools.accumulate(map(len, parts), initial=0))
@@ -395,7 +387,6 @@ class VariantJob(ResumableJob):
         rules = self.scorer.alleles, self.method, self.training, self.mismatch_is_error
         return summarize(self.source, *rules, first, last)
 
-    @override
     def check(self, first: int = 0, last: int | None = None) -> None:
         found = self._summarized(first, last)
         if last is not None:
@@ -421,42 +412,35 @@ class VariantJob(ResumableJob):
         if self.matrix.resolve() == self.output.resolve():
             raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
 
-    @override
     def begin(self) -> None:
         log.info(
             f"{self.summary.kinds.total():,} alleles in {self.summary.rows:,} rows, windows of "
             f"{self.scorer.alleles.window} bases, method {self.scorer.method_name}"
         )
 
-    @override
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in self.scorer.chunks(self.source.between(start), skip):
             content, audit = self.writer.rows(chunk), self.scorer.take_audit()
             self.report(len(chunk), 0)
             yield Result(len(chunk), content, {"audit": list(astuple(audit))})
 
-    @override
     def resume(self, done: int, notes: JsonMap) -> None:
         super().resume(done, notes)
         self.audit = Audit(*notes.get("audit", ()))
         self.scorer.audited = self.audit.sites
 
-    @override
     def header(self) -> bytes:
         contigs = self.summary.contigs(self.scorer.alleles.reference.lengths)
         return self.writer.header(self.source, contigs)
 
-    @override
     def fold(self, result: Result) -> tuple[bytes, int]:
         self.audit.include(Audit(*result.about["audit"]))
         self.totals = {"audit": list(astuple(self.audit))}
         return super().fold(result)
 
-    @override
     def convert(self, collected: Path) -> None:
         self.writer.convert(collected, self.output)
 
-    @override
     def finish(self, collected: Path) -> JsonDict:
         self._write_next_to_it(self.matrix, self.page, self.summary.first)
         audit, training, summary = self.audit, self.training, self.summary
@@ -472,7 +456,6 @@ class VariantJob(ResumableJob):
             "sites_per_window_error": error if audit.shared else None,
         }
 
-    @override
     def found_complete(self) -> None:
         named = (self.matrix, self.page if self.page_is_named else None)
         matrix, page = (None if path and path.exists() else path for path in named)
@@ -488,7 +471,6 @@ class VariantJob(ResumableJob):
                 file.write(dependency(self.network, first, self.span))
             print(f"the dependency matrix is in {matrix}")
 
-    @override
     def closing(self, seconds: float) -> str:
         """The counts of alleles, the error of several sites per window, and the speed."""
         summary, training, audit, scorer = self.summary, self.training, self.audit, self.scorer

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, Probability
@@ -366,7 +365,6 @@ class AttentionBackbone(Backbone):
         self.rotary_emb = Rotary(d_model // n_heads)
 
     @property
-    @override
     def trunk(self) -> nn.ModuleList:
         return self.blocks
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.fields import checked
 from dnadiff.networks.backbone.base import BlockBackbone, OptTensor, State
@@ -46,7 +45,6 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
 
     clean_is_causal = True
 
-    @override
     def check_blocks(self) -> None:
         check_states(self.scan)
         if self.takes_sigma:
@@ -56,7 +54,6 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
                 "weights for the time would not be trained; set backbone.time_conditioning=false"
             )
 
-    @override
     def block_features(
         self,
         xt: Tensor,
@@ -79,7 +76,6 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         noised = self.normalized(streams[0], branches[0])
         return noised, self.normalized(streams[1], branches[1]) if clean else None
 
-    @override
     def step_block(
         self,
         xt: Tensor,
@@ -97,7 +93,6 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
             branch = mixed if gate is None else gate * mixed
         return self.normalized(stream, branch)
 
-    @override
     def advance(
         self,
         x0: Tensor,

@@ -15,7 +15,6 @@ from typing import Unpack
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
@@ -67,20 +66,17 @@ class CaduceusPS(BiMambaBackbone):
             persistent=False,
         )
 
-    @override
     def embed(self, ids: Tensor) -> Tensor:
         both = torch.cat([ids, self.complement[ids].flip(1)])  # and the reverse complement
         first, second = super().embed(both).chunk(2)
         return torch.cat([first, second.flip(1)], -1)
 
-    @override
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         first, second = h.chunk(2, -1)
         sigma, cond = (None if x is None else torch.cat([x, x]) for x in (sigma, cond))
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
         return join(super().mix(torch.cat([first, second.flip(1)]), sigma, cond, valid))
 
-    @override
     def before_layer(self, stream: Tensor, branch: OptTensor) -> tuple[Tensor, OptTensor]:
         if not self.swap_strands:
             return stream, branch
@@ -88,18 +84,15 @@ class CaduceusPS(BiMambaBackbone):
         # positions and channels are reversed
         return both.unflatten(0, (2, -1)).flip(0, 2, 3).flatten(0, 1), None
 
-    @override
     def head(self, features: Tensor) -> Tensor:
         # the row of each id and the reversed row of its complement
         weight = self.embedding.weight
         joined = torch.cat([weight, weight[self.complement].flip(1)], dim=1)  # (rows, 2D)
         return at_least_float32(nn.functional.linear(features, joined))
 
-    @override
     def head_matrix(self) -> None:
         return None  # the head's rows are computed from those of the embedding
 
-    @override
     def published_layout(self) -> PublishedLayout:
         """That of Caduceus-Ph with other names for the modules that run once per strand; errors as
         there."""

@@ -9,7 +9,6 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
-from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
@@ -138,11 +137,9 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         )
         self.output_layer = FinalNorm(d_model, vocab.size, cond_dim)
 
-    @override
     def embed(self, ids: Tensor) -> Tensor:
         return nn.functional.embedding(ids, self.vocab_embed["embedding"])
 
-    @override
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         condition = self._condition(sigma, h.device)
         mask = None if valid is None else valid[:, None, None, :]
@@ -154,7 +151,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         MDLM's network gets sigma = 0."""
         return silu(self.sigma_map(torch.zeros(1, device=device) if sigma is None else sigma))
 
-    @override
     def block_features(
         self,
         xt: Tensor,
@@ -177,7 +173,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         x = self.output_layer(x, condition)
         return x[:, :length], x[:, length:] if clean else None
 
-    @override
     def step_block(
         self,
         xt: Tensor,
@@ -188,7 +183,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         self.check_inputs(xt, None, cond)
         return self._read(xt, state or State([]), valid)[0]
 
-    @override
     def advance(
         self,
         x0: Tensor,
@@ -207,7 +201,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
             ]
         return State(tensors, length)
 
-    @override
     def around(
         self, ids: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
@@ -254,15 +247,12 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         size = self.max_length
         return 0 if size is None else max(0, length // size - 1) * size
 
-    @override
     def head(self, features: Tensor) -> Tensor:
         return at_least_float32(self.output_layer.linear(features))
 
-    @override
     def head_matrix(self) -> tuple[Tensor, OptTensor]:
         return self.output_layer.linear.weight, self.output_layer.linear.bias
 
-    @override
     def published_layout(self) -> PublishedLayout:
         """The layout of MDLM's DiT; ValueError with another `mlp_ratio`, or no layers."""
         if self.mlp_ratio != 4 or not len(self.blocks):

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, Probability, checked
@@ -178,11 +177,9 @@ class MambaBackbone(Backbone):
             layer.compile()
 
     @property
-    @override
     def trunk(self) -> nn.ModuleList:
         return self.layers
 
-    @override
     def check_pieces(self, num_pieces: int, length: int | None) -> None:
         check_states(self.scan)
         if length is None:
@@ -204,16 +201,13 @@ class MambaBackbone(Backbone):
                 f"data.length={num_pieces * (self.d_conv - 1)} or more"
             )
 
-    @override
     def spread(self, peers: Peers) -> None:
         self.peers, self.piece = peers, SequencePiece(peers, self.reads_both_strands)
 
-    @override
     def embed(self, ids: Tensor) -> Tensor:
         found = self.embedding(ids)
         return at_least_float32(found) if self.residual_in_fp32 else found
 
-    @override
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         condition = self.conditioned(sigma, cond)
         stream, branch = h, None
@@ -259,11 +253,9 @@ class MambaBackbone(Backbone):
             return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
         return function(*inputs)
 
-    @override
     def head(self, features: Tensor) -> Tensor:
         return at_least_float32(nn.functional.linear(features, self.embedding.weight))
 
-    @override
     def head_matrix(self) -> tuple[Tensor, OptTensor] | None:
         return self.embedding.weight, None
 
@@ -295,7 +287,6 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
         )
         super().__init__(vocab, d_model, n_layers, mixer, **options)
 
-    @override
     def published_layout(self) -> PublishedLayout:
         """The layout of Caduceus-Ph; ValueError if the network has time conditioning.
 
@@ -391,7 +382,6 @@ class Mamba(MambaBackbone, CausalBackbone):
     ) -> None:
         super().__init__(vocab, d_model, n_layers, UniMamba, dropout=dropout, **options)
 
-    @override
     def step(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
@@ -412,7 +402,6 @@ class Mamba(MambaBackbone, CausalBackbone):
             tensors += [past, h]
         return self.norm_f(stream).to(self.norm_f.weight.dtype), State(tensors, state.length + 1)
 
-    @override
     def read(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:

@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from dnadiff.networks.backbone.base import OptTensor
 from dnadiff.networks.backbone.context import SequencePiece
@@ -229,7 +228,6 @@ class UniMamba(ForwardMixer):
         x, z = _split(self.in_proj, hidden, valid, scan)
         return self.out_proj(gated_scan(self.fwd.inputs(x, valid, scan), z, scan=scan), scan)
 
-    @override
     def piece(self, hidden: Tensor, others: SequencePiece, valid: OptTensor, scan: str) -> Tensor:
         x, z = _split(self.in_proj, hidden, valid, scan)
         before, _ = others.edges(x, x, self.fwd.conv_weight.shape[1])
@@ -289,7 +287,6 @@ class BiMamba(ForwardMixer):
             inputs = [way.inputs(u, valid, scan) for way, u in zip(ways, (x, x_rev))]
         return self._combined(*selective_scans(*inputs, scan=scan), z, z_rev, scan)
 
-    @override
     def piece(self, hidden: Tensor, others: SequencePiece, valid: OptTensor, scan: str) -> Tensor:
         (x, z), (x_rev, z_rev) = self._inputs(hidden, valid, scan)
         before, after = others.edges(x, x_rev, self.fwd.conv_weight.shape[1])

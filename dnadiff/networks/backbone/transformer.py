@@ -14,7 +14,6 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from typing_extensions import override
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
@@ -94,11 +93,9 @@ class Transformer(AttentionBackbone, CausalBackbone):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    @override
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids)
 
-    @override
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         mask, length = None, h.shape[1]
         if valid is not None:
@@ -109,7 +106,6 @@ class Transformer(AttentionBackbone, CausalBackbone):
         angles = self.rotary_emb.angles(length, h.device)
         return self.norm_f(self.through_blocks(h, angles, mask))
 
-    @override
     def step(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
@@ -135,11 +131,9 @@ class Transformer(AttentionBackbone, CausalBackbone):
             x = block.step(x, self.rotary_emb, keys, values, position)
         return self.norm_f(x), State(state.tensors, position + 1)
 
-    @override
     def head(self, features: Tensor) -> Tensor:
         return at_least_float32(self.linear(features))
 
-    @override
     def head_matrix(self) -> tuple[Tensor, OptTensor]:
         return self.linear.weight, self.linear.bias
 
@@ -214,15 +208,12 @@ class GPT2(CausalBackbone):
         self.ln_f = LayerNorm(d_model, eps, bias=True)
 
     @property
-    @override
     def trunk(self) -> nn.ModuleList:
         return self.blocks
 
-    @override
     def embed(self, ids: Tensor) -> Tensor:
         return self.wte(torch.where(ids < self.rows, ids, self.start))
 
-    @override
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         # `valid` is not needed: padding is at the end, where causal attention does not see it
         x = h + self.wpe.weight[: h.shape[1]]
@@ -230,18 +221,15 @@ class GPT2(CausalBackbone):
             x = block(x)
         return self.ln_f(x)
 
-    @override
     def head(self, features: Tensor) -> Tensor:
         logits = at_least_float32(nn.functional.linear(features, self.wte.weight))
         return nn.functional.pad(
             logits, (0, self.vocab.size - self.rows)
         )  # further ids have logit 0
 
-    @override
     def head_matrix(self) -> tuple[Tensor, None]:
         return self.wte.weight, None  # without the further ids, which are never emitted
 
-    @override
     def published_layout(self) -> PublishedLayout:
         """The layout of GPT-2; published files store the matrices transposed."""
         ours_theirs = {

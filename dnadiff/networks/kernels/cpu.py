@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
-from typing_extensions import override
 
 from dnadiff.networks.kernels import native
 from dnadiff.networks.kernels.backend import (
@@ -210,7 +209,6 @@ class _Mixer(torch.autograd.Function):
     """The output of a mixer of hidden (Bt, L, D); `tensors` are the arguments of `_Kernels`."""
 
     @staticmethod
-    @override
     def forward(ctx: Any, hidden: Tensor, *tensors: Tensor) -> Tensor:
         hidden, run, keep = hidden.contiguous(), _Kernels(*tensors), any(ctx.needs_input_grad)
         out, x, z, steps, scans = run.forward(hidden, keep)
@@ -220,7 +218,6 @@ class _Mixer(torch.autograd.Function):
         return out
 
     @staticmethod
-    @override
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
         hidden, x, z, *rest = ctx.saved_tensors
@@ -246,7 +243,6 @@ class _TwoStreams(torch.autograd.Function):
     `_Kernels`."""
 
     @staticmethod
-    @override
     def forward(
         ctx: Any, noised: Tensor, clean: Tensor, block: int, clean_output: bool, *tensors: Tensor
     ) -> tuple[Tensor, OptionalTensor]:
@@ -272,7 +268,6 @@ class _TwoStreams(torch.autograd.Function):
         return run.output(y, y_rev, z), out_clean
 
     @staticmethod
-    @override
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dout_clean: OptionalTensor) -> tuple[OptionalTensor, ...]:
         noised, clean, x_clean, z_clean, x, z, y_clean, y, y_rev, *rest = ctx.saved_tensors
@@ -333,18 +328,15 @@ class CppBackend(TorchOperations):
     device_type = "cpu"
     fused_add_norm = True
 
-    @override
     def description(self) -> str:
         """The vector instructions in use, and the library of matrix products if it is not PyTorch's
         choice."""
         vectors = native.library().dnadiff_vectors().decode()
         return f"{vectors}, products by oneDNN" if native.onednn_wins() else vectors
 
-    @override
     def compiler(self) -> str:
         return native.library().dnadiff_compiler().decode()
 
-    @override
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
         if forward_ad._current_level >= 0:  # a custom operator would silently count as a constant
             raise NotImplementedError(
@@ -361,7 +353,6 @@ class CppBackend(TorchOperations):
         kept = (kept[:, ::every] if every > 1 else kept).mT if block else None
         return ScanStates(y, kept, last.mT)
 
-    @override
     def short_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
         near: OptionalTensor = None, block: int = 0,
@@ -373,15 +364,12 @@ class CppBackend(TorchOperations):
         near = near if weight.shape[1] > 1 else None
         return native.short_conv(x, weight, bias, reverse, near, block)
 
-    @override
     def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         return native.gated_sum(y, y_rev, z)
 
-    @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self.add_norm(x, None, weight, eps)[1]
 
-    @override
     def add_norm(
         self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
@@ -390,11 +378,9 @@ class CppBackend(TorchOperations):
         out, _, total = native.rms_norm(flat_x, weight, eps, flat_added)
         return x if added is None else total.view(x.shape), out.view(x.shape)
 
-    @override
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return (native.linear if native.multiplies(weight) else F.linear)(x, weight)
 
-    @override
     def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         if not native.multiplies(weight):
             return super().linear_halves(x, weight)
@@ -402,12 +388,10 @@ class CppBackend(TorchOperations):
         first, second = weight.chunk(2)
         return native.linear(x, first), native.linear(x, second)
 
-    @override
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         narrow = weight.shape[1] <= native.MAX_RANK
         return (native.narrow_linear if narrow else F.linear)(x, weight)
 
-    @override
     def fuses_mixer(self, weights: MixerWeights) -> bool:
         return (
             weights.in_proj.numel() // 2 <= _LARGEST
@@ -416,13 +400,11 @@ class CppBackend(TorchOperations):
             and not torch.compiler.is_compiling()
         )
 
-    @override
     def mixer(self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor) -> Tensor:
         if not self.fuses_mixer(weights):
             return super().mixer(hidden, weights, valid)
         return _Mixer.apply(hidden, valid, *weights.tensors())
 
-    @override
     def continued_mixer(
         self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
         valid: OptionalTensor = None,
@@ -433,7 +415,6 @@ class CppBackend(TorchOperations):
             return out, x, scans[0][3].mT
         return super().continued_mixer(hidden, weights, past, state, valid)
 
-    @override
     def two_stream_mixer(
         self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
         valid: OptionalTensor, clean_output: bool,

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import override
 
 from dnadiff.networks.kernels.backend import (
     Backend,
@@ -49,7 +48,6 @@ def _restarted(backend: Backend, inputs: ScanInputs, walk: Walk) -> ScanStates:
 class TorchOperations(Backend):
     """All operations but the scan, in plain PyTorch."""
 
-    @override
     def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         L, K = x.shape[1], weight.shape[1]
         x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
@@ -59,15 +57,12 @@ class TorchOperations(Backend):
             a = torch.addcmul(a, x[:, first : first + L], weight[:, k])
         return F.silu(a)
 
-    @override
     def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         return (y if y_rev is None else y + y_rev) * F.silu(z)
 
-    @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)  # on accelerators this is one kernel
 
-    @override
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.linear(x, weight)
 
@@ -75,11 +70,9 @@ class TorchOperations(Backend):
 class PortableBackend(TorchOperations):
     """Any device, float32 or float64."""
 
-    @override
     def description(self) -> str:
         return "PyTorch"
 
-    @override
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
         if walk.restart:
             return _restarted(self, inputs, walk)
@@ -273,11 +266,9 @@ class _Chunks:
 class ReferenceBackend(Backend):
     """Every operation as its formula; the scan needs (Bt, L, E, N) memory."""
 
-    @override
     def description(self) -> str:
         return "plain PyTorch, one position at a time"
 
-    @override
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
         if walk.restart:
             return _restarted(self, inputs, walk)
@@ -294,26 +285,21 @@ class ReferenceBackend(Backend):
         starts = None if walk.block is None else torch.stack(before[:: walk.block], dim=1)
         return ScanStates(torch.stack(y[::-1] if walk.reverse else y, dim=1), starts, h)
 
-    @override
     def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
         E, K = weight.shape
         taps, padding = (weight.flip(-1), (0, K - 1)) if reverse else (weight, (K - 1, 0))
         return F.silu(F.conv1d(F.pad(x.mT, padding), taps[:, None], bias, groups=E)).mT
 
-    @override
     def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         total = y if y_rev is None else y + y_rev
         return total * z * torch.sigmoid(z)
 
-    @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
-    @override
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return x @ weight.T
 
-    @override
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
         return (x[..., None, :] * weight).sum(-1)
 
@@ -324,11 +310,9 @@ class MambaSSMBackend(TorchOperations):
     device_type = "cuda"
     lacks_states = "states that enter or leave a scan; its kernel always starts from zero"
 
-    @override
     def description(self) -> str:
         return "CUDA, flipped for the reverse direction"
 
-    @override
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
         u, delta, A, B, C, D, bias = inputs
         u, delta, B, C = ((x.flip(1) if walk.reverse else x).mT for x in (u, delta, B, C))

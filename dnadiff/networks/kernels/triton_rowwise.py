@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
-from typing_extensions import override
 
 from dnadiff.networks.kernels import triton_scan
 from dnadiff.networks.kernels.backend import OptionalTensor, ScanInputs, ScanStates, Walk
@@ -295,11 +294,9 @@ class TritonBackend(TorchOperations):
     fused_add_norm = True
     max_states = 64
 
-    @override
     def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
         return super().unsupported(self.device_type if interpreted() else device_type, dtype)
 
-    @override
     def description(self) -> str:
         import triton
 
@@ -314,16 +311,13 @@ class TritonBackend(TorchOperations):
             )
         return triton_scan.scan(directions, z, walk)
 
-    @override
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
         return self._scan([inputs], None, walk)[1]
 
-    @override
     def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
         # the scan's output is never written without its gate
         return self._scan([inputs], z, Walk())[1].y
 
-    @override
     def scans(self, forward: ScanInputs, backward: ScanInputs) -> tuple[Tensor, Tensor]:
         large = zip((*forward[:2], *forward[3:5]), (*backward[:2], *backward[3:5]), strict=True)
         # one kernel reads the same types in both directions
@@ -332,7 +326,6 @@ class TritonBackend(TorchOperations):
         y, y_rev = self._scan([forward, backward], None, Walk())[0]
         return y, y_rev
 
-    @override
     def short_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
         near: OptionalTensor = None, block: int = 0,
@@ -344,7 +337,6 @@ class TritonBackend(TorchOperations):
         both = (*none, *taps) if reverse else (*taps, *none)
         return convs(x, *both, near if weight.shape[1] > 1 else None, block)[0]
 
-    @override
     def short_convs(
         self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -353,17 +345,14 @@ class TritonBackend(TorchOperations):
         y, y_rev = convs(x, *_filter(*forward), *_filter(*backward), None, 0)  # x is read once
         return y, y_rev
 
-    @override
     def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
         return gate(y, y_rev, z)
 
-    @override
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.shape[-1] > MAX_WIDTH:
             return super().rms_norm(x, weight, eps)
         return norm(x, None, weight, eps, x.dtype)[1]
 
-    @override
     def add_norm(
         self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
