@@ -18,6 +18,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
@@ -215,10 +216,13 @@ def _message(key: str, value: object, hint: object) -> str:
         return f"{key} {value!r} is not known; choose {described(hint)}"
     if kinds == [bool] and isinstance(value, str):
         return f"{key}={value} is neither true nor false; set {key}=true or {key}=false"
-    asks_quotes = str in kinds and isinstance(value, Real)
-    quoted = f"; put it into quotes, as in '{key}=\"{value}\"'" if asks_quotes else ""
+    remedy = ""
+    if str in kinds and isinstance(value, Real):
+        remedy = f"; put it into quotes, as in '{key}=\"{value}\"'"
+        if timedelta in kinds:  # Lightning's Timer
+            remedy = f"; write days:hours:minutes:seconds, as in {key}=00:00:10:00"
     limit = f", and at most {LARGEST}" if is_number(value) and abs(value) > LARGEST else ""
-    return f"{key} {value!r} must be {described(hint)}{limit}{quoted}"
+    return f"{key} {value!r} must be {described(hint)}{limit}{remedy}"
 
 
 def described(hint: object) -> str:

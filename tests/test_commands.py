@@ -87,7 +87,10 @@ WRONG_TRAINING = {
     "+nonsense=3": "unknown key nonsense",
     "a=[b": "cannot read the command line",
     "trainer.max_tim=3": "unknown key trainer.max_tim; did you mean trainer.max_time?",
-    "trainer.max_time=10": "trainer.max_time 10 must be a string, a timedelta, a mapping or null",
+    "trainer.max_time=10": (
+        "trainer.max_time 10 must be a string, a timedelta, a mapping or null; write "
+        "days:hours:minutes:seconds, as in trainer.max_time=00:00:10:00"
+    ),
     "experiment=bundled data.path=x.fa optimizer=adamw": (
         "optimizer=adamw and experiment=bundled disagree: optimizer.fused is null in the first and "
         "true in the second; leave optimizer out, or add optimizer.fused=null"

@@ -26,7 +26,7 @@ from collections.abc import (
 from contextlib import closing
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import log
@@ -586,26 +586,26 @@ class Rows(VariantSource):
         import pandas
 
         def text(value: object) -> str:  # str() would make an allele of nucleotides of NaN
+            if isinstance(value, bytes):
+                return value.decode("utf-8", "surrogateescape")
             return "" if pandas.isna(value) is True else str(value)
 
-        values: list[object] = []
-        name: object = None
+        given: dict[str, Any] = {}
         if isinstance(variant, Mapping):  # keys as in the header of a file
             given = {str(key).lower().lstrip("#"): value for key, value in variant.items()}
-            values, name = [given[key] for key in _COLUMNS if key in given], given.get("id")
-        elif isinstance(variant, Sized) and not isinstance(variant, str):  # numpy.record is
-            values = list(variant)
-        place = [text(value) for value in values[:-1]]
-        if len(values) != len(_COLUMNS) or not all(place):
+        elif isinstance(variant, Sized) and not isinstance(variant, (str, bytes)):  # numpy.record
+            given = dict(zip(_COLUMNS, variant)) if len(variant) == len(_COLUMNS) else {}
+        chrom, pos, ref, name = (text(given.get(key)) for key in ("chrom", "pos", "ref", "id"))
+        if absent := [k for k in _COLUMNS if not (text(given.get(k)) or k == "alt" in given)]:
+            lacks = f" without {', '.join(absent)}" if given else ""
             raise ValueError(
-                f"{where} is {variant!r}; expected (chrom, pos, ref, alt), of which only alt may "
-                "be empty"
+                f"{where} is {variant!r}{lacks}; expected (chrom, pos, ref, alt), of which only "
+                "alt may be empty"
             )
-        (chrom, pos, ref), alt = place, values[-1]
-        alt = alt.tolist() if hasattr(alt, "tolist") else alt  # an array
-        several = alt if isinstance(alt, Iterable) and not isinstance(alt, str) else [alt]
+        alt = given["alt"]
+        several = alt if pandas.api.types.is_list_like(alt) else [alt]
         alts = ",".join(text(each) or "." for each in several) or "."
-        return row_of(where, chrom, pos, text(name) or ".", ref, alts)
+        return row_of(where, chrom, pos, name or ".", ref, alts)
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self.rows)

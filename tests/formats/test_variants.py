@@ -219,7 +219,9 @@ def test_a_missing_value_in_memory_is_no_allele(column, missing):
         [tuple(variant.values())],
         pandas.DataFrame([variant], dtype=object).to_dict("records"),
     ):
-        with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+        with pytest.raises(
+            ValueError, match=rf"variant 0 is .* without {column}; expected \(chrom"
+        ):
             Rows(rows)
 
 
@@ -252,8 +254,20 @@ def test_alternative_alleles_are_text_a_list_or_missing(alt, alleles):
 
 
 def test_a_row_without_the_column_alt_is_refused():
-    with pytest.raises(ValueError, match=r"variant 0 is .* expected \(chrom, pos, ref, alt\)"):
+    with pytest.raises(ValueError, match=r"variant 0 is .* without alt; expected \(chrom, pos"):
         Rows([{"chrom": "chr1", "pos": 3, "ref": "A", "id": "x"}])
+
+
+@pytest.mark.parametrize("row", ["chr1", b"chr1", ("chr1", 3, "A", "C", "x"), 5])
+def test_a_row_of_another_form_is_refused(row):
+    with pytest.raises(ValueError, match=r"variant 0 is .*; expected \(chrom, pos, ref, alt\)"):
+        Rows([row])
+
+
+def test_bytes_are_text_and_names_of_records_may_be_numbers():
+    row = Rows([(b"1", 3, b"G", b"C,T"), (1, 3, "G", [b"C"])]).rows
+    assert [r[1:6] for r in row] == [("1", 3, ".", "G", a) for a in (("C", "T"), ("C",))]
+    assert Sequences({1: "ACGT"}).lengths == {"1": 4}
 
 
 def test_rows_of_a_data_frame_may_have_the_column_names_of_a_vcf_file():

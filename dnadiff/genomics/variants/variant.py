@@ -34,7 +34,7 @@ class Sequences:
 
     def __init__(self, records: Mapping[str, str]) -> None:
         self.ids = {
-            name: encoded(TOKENIZER, letters, f"genome: record {name}")
+            str(name): encoded(TOKENIZER, letters, f"genome: record {name}")
             for name, letters in records.items()
         }
         self.lengths = {name: len(ids) for name, ids in self.ids.items()}
