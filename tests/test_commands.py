@@ -547,6 +547,10 @@ def own_folder(tmp_path, monkeypatch):
         "data/mine.yaml": "defaults: [split: fraction]\n_target_: "
         "dnadiff.data.genome.datamodule.GenomeDataModule\nlength: 64\npath: ???\n"
         "batch_size: 4\nseed: 1\nstranded: false\n",
+        "data/empty.yaml": "",
+        "data/keys.yaml": "path: x.fa\n",
+        "data/inherits.yaml": "defaults: [keys]\n",
+        "data/number.yaml": "3\n",
         "sampler/mine.yaml": "_target_: dnadiff.diffusion.sampler.grouped.Grouped\nnum_groups: 4\n",
     }.items():
         (tmp_path / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -570,6 +574,10 @@ WRONG_WITH_OWN_FOLDER = {
     "data=mine data.pth=x.fa": "unknown key data.pth; did you mean data.path?",
     "noise=absent": "'my_package.YourNoise' does not exist",
     "noise=broken": "broken.yaml",
+    "data=empty": "mine/data/empty.yaml has no _target_ and no defaults with one; add the class",
+    "data=keys": "mine/data/keys.yaml has no _target_ and no defaults with one; add the class",
+    "data=inherits": "mine/data/inherits.yaml has no _target_ and no defaults with one",
+    "data=number": "mine/data/number.yaml holds one value; expected keys with values",
 }
 
 

@@ -148,6 +148,7 @@ class Composition:
         finally:
             GlobalHydra.instance().hydra = outer
         self._refuse_contradictions(config)
+        self._refuse_no_class(config)
         return config
 
     def plain(self, config: Any, resolve: bool = True, required: bool = True) -> Config:
@@ -227,6 +228,21 @@ class Composition:
                 raise ValueError(
                     f"{name}={choice} and experiment={experiment} disagree: {', '.join(said)}; "
                     f"leave {name} out, or add {kept}"
+                )
+
+    def _refuse_no_class(self, config: Any) -> None:
+        """ValueError if a file of the user's folder leaves a group without a class, in which the
+        files of the package name one."""
+        from omegaconf import OmegaConf
+
+        for name, choice in config.hydra.runtime.choices.items():
+            own = Path(self.folder or "", name, f"{choice}.yaml")
+            ours = (config_dir() / name).glob("*.yaml") if self.folder and own.is_file() else ()
+            needs_one = any("\n_target_:" in "\n" + path.read_text() for path in ours)
+            if needs_one and OmegaConf.select(config, f"{name}._target_".replace("/", ".")) is None:
+                raise ValueError(
+                    f"{own} has no _target_ and no defaults with one; add the class that it "
+                    "describes"
                 )
 
     def _file_of(self, name: str, choice: str) -> tuple[str, Config]:

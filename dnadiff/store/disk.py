@@ -511,7 +511,7 @@ def _mapping(
     found: Json, source: str | Path, required: Sequence[str], remedy: str
 ) -> dict[str, Json]:
     if not isinstance(found, dict):
-        what = "nothing" if found is None else f"a {type(found).__name__}"
+        what = {type(None): "nothing", list: "a list"}.get(type(found), "one value")
         raise ValueError(f"{source} holds {what}; expected keys with values; {remedy}")
     if missing := [key for key in required if key not in found]:
         raise ValueError(f"{source} lacks {', '.join(missing)}; {remedy}")
