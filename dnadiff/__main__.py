@@ -1,7 +1,5 @@
 """`python -m dnadiff`: first commands to type, the list of all, and any command by its name."""
 
-from __future__ import annotations
-
 import sys
 
 from dnadiff.options.base import pages

@@ -6,8 +6,6 @@ anything is built (`check_arguments`). Integers may be written as 1e3; true is n
 text is never converted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

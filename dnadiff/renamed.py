@@ -1,8 +1,6 @@
 """The version, and names of earlier versions that still work: classes in configurations, choices
 and keys of the command line."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ code of a k-mer takes two bits per base, with the first base in the highest bits
 contains an unknown base has no code. Reading letters and files is done in `dnadiff.data`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Work on many items in several processes that end with this one."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -2,8 +2,6 @@
 with settings and weights in their headers, resampling by these weights, and the JSON file next to
 it."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -5,8 +5,6 @@ Objectives and samplers need nothing else to work on both. `dnadiff.data.tokeniz
 to ids.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Self

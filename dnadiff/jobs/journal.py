@@ -8,8 +8,6 @@ each batch is one gzip member without a time stamp, or bgzip blocks (SAM specifi
 4.1), so that the bytes are the same with and without an interruption.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import json

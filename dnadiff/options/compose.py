@@ -3,8 +3,6 @@
 This is the only module that knows Hydra.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -235,15 +233,18 @@ class Composition:
         files of the package name one."""
         from omegaconf import OmegaConf
 
-        for name, choice in config.hydra.runtime.choices.items():
-            own = Path(self.folder or "", name, f"{choice}.yaml")
-            ours = (config_dir() / name).glob("*.yaml") if self.folder and own.is_file() else ()
-            needs_one = any("\n_target_:" in "\n" + path.read_text() for path in ours)
-            if needs_one and OmegaConf.select(config, f"{name}._target_".replace("/", ".")) is None:
-                raise ValueError(
-                    f"{own} has no _target_ and no defaults with one; add the class that it "
-                    "describes"
-                )
+        for name, choice in config.hydra.runtime.choices.items() if self.folder else ():
+            own, target = (
+                self.folder / name / f"{choice}.yaml",
+                f"{name.replace('/', '.')}._target_",
+            )
+            if own.is_file() and OmegaConf.select(config, target) is None:
+                ours = (path.read_text() for path in (config_dir() / name).glob("*.yaml"))
+                if any("_target_:" in text for text in ours):
+                    raise ValueError(
+                        f"{own} has no _target_ and no defaults with one; add the class that it "
+                        "describes"
+                    )
 
     def _file_of(self, name: str, choice: str) -> tuple[str, Config]:
         """The package of a file of a group, as a prefix of its keys, and its content."""

@@ -1,8 +1,6 @@
 """Models to share: a folder in the published layout with its model card, `README.md` in the format
 of the Hugging Face Hub, which the template `card.md.j2` makes of what is recorded of the model."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """What is known about a model: from its source, from the `evaluate.json` next to it, and from the
 data that it was trained on."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

@@ -4,8 +4,6 @@ A path `bundled:NAME` is a file that ships with the package; an address such as 
 is fetched into the cache (`remote`). File formats are read in `genome` and `text`.
 """
 
-from __future__ import annotations
-
 import bz2
 import glob
 import gzip

@@ -5,8 +5,6 @@ Loading does not run code: the configuration of a checkpoint may name classes of
 of packages that the user trusts) and nothing else.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

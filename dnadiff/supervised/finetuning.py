@@ -1,8 +1,6 @@
 """A task of `python -m dnadiff.finetune`: the models that are compared on it, the comparison, the
 networks that are saved, and the study."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from collections.abc import Callable, Sequence

@@ -9,8 +9,6 @@ the coverage of all of them. A p-value is the level at which the interval of a d
 Shapes: `S` items, `J` replicates.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 This module is imported by every command, and imports no torch.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see 
 `TaskData`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The interval of mask rates with the least variance of the loss, chosen again at every validation
 (BD3-LM, arXiv 2503.09573v3)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated
 

@@ -4,8 +4,6 @@ The mathematics is in `dnadiff.diffusion.objective`. Data modules are independen
 whose import takes seconds.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 

@@ -1,8 +1,6 @@
 """Parameter groups, learning rate schedules, and the memory of the process, shared by pretraining
 and fine-tuning."""
 
-from __future__ import annotations
-
 import gc
 import math
 import resource

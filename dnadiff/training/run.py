@@ -1,8 +1,6 @@
 """A training run: what is built from its configuration, checks before anything is written, the
 files of its folder, and the earlier runs that it resumes, starts from, or would overwrite."""
 
-from __future__ import annotations
-
 import glob
 import math
 import shutil

@@ -3,8 +3,6 @@ connects its processes, which of them share a window (context parallelism), and 
 gradients and optimizer states are cut into shards, one in each process (FSDP2, arXiv
 2304.11277)."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -11,8 +11,6 @@ the published code; it records how the model is used here, what it was trained o
 itself and of the weights.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

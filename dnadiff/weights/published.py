@@ -6,8 +6,6 @@ and GPT-2. Of a repository of the Hub data files alone are fetched, at one commi
 run.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,7 +1,5 @@
 """Best of n: the baseline of all design methods."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Classifier guidance of discrete diffusion."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

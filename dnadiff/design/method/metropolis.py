@@ -1,8 +1,6 @@
 """Metropolis-Hastings: remask a part of a finished sequence, refill it with the model, and accept
 by the reward."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,8 +1,6 @@
 """Resample-move: a population of complete sequences under a rising weight of the reward, with
 Metropolis-Hastings moves by the model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """Sequential Monte Carlo over the unmasking steps."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

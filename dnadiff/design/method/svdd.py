@@ -1,7 +1,5 @@
 """SVDD: one of several candidates at every step, drawn in proportion to exp(beta r)."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Next-token prediction: the autoregressive control to compare diffusion with."""
 
-from __future__ import annotations
-
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit
 

@@ -1,7 +1,5 @@
 """The bound of any process: its integrand at random times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,8 +1,6 @@
 """Absorbing-state D3PM in discrete time (arXiv 2107.03006), in the plug-in form that MDLM (arXiv
 2406.07524) compares with."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,8 +1,6 @@
 """The masked-diffusion objective of MDLM (arXiv 2406.07524): a weighted average of
 masked-language-model losses."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeAlias
 
 from torch import Tensor

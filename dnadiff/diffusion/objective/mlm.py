@@ -1,8 +1,6 @@
 """The masked language model of BERT (arXiv 1810.04805, section 3.1), a pretraining from which
 diffusion can start."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import torch

@@ -1,7 +1,5 @@
 """Score entropy for the absorbing process (SEDD, arXiv 2310.16834)."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@ as long as it unmasks one position at a time. An order that depends on drawn tok
 (`low_confidence`, `threshold`).
 """
 
-from __future__ import annotations
-
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable

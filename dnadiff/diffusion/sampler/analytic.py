@@ -1,7 +1,5 @@
 """SEDD's analytic sampler: the Tweedie step for ratios of probabilities (arXiv 2310.16834)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

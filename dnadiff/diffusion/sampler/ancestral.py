@@ -1,7 +1,5 @@
 """MDLM's ancestral sampler (arXiv 2406.07524v2, section 3.2.2) on a uniform grid of times."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

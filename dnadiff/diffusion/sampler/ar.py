@@ -1,8 +1,6 @@
 """Autoregressive sampling from left to right: one token of each sequence per call, with a cache for
 earlier tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

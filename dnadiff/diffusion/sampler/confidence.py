@@ -1,7 +1,5 @@
 """Unmask first the positions where the network is most confident, judged by its distributions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

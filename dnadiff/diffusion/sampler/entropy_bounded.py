@@ -1,8 +1,6 @@
 """The entropy-bounded sampler (arXiv 2505.24857): as many positions per call as a bound on their
 dependence allows."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,6 @@
 """The first-hitting sampler (arXiv 2409.02908, section 4.1): one token at a time, at the times the
 process would choose."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws

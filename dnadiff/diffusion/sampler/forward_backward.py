@@ -1,8 +1,6 @@
 """The forward-backward corrector for masked diffusion (arXiv 2205.14987; as a member of ReMDM in
 arXiv 2503.00307)."""
 
-from __future__ import annotations
-
 from dnadiff.diffusion.sampler.remasking import Forward, RemaskingSampler
 
 

@@ -1,8 +1,6 @@
 """Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence,
 draw them again, and repeat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

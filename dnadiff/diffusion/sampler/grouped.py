@@ -1,8 +1,6 @@
 """K random groups: every masked position is unmasked in one of K network calls, in uniformly random
 order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal

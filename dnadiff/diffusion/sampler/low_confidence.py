@@ -1,8 +1,6 @@
 """LLaDA's low-confidence remasking (arXiv 2502.09992): draw everywhere, keep the most probable
 tokens."""
 
-from __future__ import annotations
-
 from dnadiff.diffusion.sampler.adaptive import StepsSampler, TokensFirstSampler
 
 

@@ -1,8 +1,6 @@
 """ReMDM (arXiv 2503.00307): visible tokens may be masked again, so that early mistakes can be
 corrected."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from dnadiff.diffusion.sampler.remasking import Remasking, RemaskingSampler

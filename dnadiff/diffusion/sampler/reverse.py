@@ -1,8 +1,6 @@
 """Reverse steps of any process (`dnadiff.diffusion.process.Process.reverse`) on a grid of
 times."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

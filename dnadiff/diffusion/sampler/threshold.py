@@ -1,8 +1,6 @@
 """Threshold-parallel decoding (Fast-dLLM, arXiv 2505.22618): keep every drawn token whose
 probability reaches a threshold."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,8 +1,6 @@
 """Caduceus-Ph: a bidirectional Mamba for DNA (arXiv 2403.03234), with a language-model head tied to
 its embedding."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

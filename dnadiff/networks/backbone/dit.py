@@ -1,8 +1,6 @@
 """DiT: the bidirectional transformer of MDLM (arXiv 2406.07524, appendix C), with rotary positions
 and adaLN (arXiv 2212.09748)."""
 
-from __future__ import annotations
-
 import math
 from typing import Unpack
 

@@ -5,8 +5,6 @@ Networks are conditioned on the noise level and on labels by adaptive layer norm
 sequence.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

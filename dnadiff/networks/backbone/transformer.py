@@ -5,8 +5,6 @@ GPT-2 is not trained here and has no yaml. It has learned positions, biases ever
 tied to the embedding (the architecture of GPT-2 as the Hugging Face Hub holds it).
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Unpack

@@ -5,8 +5,6 @@ else the fastest back end that works. Every operation raises ValueError if shape
 fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run on this machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import mmap

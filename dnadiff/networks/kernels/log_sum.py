@@ -7,8 +7,6 @@ the backward pass recomputes them. On a GPU, Triton kernels read each logit once
 its gradient in place.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any

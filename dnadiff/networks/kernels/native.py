@@ -15,8 +15,6 @@ compiler asks for shapes alone, the same function runs on tensors without data, 
 nothing.
 """
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

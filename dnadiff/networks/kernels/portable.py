@@ -7,8 +7,6 @@ precision. Internal arrays are (Bt, chunks, T, E or N), states (Bt, chunks, N, E
 returns the states before blocks has chunks that begin where blocks begin.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
