@@ -77,7 +77,7 @@ def test_a_picture_of_that_name_is_not_replaced(cli, fasta, tmp_path):
     ("args", "message"),
     [
         (["samples=x.fa"], "give checkpoint=RUN, whose held-out part is read, data=, or real=y.fa"),
-        (["samples=x.fa", "real=few.fa"], "12 samples and 3 real windows are too few"),
+        (["samples=x.fa", "real=few.fa"], "12 samples and 3 real windows of 24 bases are too few"),
         (["samples=x.fa", "real=short.fa"], "no window of 24 bases"),
         (["samples=mixed.fa", "real=x.fa"], "records have 24 to 30 bases"),
         (["samples=protein.fa", "real=x.fa"], "is not a nucleotide"),

@@ -844,8 +844,8 @@ def check_names(config: JsonMap, models: Sequence[str]) -> None:
         if isinstance(name := config.get(key), str):
             check_model(name)
     named = [(config.get("data") or {}).get("path"), *map(config.get, _FILES)]
-    if config.get("genome") is None:  # otherwise the input may be a region
-        named.append(config.get("input"))
+    if config.get("genome") is None and isinstance(config.get("input"), str):
+        named.append(config["input"])  # otherwise it may be regions
     for name in named:
         if isinstance(name, (list, Mapping)):
             named += name.values() if isinstance(name, Mapping) else name
