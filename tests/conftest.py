@@ -2,13 +2,16 @@
 it does not import PyTorch."""
 
 import gc
+import gzip
 import importlib.util
 import logging
 import os
 import sys
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 
 STARTER = pytest.StashKey()
@@ -155,6 +158,17 @@ def shared_data() -> Path:
             pytest.fail(reason)
         pytest.skip(reason)
     return folder.resolve()
+
+
+@pytest.fixture(scope="session")
+def ecoli() -> np.ndarray:
+    """The bundled genome of *E. coli*, 0 to 3 for ACGT and 4 for others."""
+    lines = gzip.decompress(
+        (files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()
+    ).split(b"\n")
+    table = np.full(256, 4, np.uint8)
+    table[list(b"ACGT")] = range(4)
+    return table[np.frombuffer(b"".join(lines[1:]).upper(), np.uint8)]
 
 
 @pytest.fixture(scope="session")

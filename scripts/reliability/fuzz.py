@@ -191,13 +191,13 @@ class Fuzzer:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.seed, self.done = folder, seed, list[dict[str, object]]()
-        self.work, self.log = folder / "work", folder / "inputs.jsonl"
+        self.damaged, self.log = folder / "damaged", folder / "inputs.jsonl"
         if self.log.is_file():
             lines = self.log.read_text().splitlines(keepends=True)
             self.done = [json.loads(line) for line in lines if line.endswith("\n")]
             self.log.write_text("".join(json.dumps(row) + "\n" for row in self.done))
         folder.mkdir(parents=True, exist_ok=True)
-        os.environ["DNADIFF_CACHE"] = str(self.work / CACHE)
+        os.environ["DNADIFF_CACHE"] = str(self.damaged / CACHE)
 
     def prepare(self, readers: Sequence[Reader]) -> tuple[str, str]:
         """Write the undamaged files of readers into `files`."""
@@ -217,10 +217,10 @@ class Fuzzer:
         source, first = self.folder / "files" / slug(reader), self.count(reader)
         if first >= count:
             return
-        place(source, self.work, None)
+        place(source, self.damaged, None)
         pattern = next(iter(reader.files))
-        undamaged = reader.read(self.work, next(iter(sorted(self.work.glob(pattern)))))
-        worker = Worker(lambda damage: judge(reader, self.work, damage, undamaged), SECONDS)
+        undamaged = reader.read(self.damaged, next(iter(sorted(self.damaged.glob(pattern)))))
+        worker = Worker(lambda damage: judge(reader, self.damaged, damage, undamaged), SECONDS)
 
         @hypothesis.settings(
             max_examples=count,
@@ -237,7 +237,7 @@ class Fuzzer:
             if first:  # of an earlier start: the same seed draws the same inputs
                 first -= 1
             elif self.count(reader) < count:
-                place(source, self.work, damage)
+                place(source, self.damaged, damage)
                 self.note(reader, damage, *worker(damage._replace(content=b"")))
 
         passes()

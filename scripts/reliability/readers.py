@@ -380,7 +380,7 @@ TASKS = (
         },
         lambda folder, _: labeled("IntervalTask", str(folder / "t"), str(folder / "g.fa")),
         of_intervals,
-        names=("metadata.yaml", "/work/t "),
+        names=("metadata.yaml", "/damaged/t "),
     ),
 )
 
@@ -578,7 +578,7 @@ TEXTS = (
         {"k/*.json": m.JSON},
         lambda folder, _: tokenizer(folder / "k"),
         of_tokenizer,
-        names=("/work/k",),
+        names=("/damaged/k",),
     ),
     Reader(
         "vocab.json, merges.txt",
@@ -846,7 +846,7 @@ def composed(folder: Path, path: Path) -> object:
 
 CARD = b"---\nlibrary_name: dnadiff\nlicense: apache-2.0\n---\n\n# Model\n\nlicense: mit\n"
 FOLDER = {"p/config.json": m.JSON, "p/model.safetensors": m.SAFETENSORS}
-NAMES = ("config.json", "model.safetensors", "pytorch_model.bin", "dnadiff.json", "/work/p")
+NAMES = ("config.json", "model.safetensors", "pytorch_model.bin", "dnadiff.json", "/damaged/p")
 MODELS = (
     Reader(
         "published Caduceus",

@@ -1,6 +1,3 @@
-import gzip
-from importlib.resources import files
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -34,15 +31,6 @@ def rc(letters: str) -> str:
 
 def letters(array: np.ndarray) -> str:
     return "".join("ACGTN"[x] for x in array)
-
-
-def ecoli() -> np.ndarray:
-    lines = gzip.decompress(
-        (files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()
-    ).split(b"\n")
-    table = np.full(256, 4, np.uint8)
-    table[list(b"ACGT")] = range(4)
-    return table[np.frombuffer(b"".join(lines[1:]).upper(), np.uint8)]
 
 
 def test_codes_have_two_bits_per_base_first_base_highest():
@@ -143,9 +131,8 @@ def test_invalid_arrays_are_rejected():
         KmerSet(bases("ACGT"))
 
 
-def test_repeated_fraction_of_the_held_out_ecoli_genome():
-    genome = ecoli()
-    train, test = np.split(genome, [len(genome) * 9 // 10])
+def test_repeated_fraction_of_the_held_out_ecoli_genome(ecoli):
+    train, test = np.split(ecoli, [len(ecoli) * 9 // 10])
     assert KmerSet([train], 24).covered(test).mean() == pytest.approx(
         0.026540, abs=1e-6
     )  # "about 2.6 %"

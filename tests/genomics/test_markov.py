@@ -1,6 +1,4 @@
-import gzip
 from collections import Counter
-from importlib.resources import files
 
 import numpy as np
 import pytest
@@ -200,16 +198,6 @@ def test_bad_input_is_rejected_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as error:
         call()
     assert "\n" not in str(error.value)
-
-
-@pytest.fixture(scope="module")
-def ecoli() -> np.ndarray:
-    lines = gzip.decompress(
-        (files("dnadiff.data") / "bundled" / "ecoli_K12_MG1655.fa.gz").read_bytes()
-    ).split(b"\n")
-    table = np.full(256, 4, np.uint8)
-    table[list(b"ACGT")] = range(4)
-    return table[np.frombuffer(b"".join(lines[1:]).upper(), np.uint8)]
 
 
 def bits(log_probs: np.ndarray) -> float:
