@@ -15,7 +15,7 @@ be idle while the process queues the loss and the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
@@ -94,6 +94,7 @@ class BaseDenoiser(nn.Module):
         backbone: the network, for denoisers that have one.
         reads: how the network reads a sequence: one of the three subclasses of `Backbone`.
         process_type: the process that it was trained to revert.
+        bound: draws of its own bound (`Objective.token_bound`); None: masks of exact counts.
         block_size: b, for a `BlockBackbone`; None for the others.
         time_conditioning: whether its predictions depend on t.
         rows_per_sequence: sequences that the network evaluates for each one requested (2 with
@@ -110,6 +111,7 @@ class BaseDenoiser(nn.Module):
     backbone: Backbone
     reads: type[Backbone] = BidirectionalBackbone
     process_type: type[Process] = AbsorbingProcess
+    bound: Callable[..., Tensor] | None = None
     block_size: int | None = None
     time_conditioning: bool = False
     rows_per_sequence: int = 1
@@ -625,6 +627,7 @@ class DenoiserWrapper(MaskedDenoiser):
             "reads",
             "block_size",
             "process_type",
+            "bound",
             "time_conditioning",
             "rows_per_sequence",
             "max_length",

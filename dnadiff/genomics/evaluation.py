@@ -120,16 +120,19 @@ class Evaluation:
 
 def estimator_kind(model: Loaded, protocol: str, num_draws: int, order: str | None = None) -> str:
     """How the likelihood of a model is estimated (`Estimator`): exactly, if an order is given or
-    one call gives it (`is_exact`), or else with `protocol`.
+    one call gives it (`is_exact`), or else with `protocol`; `own` if the model has a bound of its
+    own.
 
     Raises:
         ValueError: if this is not valid for the model, its schedule or this number of draws.
     """
     denoiser = model.denoiser
     exact = "order" if order is not None else "chain rule" if is_exact(denoiser) else None
-    kind = exact or protocol
-    require(f"estimator {kind}", denoiser, AbsorbingProcess)
-    if kind == "count":
+    own = denoiser.bound is not None and protocol == "count"
+    kind = exact or ("own" if own else protocol)
+    if kind != "own":
+        require(f"estimator {kind}", denoiser, AbsorbingProcess)
+    if kind in ("count", "own"):
         check_num_draws(num_draws)
     elif kind == "mdlm":
         check_one_draw(denoiser, model.process.noise)
@@ -145,7 +148,8 @@ class Estimator:
         kind: `count`, the NELBO in count form with stratified draws; `mdlm`, the NELBO by the
             protocol of MDLM's tables, without a Monte Carlo error; `chain rule`, the exact
             likelihood of an autoregressive model or of block diffusion in blocks of one token;
-            `order`, the exact likelihood of unmasking one token at a time in a deterministic order.
+            `order`, the exact likelihood of unmasking one token at a time in a deterministic
+            order; `own`, the bound of the objective, with stratified draws.
         denoiser: what is evaluated, by `of`.
 
     Raises:
@@ -168,11 +172,10 @@ class Estimator:
                 "with conjoin=true both strands have the same likelihood, so both_strands=true "
                 "compares nothing; leave one out"
             )
-        if conjoin and self.denoiser.left_to_right:
+        if conjoin and (self.denoiser.left_to_right or self.kind == "own"):
             raise ValueError(
-                "conjoin=true needs a model that unmasks in any order; one that goes from left to "
-                "right predicts the bases of the other strand in the opposite order: set "
-                "both_strands=true"
+                "conjoin=true needs a model that unmasks in any order; the probabilities of both "
+                "strands of another one have no common bound: set both_strands=true"
             )
 
     def of(self, held_out: HeldOut, curve: bool = False) -> Likelihood:
@@ -199,7 +202,8 @@ class Estimator:
         """
         asked, length = self.settings, self.windows.tiles.length
         batches = self.windows if batches is None else batches
-        calls = {"count": asked.num_draws, "order": length}.get(self.kind, 1)  # for each window
+        of_kind = {"count": asked.num_draws, "own": asked.num_draws, "order": length}
+        calls = of_kind.get(self.kind, 1)  # for each window
         bar = Progress(len(self.windows), "evaluate")
 
         def progress(windows: int) -> None:
@@ -252,7 +256,8 @@ class Estimator:
     def other_strand(self, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
         vocab, denoiser = self.process.vocab, self.denoiser
-        if denoiser.left_to_right or self.kind == "order":  # other blocks or another order
+        # Other blocks, another order, or a network with more than predictions.
+        if denoiser.left_to_right or self.kind in ("order", "own"):
             return self.run(denoiser, ReverseComplemented(self.windows, vocab), result)
         return self.run(OtherStrand(denoiser, vocab), same_draws_as=result)
 
@@ -262,6 +267,7 @@ class Estimator:
         blocks = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
         described = {
             "count": f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window",
+            "own": f"bound of the objective, {result.num_draws} stratified draws per window",
             "mdlm": "NELBO, MDLM's protocol: one draw of Bernoulli masks per window, times "
             f"stratified over batches of {asked.batch_size}",
             "chain rule": f"-log p by the chain rule{blocks}, exact",

@@ -429,10 +429,10 @@ def wrapped(
         noise=noise,
         trust=trust,
     )
-    denoiser = build_objective(config, process, trust).denoiser(
-        backbone, bool(config["time_conditioning"])
-    )
+    objective = build_objective(config, process, trust)
+    denoiser = objective.denoiser(backbone, bool(config["time_conditioning"]))
     denoiser.process_type = type(process)  # so that formulas for masks refuse another one
+    denoiser.bound = objective.token_bound if objective.own_bound else None
     return denoiser, process
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 
 COUNT, BLOCKS, MDLM, EXACT = "count form", "count form of each block", "mdlm, one draw", "exact"
+OWN = "bound of the objective"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,8 @@ class Likelihood:
         counts: (S, draws) masked tokens k.
         available: (S,) number of maskable tokens.
         block_size: windows per block of the bootstrap.
-        protocol: `count form`, of each sequence or `of each block` (draws in pairs, two per
-            stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
+        protocol: `count form`, of each sequence or `of each block`, or `bound of the objective`
+            (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
         by_block: of a block diffusion model, what h(n) of a block is computed from, if it was asked
             for.
     """

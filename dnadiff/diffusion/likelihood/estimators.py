@@ -34,11 +34,13 @@ from dnadiff.diffusion.likelihood.estimates import (
     COUNT,
     EXACT,
     MDLM,
+    OWN,
     BlockMeasurements,
     Likelihood,
     check_lengths,
 )
 from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
+from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.process import AbsorbingProcess, block_rows, require, sequence_rows
 from dnadiff.diffusion.vocab import Vocab
 
@@ -136,7 +138,8 @@ def estimate(
     -log p (`chain_rule`).
 
     For a block diffusion model, it is the sum of the blocks' NELBOs, each in count form given the
-    tokens before the block.
+    tokens before the block. A denoiser with a bound of its own (another process than masks, a
+    learned order) is asked for that (`Objective.token_bound`).
 
     With `target_se` the draws are doubled until `se_mc` of all tokens is at most that. Nothing is
     computed twice: each doubling adds new draws, stratified among themselves, to the existing ones.
@@ -162,8 +165,8 @@ def estimate(
             evaluate another network with the same noise.
 
     Raises:
-        ValueError: if `num_draws` is odd or below 2, where draws are needed, or there is no
-            sequence; with `curve`, see `check_lengths`.
+        ValueError: if `num_draws` is odd or below 2, where draws are needed, there is no sequence,
+            or the model has no likelihood; with `curve`, see `check_lengths`.
     """
     if target_se is not None and not target_se > 0:
         raise ValueError(
@@ -187,6 +190,9 @@ def estimate(
             available, counts, results = _available(denoiser, batch), [], []
             for j in range(number):
                 noise = draws.at(first + j)
+                if denoiser.bound is not None:
+                    results.append(_own_draw(denoiser, batch, j, number, noise))
+                    continue
                 counts.append(stratified_counts(available, j, number, noise))
                 results.append(_at_count(denoiser, process, batch, counts[-1], noise))
             if curve and size is not None:
@@ -198,7 +204,7 @@ def estimate(
                 measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
             return results
 
-        protocol = COUNT if size is None else BLOCKS
+        protocol = OWN if denoiser.bound else COUNT if size is None else BLOCKS
         result = collect(denoiser, batches, one_batch, seed, block_size, protocol, progress)
         return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
 
@@ -260,11 +266,12 @@ def collect(
     Raises:
         ValueError: for a model of another process than the absorbing one; see `require`.
     """
-    require(
-        "a likelihood from masked tokens (bounds of samples: num_draws=0)",
-        denoiser,
-        AbsorbingProcess,
-    )
+    if protocol != OWN:
+        require(
+            "a likelihood from masked tokens (bounds of samples: num_draws=0)",
+            denoiser,
+            AbsorbingProcess,
+        )
     device = next(denoiser.parameters()).device
     parts: list[tuple[WindowBatch, list[Draw]]] = []
     done = 0
@@ -327,6 +334,19 @@ def _at_count(
     nll = nll * sequence_rows(factor.expand(rows.shape), length)
     of_blocks = block_rows(nll, size).sum(-1).view(count.shape)
     return Draw(count.sum(-1), per_group(nll, batch.groups), of_blocks)
+
+
+def _own_draw(
+    denoiser: BaseDenoiser, batch: WindowBatch, draw: int, num_draws: int, draws: Draws
+) -> Draw:
+    """Draw number `draw` of the bound of the objective, in stratum draw // 2 of num_draws // 2."""
+    counted = batch.groups["all"]
+    exact = float64_device(counted.device)
+    u = (draws.uniform("count").to(exact).double() + draw // 2) / (num_draws // 2)
+    given = TrainingBatch(batch.ids, counted.float(), draws, batch.cond, batch.valid)
+    assert denoiser.bound is not None
+    nats = denoiser.bound(denoiser, given, u.to(counted.device)).to(exact).double()
+    return Draw(counted.sum(-1), per_group(nats, batch.groups))
 
 
 def cross_entropy(

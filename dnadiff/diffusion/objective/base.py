@@ -94,6 +94,9 @@ class Objective(ABC):
         takes_time: whether it trains networks that are conditioned on the noise level.
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers
             assume.
+        own_bound: whether likelihoods come from `token_bound`; otherwise from masks of exact
+            counts.
+        no_likelihood: why `token_bound` has none, for objectives without a likelihood.
         everywhere: whether the cost of every token can be computed, also of those not masked.
         masks_padding: whether padding is masked like any token, and the network does not know of
             it.
@@ -106,6 +109,8 @@ class Objective(ABC):
     time_conditioning: ClassVar[bool] = False
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
+    own_bound: bool = False
+    no_likelihood: ClassVar[str] = "its loss bounds no likelihood"
     everywhere: ClassVar[bool] = True
     masks_padding: bool = False
 
@@ -151,6 +156,25 @@ class Objective(ABC):
     def compute(self, denoiser: Any, batch: TrainingBatch) -> Loss:
         """`__call__` of a denoiser that `denoiser` made, with checked int64 `x0` and float32
         `weight`."""
+
+    def token_bound(self, denoiser: Any, batch: TrainingBatch, u: Tensor) -> Tensor:
+        """One draw of what each token adds to a bound on -log p(x0): (B, L) nats, 0 where the
+        weight is 0.
+
+        The bound is its mean over `u`, uniform in (0, 1), and over `batch.draws`.
+
+        Args:
+            denoiser: the model, or a wrapper of it.
+            batch: what is scored.
+            u: (B,) float64, which time, step or place in an order is drawn in each row.
+
+        Raises:
+            ValueError: if the objective has no likelihood.
+        """
+        raise ValueError(
+            f"objective {type(self).__name__} has no likelihood: {self.no_likelihood}; judge its "
+            "samples instead (python -m dnadiff.judge)"
+        )
 
     def where(self, chosen: Tensor) -> Positions:
         """The positions `chosen (B, L)` bool, or all of them if the cost of every token can be

@@ -8,7 +8,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.process import Parameterization, Process
+from dnadiff.diffusion.process import AbsorbingProcess, Parameterization, Process
 
 
 class Bound(Objective):
@@ -29,25 +29,31 @@ class Bound(Objective):
 
     def __init__(self, process: Process, stratified: bool = True) -> None:
         super().__init__(process)
-        self.stratified = stratified
+        self.stratified, self.own_bound = stratified, not isinstance(process, AbsorbingProcess)
 
     def parameterization(self) -> Parameterization:
         return self.process.parameterization()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
-        x0, weight, draws, *_ = batch
-        counted, process = weight > 0, self.process
+        u = strata(batch.draws, self.stratified, batch.x0.device)
+        nats = self.token_bound(denoiser, batch, u).float()
+        return Loss.mean((nats * batch.weight).sum(), batch.weight.sum())
+
+    def token_bound(self, denoiser: MaskedDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
+        x0, counted, process = batch.x0, batch.weight > 0, self.process
 
         def of_predictions(t: Tensor, nll: Callable[..., Tensor]) -> Tensor:
-            xt = process.corrupt(x0, t, counted, draws)
+            xt = process.corrupt(x0, t, counted, batch.draws)
             where = counted & process.changes(xt)
             log_probs = denoiser.x0_log_probs(*batch.query(xt, t.float(), where))
             times = t[:, None].expand(x0.shape)[where]
-            return (nll(log_probs, x0[where], xt[where], times).float() * weight[where]).sum()
+            nats = nll(log_probs, x0[where], xt[where], times)
+            return torch.zeros(x0.shape, dtype=nats.dtype, device=x0.device).masked_scatter(
+                where, nats
+            )
 
-        t = strata(draws, self.stratified, x0.device)
-        total = of_predictions(t, process.integrand)
-        total = total + (process.ends(x0[counted]).float() * weight[counted]).sum()
+        total = of_predictions(u, process.integrand)
+        total = total + torch.where(counted, process.ends(x0).to(total), 0.0)
         if process.noise.mask_probability(0.0) > 0:
-            total = total + of_predictions(torch.zeros_like(t), process.reconstruction)
-        return Loss.mean(total, weight.sum())
+            total = total + of_predictions(torch.zeros_like(u), process.reconstruction)
+        return total

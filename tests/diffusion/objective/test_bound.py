@@ -1,11 +1,15 @@
 import math
 
+import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import Denoiser
 from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.likelihood.estimates import OWN
+from dnadiff.diffusion.likelihood.estimators import estimate
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.objective.bound import Bound
 from dnadiff.diffusion.objective.masking import Bernoulli
 from dnadiff.diffusion.objective.mdlm import MDLM
@@ -58,3 +62,33 @@ def test_uniform_noise_is_sampled_without_masks_and_keeps_given_tokens():
     found = Reverse(num_steps=5).sample(denoiser, process, template, Draws.for_batch(0, 4))
     assert DNA.is_emitted()[found.tokens].all() and (found.tokens[:, 2] == 9).all()
     assert found.nfe == 5
+
+
+def test_likelihoods_of_another_process_are_draws_of_its_own_bound():
+    process = UniformProcess(DNA, LogLinear())
+    objective = Bound(process)
+    denoiser = objective.denoiser(network(), time_conditioning=True).eval()
+    denoiser.process_type, denoiser.bound = type(process), objective.token_bound
+    x0 = torch.arange(7, 11).repeat(6, 2)
+    counted = torch.ones(x0.shape, dtype=torch.bool)
+    counted[:, 3] = False
+    found = estimate(denoiser, process, [(x0, {"all": counted})], num_draws=256)
+    assert found.protocol == OWN and (found.tokens["all"] == 7).all()
+    # the same in one batch of many rows, each at its own time
+    rows, draws = x0.repeat(256, 1), Draws.for_batch(5, 6 * 256)
+    with torch.no_grad():
+        once = objective(denoiser, rows, counted.repeat(256, 1).float(), draws)
+    assert abs(float(once.nll) - found.interval().value) < 5 * (found.se_mc() + 0.005)
+
+
+def test_an_objective_without_likelihood_says_why():
+    class Unbounded(Bound):
+        no_likelihood = "it is a chain that has none"
+        token_bound = Objective.token_bound
+
+    process = UniformProcess(DNA, LogLinear())
+    denoiser = Unbounded(process).denoiser(network()).eval()
+    denoiser.process_type, denoiser.bound = type(process), Unbounded(process).token_bound
+    x0 = torch.full((1, 4), 8)
+    with pytest.raises(ValueError, match=r"Unbounded has no likelihood: it is a chain.*judge"):
+        estimate(denoiser, process, [(x0, {"all": x0 == 8})])
