@@ -337,6 +337,7 @@ LAYOUT = {
             "machine.threads None must be an integer",
         ),
         (HEADER | {"machine": MACHINE | {"torch": 3}}, LAYOUT, "machine.torch 3 must be a string"),
+        (HEADER | {"machine": MACHINE | {"products": "x"}}, LAYOUT, "machine.products 'x' must be"),
         (HEADER, b"neither xz nor anything else", "its layout is damaged"),
         (HEADER, lzma.compress(b"{}")[:-9], "its layout does not end where the header says"),
         (HEADER, [1], "its layout is damaged: the layout holds a list"),

@@ -536,6 +536,8 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
                 raise ValueError(f"the checksum of {damaged} differs")
         with np.load(path, allow_pickle=False) as file:
             arrays = dict(file)
+        if not all(isinstance(array, np.ndarray) for array in arrays.values()):
+            raise ValueError("an entry is not an array")
     except Exception as error:  # of many kinds
         reason = f" ({shorten(str(error), 200)})" if type(error) is ValueError else ""
         raise ValueError(

@@ -489,6 +489,8 @@ def resume_step(
         # An older version did not write the groups.
         before = content.get("groups", devices if isinstance(devices, int) else groups)
         theirs = int(saved["config"]["data"]["batch_size"]) * int(before)
+        step, position = int(content["global_step"]), saved_position(content)
+        epoch, batch = (int(position[k]) for k in ("epoch", "batch")) if position else (0, 0)
     if changed:
         raise ValueError(
             f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a "
@@ -527,7 +529,7 @@ def resume_step(
             f"{start_from} was trained on different sequences from those of {data.name} now; "
             "restore the file, or start a new run"
         )
-    step, steps = int(content["global_step"]), trainer.max_steps
+    steps, limit = trainer.max_steps, trainer.max_epochs
     try:  # a run that was killed at its last step lacks its last validation or `metrics.json`
         is_complete = read_json(run_dir / "metrics.json")["step"] == step
     except (OSError, ValueError, LookupError):
@@ -538,10 +540,8 @@ def resume_step(
         raise ValueError(
             f"{start_from} is at step {step} already; set trainer.max_steps above that to continue"
         )
-    limit, position = trainer.max_epochs, saved_position(content)
     if position is None or limit is None or limit < 0:
         return step
-    epoch, batch = position["epoch"], position["batch"]
     if is_complete and (epoch, batch) == (limit, 0):
         return None
     if (epoch, batch) > (limit, 0):

@@ -510,6 +510,8 @@ def template(path: Path) -> object:
     is_dna = path.suffix == ".fa"
     rules = DNATokenizer() if is_dna else CharTokenizer("".join(WORDS) + "\n")
     found = read_patterns(str(path), rules, [])
+    if not is_dna:  # lists of a long line would take more memory than the reader
+        return tuple((name, each.ids.tobytes()) for name, each in found)
     return tuple((name, each.ids.tolist(), each.codes.tolist()) for name, each in found)
 
 

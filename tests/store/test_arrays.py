@@ -84,3 +84,10 @@ def test_objects_other_files_and_missing_arrays_are_refused(tmp_path):
         read_npz(tmp_path / "x.npz")
     with pytest.raises(FileNotFoundError):
         read_npz(tmp_path / "absent.npz")
+
+
+def test_an_entry_that_is_no_array_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as file:
+        file.writestr("a.npy", b"no array")
+    with pytest.raises(ValueError, match=r"x\.npz is damaged .*an entry is not an array"):
+        read_npz(tmp_path / "x.npz", ["a"])

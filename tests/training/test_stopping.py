@@ -14,6 +14,7 @@ from dnadiff.training.callbacks import SIGNALS, Checkpoints, StopSignals
 from dnadiff.training.clip_search import ClipSearch
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import DiffusionModule
+from dnadiff.training.trainer import DATA_STATE
 from dnadiff.weights import checkpoint
 
 SLOW = pytest.mark.slow  # other places of the same kind
@@ -160,6 +161,12 @@ def test_a_second_start_finishes_a_run_that_was_killed(
     assert files == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true", "trainer.max_steps=7")
     assert status == 1 and "is at step 8 already" in err
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    content[DATA_STATE] = "forged"
+    torch.save(content, last)
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    assert status == 1 and "last.ckpt does not describe a model that can be built" in err
 
 
 @pytest.mark.parametrize(

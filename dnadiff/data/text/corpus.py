@@ -198,7 +198,7 @@ class HubPart(Documents):
         for place in itertools.count(number + 1):
             try:
                 row = next(rows, None)
-            except (ValueError, OSError, RuntimeError) as error:
+            except (ValueError, OSError, RuntimeError, MemoryError) as error:
                 # of pyarrow and of `datasets`; none names the file
                 source = ", ".join(self._local_files()) or self.hub.id
                 message = shorten(str(error), 200)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -260,7 +260,7 @@ class Machine(TypedDict):
     torch: str
     dtype: str
     scan: str
-    products: str
+    products: Literal["highest", "high", "medium"]
     threads: Annotated[int, Interval(ge=1, le=1024)]
     constriction: str
 
