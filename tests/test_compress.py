@@ -284,8 +284,8 @@ def crafted(header, side, words=b"", size=None, check=lzma.CHECK_CRC64):
 
 
 MACHINE = dict.fromkeys(
-    ["device", "instructions", "torch", "dtype", "scan", "products", "constriction"], "x"
-) | {"threads": 1}
+    ["device", "instructions", "torch", "dtype", "scan", "constriction"], "x"
+) | {"threads": 1, "products": "highest"}
 HEADER = {
     "format": 1,
     "model": "0" * 32,
@@ -337,7 +337,11 @@ LAYOUT = {
             "machine.threads None must be an integer",
         ),
         (HEADER | {"machine": MACHINE | {"torch": 3}}, LAYOUT, "machine.torch 3 must be a string"),
-        (HEADER | {"machine": MACHINE | {"products": "x"}}, LAYOUT, "machine.products 'x' must be"),
+        (
+            HEADER | {"machine": MACHINE | {"products": "x"}},
+            LAYOUT,
+            "machine.products 'x' is not known",
+        ),
         (HEADER, b"neither xz nor anything else", "its layout is damaged"),
         (HEADER, lzma.compress(b"{}")[:-9], "its layout does not end where the header says"),
         (HEADER, [1], "its layout is damaged: the layout holds a list"),
