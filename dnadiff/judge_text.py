@@ -94,9 +94,10 @@ def judge_text(options: JudgeTextOptions) -> Result:
                 f"{model.path} was trained on DNA; samples of DNA are judged by python -m "
                 "dnadiff.judge"
             )
-        check_settings(options.sampler)
+        settings = model.sampler_options(options)
+        check_settings(settings)
         length = options.length or model.length
-        chosen = resolved_sampler(options.sampler, model.loaded, model.stored_curve, length)
+        chosen = resolved_sampler(settings, model.loaded, model.stored_curve, length)
         request = Free(model.tokenizer, options.num_samples, (length, length), options.seed)
         generator = model.conditional_sampler(build(chosen, trust=None), request)
         bar, rows = Progress(options.num_samples, "sample"), []

@@ -32,14 +32,16 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.process import AbsorbingProcess, require
-from dnadiff.diffusion.sampler.ar import Autoregressive
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.genomics.information import Information, window_nats
+from dnadiff.options.base import Options
+from dnadiff.options.command import compose
 from dnadiff.progress import log
+from dnadiff.store.objects import build
 from dnadiff.supervised.embeddings import NO_VECTOR, Embedder, Embeddings, num_unknown, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
@@ -115,9 +117,9 @@ class Model:
 
         Args:
             length: tokens per sequence; None is the training window.
-            sampler: None unmasks random groups (`Grouped`), of one block after another
-                (`Blockwise`) for a block diffusion model; an autoregressive model samples from left
-                to right (`Autoregressive`).
+            sampler: None is the one that fits the kind of model: random groups (`Grouped`), of one
+                block after another (`Blockwise`) for a block diffusion model; from left to right
+                (`Autoregressive`); or the steps of another process (`Reverse`).
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
             label: condition on one or several of `labels`.
             guidance: weight of the label; 1 is the model's distribution given the label.
@@ -339,13 +341,24 @@ class Model:
         return sampler
 
     def default_sampler(self, length: int) -> Sampler:
-        """Random groups, in blocks for a block diffusion model; left to right for an autoregressive
-        model."""
-        if self.denoiser.autoregressive:
-            return Autoregressive()
+        """The sampler that fits the kind of model, with groups from its h(n)."""
+        if self.denoiser.sampler not in ("grouped", "block"):
+            return build(self._settings(self.denoiser.sampler), trust=None)
         size = self.denoiser.block_size
         grouped = Grouped(**self.stored_curve.groups(length if size is None else min(size, length)))
         return grouped if size is None else Blockwise(grouped)
+
+    def sampler_options(self, options: Options) -> Config:
+        """What a command says of the sampler, or the options of the sampler that fits the kind of
+        model if its command line does not name one."""
+        default, _ = options.groups()["sampler"]
+        if self.denoiser.sampler == default or any(options.given("sampler")):
+            return options.only("sampler")["sampler"]
+        return self._settings(self.denoiser.sampler, options.config_folder)
+
+    @staticmethod
+    def _settings(sampler: str, folder: Path | None = None) -> Config:
+        return compose("sample", [f"sampler={sampler}"], folder=folder)["sampler"]
 
     def conditioned(
         self, label: Labels, guidance: float = 1.0

@@ -44,7 +44,8 @@ class SampleOptions(ModelOptions, ShardedOptions):
     """
 
     sampler: Group = group("grouped")
-    """grouped, first_hitting, ancestral, confidence, semi_ar (any length), ... (grouped);"""
+    """grouped, first_hitting, ancestral, confidence, semi_ar (any length), ...; without it the one
+    that fits the model"""
     reward: Group = group("none")
     """what designs are optimized for: gc, motif, restriction_sites, homopolymer,"""
     method: Group = group("best_of_n")
@@ -160,7 +161,8 @@ def sample(options: SampleOptions) -> list[Job]:
     model.conditioned(options.label, options.guidance)
     request = make_request(options, model)
     low, high = request.lengths
-    source = (options.sampler, model.loaded, model.stored_curve)
+    sampler = model.sampler_options(options)
+    source = (sampler, model.loaded, model.stored_curve)
     settings = (
         samples.continued_sampler(*source, (low, high), output, options.overwrite)
         if options.resume
@@ -255,7 +257,7 @@ def sample(options: SampleOptions) -> list[Job]:
             gc=gc,
             resampled=options.num_samples if options.resample else None,
             settings=settings_of_output,
-            started=options.sampler,
+            started=sampler,
             inputs={k: v for k, v in options.only(*CONDITIONS).items() if v is not None},
             index=index,
             design=about,

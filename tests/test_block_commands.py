@@ -67,10 +67,11 @@ def test_the_evaluation_is_of_blocks(run):
 
 
 def test_sampling_takes_the_groups_of_a_block_from_the_evaluation(cli, run, tmp_path):
-    status, _, err = cli("sample", f"checkpoint={run}", "num_samples=2", "output=x.fa")
+    other = ("sample", f"checkpoint={run}", "sampler=grouped", "num_samples=2", "output=x.fa")
+    status, _, err = cli(*other)
     assert status != 0 and "set sampler=block" in err
     status, _, err = cli(
-        "sample", f"checkpoint={run}", "sampler=block", "num_samples=3", "length=150", "output=x.fa"
+        "sample", f"checkpoint={run}", "num_samples=3", "length=150", "output=x.fa"
     )
     assert status == 0, err
     assert "lose at most 2 % of the structure, by evaluate.json" in err

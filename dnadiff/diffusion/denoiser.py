@@ -94,6 +94,7 @@ class BaseDenoiser(nn.Module):
         backbone: the network, for denoisers that have one.
         reads: how the network reads a sequence: one of the three subclasses of `Backbone`.
         process_type: the process that it was trained to revert.
+        sampler: the word on the command line of the sampler that fits it.
         bound: draws of its own bound (`Objective.token_bound`); None: masks of exact counts.
         block_size: b, for a `BlockBackbone`; None for the others.
         time_conditioning: whether its predictions depend on t.
@@ -111,6 +112,7 @@ class BaseDenoiser(nn.Module):
     backbone: Backbone
     reads: type[Backbone] = BidirectionalBackbone
     process_type: type[Process] = AbsorbingProcess
+    sampler: str = "grouped"
     bound: Callable[..., Tensor] | None = None
     block_size: int | None = None
     time_conditioning: bool = False
@@ -491,7 +493,7 @@ class BlockDenoiser(Denoiser):
         torch.Size([1, 2, 12])
     """
 
-    reads = BlockBackbone
+    reads, sampler = BlockBackbone, "block"
     backbone: Any  # a `BlockBackbone`
 
     def __init__(self, backbone: Backbone, block_size: PositiveInt) -> None:
@@ -563,7 +565,7 @@ class CausalDenoiser(NetworkDenoiser):
     with a NELBO token by token.
     """
 
-    reads = CausalBackbone
+    reads, sampler = CausalBackbone, "ar"
     backbone: Any  # a `CausalBackbone`
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
@@ -627,6 +629,7 @@ class DenoiserWrapper(MaskedDenoiser):
             "reads",
             "block_size",
             "process_type",
+            "sampler",
             "bound",
             "time_conditioning",
             "rows_per_sequence",

@@ -174,6 +174,8 @@ class Process(ABC):
 
     Attributes:
         described: what it does, for messages.
+        example: the word on the command line of a process of this kind.
+        sampler: the word of the sampler that is used unless another one is chosen.
         state: what a network reads: token ids (B, L), or vectors (B, L, D).
     """
 
@@ -181,6 +183,8 @@ class Process(ABC):
         True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
     described: ClassVar[str] = "a process"
+    example: ClassVar[str] = "uniform"
+    sampler: ClassVar[str] = "reverse"
     state: ClassVar[Literal["ids", "vectors"]] = "ids"
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
@@ -252,15 +256,17 @@ class Noised(Protocol):
     process_type: type[Process]
 
 
-def require(user: str, given: Process | Noised, needed: type[Process]) -> None:
+def require(
+    user: str, given: Process | Noised, needed: type[Process], remedy: str | None = None
+) -> None:
     """Raise a ValueError for a process, or a model of a process, whose formulas `user` does not
-    have: its results would be numbers of another model."""
+    have: its results would be numbers of another model. `remedy` None is a model that fits."""
     kind = type(given) if isinstance(given, Process) else given.process_type
     if not issubclass(kind, needed):
         raise ValueError(
             f"{user} needs {needed.described}, and this model has {kind.described} "
-            f"({kind.__name__}), for which its formulas do not hold; use a model of "
-            "process=absorbing"
+            f"({kind.__name__}), for which its formulas do not hold; "
+            f"{remedy or f'use a model of process={needed.example}'}"
         )
 
 
@@ -279,6 +285,7 @@ class AbsorbingProcess(Process):
     `noise` schedule, and stays there."""
 
     described = "an absorbing process (masks)"
+    example, sampler = "absorbing", "grouped"
 
     def parameterization(self) -> Parameterization:
         return SUBS(self.vocab)

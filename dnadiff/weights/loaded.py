@@ -433,6 +433,8 @@ def wrapped(
     denoiser = objective.denoiser(backbone, bool(config["time_conditioning"]))
     denoiser.process_type = type(process)  # so that formulas for masks refuse another one
     denoiser.bound = objective.token_bound if objective.own_bound else None
+    if objective.sampler or not isinstance(process, AbsorbingProcess):
+        denoiser.sampler = objective.sampler or process.sampler
     return denoiser, process
 
 

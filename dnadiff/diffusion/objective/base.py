@@ -94,6 +94,8 @@ class Objective(ABC):
         takes_time: whether it trains networks that are conditioned on the noise level.
         trains_bound: whether all noise levels are trained, as likelihood bounds and samplers
             assume.
+        sampler: the word of the sampler that its models are sampled with unless another one is
+            chosen; None is that of the process.
         own_bound: whether likelihoods come from `token_bound`; otherwise from masks of exact
             counts.
         no_likelihood: why `token_bound` has none, for objectives without a likelihood.
@@ -109,6 +111,7 @@ class Objective(ABC):
     time_conditioning: ClassVar[bool] = False
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
+    sampler: ClassVar[str | None] = None
     own_bound: bool = False
     no_likelihood: ClassVar[str] = "its loss bounds no likelihood"
     everywhere: ClassVar[bool] = True

@@ -42,14 +42,11 @@ from dnadiff.fields import JsonDict, Positive, PositiveInt, checked
 _CHUNK = 1 << 22
 _CUDA_CHUNK = 1 << 26  # larger, for few kernel launches: half a gigabyte for each array in float64
 
-# What a model that reads in this way is called, and which sampler fits it.
-_MODELS: dict[type[Backbone], tuple[str, str]] = {
-    BidirectionalBackbone: (
-        "a model that unmasks in any order",
-        "set sampler=grouped or another sampler",
-    ),
-    CausalBackbone: ("an autoregressive model", "set sampler=ar"),
-    BlockBackbone: ("a model that was trained in blocks", "set sampler=block"),
+# What a model that reads in this way is called.
+_MODELS: dict[type[Backbone], str] = {
+    BidirectionalBackbone: "a model that unmasks in any order",
+    CausalBackbone: "an autoregressive model",
+    BlockBackbone: "a model that was trained in blocks",
 }
 
 
@@ -305,12 +302,11 @@ class Sampler(Configurable, ABC):
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
         """Raise a ValueError for a model of another kind; it names the samplers that fit."""
+        name, remedy = type(self).__name__, f"set sampler={denoiser.sampler}"
         if self.reads is not denoiser.reads:
-            (needed, _), (given, remedy) = _MODELS[self.reads], _MODELS[denoiser.reads]
-            raise ValueError(
-                f"{type(self).__name__} samples from {needed}, and this is {given}; {remedy}"
-            )
-        require(f"sampler {type(self).__name__}", denoiser, self.process_type)
+            needed, given = _MODELS[self.reads], _MODELS[denoiser.reads]
+            raise ValueError(f"{name} samples from {needed}, and this is {given}; {remedy}")
+        require(f"sampler {name}", denoiser, self.process_type, remedy)
 
     def fitted(self, denoiser: BaseDenoiser) -> Sampler:
         """The sampler with what it takes from the model, such as its longest window; raises

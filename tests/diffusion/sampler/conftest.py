@@ -10,7 +10,7 @@ import torch
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, UniformProcess
 from dnadiff.networks.backbone.base import (
     BidirectionalBackbone,
     BlockBackbone,
@@ -32,6 +32,7 @@ class Table(MaskedDenoiser):
     def __init__(self, joint, vocab):
         super().__init__(vocab)
         letters = vocab.size - 1
+        self.process = AbsorbingProcess(vocab, LogLinear(1e-3))
         self.length = round(
             torch.tensor(len(joint)).log().item() / torch.tensor(letters).log().item()
         )
@@ -111,6 +112,47 @@ class BlockTable(Table):
         return State([x0 if state is None else torch.cat([state.tensors[0], x0], 1)])
 
 
+class NoisyTable(Table):
+    """The distribution of each token of the same joint distribution given the noisy tokens at the
+    other positions."""
+
+    def __init__(self, joint, vocab, process=None):
+        super().__init__(joint, vocab)
+        self.process = process or UniformProcess(vocab, LogLinear(0.0))
+        self.process_type, self.time_conditioning = type(self.process), True
+        self.joint, self.at = joint.double(), cache(self.at)
+        letters = range(vocab.size - 1)
+        self.sequences = torch.tensor(list(itertools.product(letters, repeat=self.length)))
+        self.states = torch.tensor(list(itertools.product(range(vocab.size), repeat=self.length)))
+
+    def marginal(self, t):
+        """q_t(z | x) of each letter x: (V - 1, V)."""
+        t = torch.tensor([t], dtype=torch.float64)
+        alpha = float(self.process.noise.alpha(t))
+        clean = torch.eye(self.vocab.size, dtype=torch.float64)[:-1]
+        return alpha * clean + (1 - alpha) * self.process.pi(t)
+
+    def at(self, t):
+        """Log-probabilities at time t of all states, (V^L, L, V)."""
+        q, found = self.marginal(t), []
+        like = [q[self.sequences[:, m]][:, self.states[:, m]].T for m in range(self.length)]
+        for position in range(self.length):
+            others = [each for m, each in enumerate(like) if m != position]
+            weight = self.joint * torch.stack(others).prod(0)  # (states, sequences)
+            onehot = torch.nn.functional.one_hot(self.sequences[:, position], self.vocab.size)
+            found.append(weight @ onehot.double() / weight.sum(-1, keepdim=True))
+        return torch.stack(found, 1).log()
+
+    def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
+        assert positions.any(-1).all(), "a sequence was evaluated of which nothing is asked"
+        assert t.shape == (len(xt),) and t.dtype == torch.float32 and ((t >= 0) & (t <= 1)).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(xt)
+        found = torch.zeros(*xt.shape, self.vocab.size, dtype=torch.float64)
+        for time in t.unique().tolist():
+            found[t == time] = self.at(time)[xt[t == time] @ self.powers]
+        return found[positions]
+
+
 TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbone: BlockTable}
 
 
@@ -134,8 +176,8 @@ def settings_of(name):
 
 def draw(sampler, model, batch, seed=0, rows=None, x_init=None, **kwargs):
     """`batch` samples from all masks, or what becomes of a template."""
-    process = AbsorbingProcess(model.vocab, LogLinear(1e-3))
-    x_init = process.prior(batch, model.length) if x_init is None else x_init
+    process = model.process
+    x_init = torch.full((batch, model.length), model.vocab.mask_id) if x_init is None else x_init
     draws = Draws.for_batch(seed, len(x_init)) if rows is None else Draws(seed, rows)
     return sampler.sample(model, process, x_init, draws, **kwargs)
 
@@ -154,10 +196,13 @@ def world(toy):
     its kind."""
 
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
+        if sampler is not None and issubclass(sampler.process_type, MixtureProcess):
+            return NoisyTable(joint, vocab)
         return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)
 
     return SimpleNamespace(
         table=table,
+        noisy=NoisyTable,
         make=make,
         draw=draw,
         frequencies=frequencies,

@@ -248,6 +248,7 @@ class Twice(MaskedDenoiser):
             table.block_size,
             normalized,
         )
+        self.process_type, self.time_conditioning = table.process_type, table.time_conditioning
 
     def log_probs(self, xt, t=None, cond=None, positions=None, valid=None):
         return self.table.log_probs(xt, t, None, positions, valid)
@@ -271,7 +272,7 @@ def test_guidance_doubles_the_rows_and_leaves_the_steps(name, normalized, world)
         pytest.skip("guidance needs labels, which dit does not take")
     model, plain = world.table(sampler), world.draw(sampler, world.table(sampler), 20)
     guided = Guided(Twice(model, normalized), 2.0)
-    guided.length = 3
+    guided.length, guided.process = 3, model.process
     result = world.draw(sampler, guided, 20, cond=torch.ones(20, 1))
     assert (result.nfe, result.rows) == (model.calls, model.rows) == (plain.nfe, 2 * plain.rows)
     assert torch.equal(result.tokens, plain.tokens)

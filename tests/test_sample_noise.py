@@ -1,0 +1,53 @@
+"""The command line `sample` for models of noise that replaces tokens: samplers that fit, and
+messages for those that do not."""
+
+import pytest
+
+import dnadiff
+from dnadiff.diffusion.sampler.reverse import Reverse
+from dnadiff.formats.sequences import read_sequences
+from dnadiff.train import train
+
+
+@pytest.fixture(scope="module")
+def uniform(tmp_path_factory):
+    """The run folder of a small network trained for two steps on uniform noise."""
+    folder = tmp_path_factory.mktemp("uniform")
+    (folder / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 200 + "\n")
+    args = ["data=fasta", f"data.path={folder / 'tiny.fa'}", "data.length=32", "data.batch_size=4"]
+    args += ["data.max_valid_windows=4", "backbone=dit", "backbone.d_model=16"]
+    args += ["backbone.n_layers=1", "backbone.n_heads=2", "objective=bound", "process=uniform"]
+    args += ["trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.accelerator=cpu"]
+    train.start([*args, f"hydra.run.dir={folder / 'run'}"])
+    return folder / "run"
+
+
+def records(path):
+    return [(r.description, r.sequence.decode()) for r in read_sequences(str(path))]
+
+
+def test_the_sampler_follows_the_process_unless_one_is_chosen(uniform, cli, tmp_path):
+    given = ["sample", f"checkpoint={uniform}", "num_samples=3", "length=20", "batch_size=2"]
+    status, _, err = cli(*given, "output=a.fa")
+    assert status == 0, err
+    found = records(tmp_path / "a.fa")
+    assert len(found) == 3 and all(set(text) <= set("ACGT") for _, text in found)
+    assert all("sampler=reverse calls=128" in about for about, _ in found)
+    model = dnadiff.load(uniform, "cpu")
+    assert isinstance(model.default_sampler(20), Reverse)
+    assert model.sample(3, length=20, batch_size=2) == [text for _, text in found]
+    for sampler in ("grouped", "gibbs", "remdm", "semi_ar"):
+        status, _, err = cli(*given, f"sampler={sampler}", "output=b.fa")
+        assert status == 1 and err.count("\n") < 4 and not (tmp_path / "b.fa").exists()
+        assert "needs an absorbing process" in err and "set sampler=reverse" in err
+
+
+def test_partial_letters_need_masks(uniform, cli, tmp_path):
+    (tmp_path / "t.fa").write_text(">t\nACGRNNNNACGT\n")
+    given = ["sample", f"checkpoint={uniform}", "template=t.fa", "num_samples=2", "output=a.fa"]
+    status, _, err = cli(*given)
+    assert status == 1 and "a constraint on samples needs an absorbing process" in err
+    (tmp_path / "t.fa").write_text(">t\nACGNNNNNACGT\n")
+    status, _, err = cli(*given)
+    assert status == 0, err
+    assert all(text[:3] == "ACG" and text[-4:] == "ACGT" for _, text in records(tmp_path / "a.fa"))
