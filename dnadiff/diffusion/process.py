@@ -177,6 +177,7 @@ class Process(ABC):
         example: the word on the command line of a process of this kind.
         sampler: the word of the sampler that is used unless another one is chosen.
         state: what a network reads: token ids (B, L), or vectors (B, L, D).
+        time_power: k of the times t = u^k, u uniform, at which `integrand` has little variance.
     """
 
     buildable: ClassVar[bool] = (
@@ -186,6 +187,7 @@ class Process(ABC):
     example: ClassVar[str] = "uniform"
     sampler: ClassVar[str] = "reverse"
     state: ClassVar[Literal["ids", "vectors"]] = "ids"
+    time_power: float = 1.0
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
         self.vocab, self.noise = vocab, noise
@@ -245,9 +247,23 @@ class Process(ABC):
         return torch.zeros(x0.shape, device=x0.device)
 
     def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
-        """-log p(x0 | xt) of each position where nothing is left to revert, at t = 0: nats, (M,);
-        arguments as in `integrand`."""
+        """-log p(x0 | xt) of each position where one step reverts everything, as at t = 0: nats,
+        (M,); arguments as in `integrand`."""
         return -log_probs.gather(-1, x0[:, None])[:, 0]
+
+    def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """KL(q(xs | xt, x0) || p(xs | xt)) of each position in the reverse step from t to s: nats,
+        (M,); arguments as in `reverse`.
+
+        `reconstruction` where s = 0: the last step leaves no noise. The sum over the steps from 1
+        to 0, with xt drawn by `corrupt`, and `ends` are the bound in discrete time (arXiv
+        2107.03006, eq. 1).
+        """
+        certain = F.one_hot(x0, self.vocab.size).log().to(log_probs)
+        true, found = (self.reverse(each, xt, t, s) for each in (certain, log_probs))
+        gap = torch.where(true > -torch.inf, true - found, 0.0)
+        last = self.reconstruction(log_probs, x0, xt, t)
+        return torch.where(s > 0, (true.exp() * gap).sum(-1), last)
 
 
 class Noised(Protocol):
@@ -350,8 +366,8 @@ class AbsorbingProcess(Process):
         return torch.where((rank < count[:, None]) & maskable, self.vocab.mask_id, x0)
 
 
-class _Marginal(NamedTuple):
-    """alpha (..., 1) and b (..., V) at some times."""
+class Marginal(NamedTuple):
+    """q_t(. | x0) of a `MixtureProcess` at some times: alpha (..., 1) and b (..., V)."""
 
     alpha: Tensor
     b: Tensor
@@ -360,17 +376,24 @@ class _Marginal(NamedTuple):
         """alpha p + b for distributions of x0 (..., V): that of xt."""
         return self.alpha * probs + self.b
 
+    def given(self, x0: Tensor) -> Tensor:
+        """The distribution of xt for tokens x0 (...): (..., V)."""
+        return self.b.scatter_add(-1, x0[..., None], self.alpha)
+
 
 class MixtureProcess(Process):
     """A token stays with probability alpha(t), and is noise from pi_t otherwise.
 
     The predictions mu of a network are the distribution of a token given the noisy tokens at the
-    other positions: then q^_t(v)/q^_t(z) are the ratios of probabilities that revert the process.
-    A subclass implements `pi`, and `dpi` if it is known. `integrand` is GIDD's theorem 1, which is
-    MDLM's loss for masks and UDLM's for uniform noise.
+    other positions: then q^_t(v)/q^_t(z) are the ratios of probabilities that revert the process. A
+    subclass implements `pi`, and `dpi` if it is known. `integrand` is GIDD's theorem 1 (arXiv
+    2503.04482), which is MDLM's loss for masks and UDLM's for uniform noise; `reverse` and
+    `step_cost` are D3PM's (arXiv 2107.03006, eq. 4).
     """
 
     described = "noise that replaces tokens"
+    # A noisy token has a weight of 1/t and, near t = 0, a probability of t: k = 2 is best.
+    time_power = 2.0
 
     @abstractmethod
     def pi(self, t: Tensor) -> Tensor:
@@ -380,6 +403,21 @@ class MixtureProcess(Process):
         """d pi / dt, (..., V)."""
         t = t.contiguous()
         return torch.func.jvp(self.pi, (t,), (torch.ones_like(t),))[1]
+
+    def marginal(self, t: Tensor, dtype: torch.dtype = torch.float64) -> Marginal:
+        """q_t(. | x0) at times `t (...)`."""
+        alpha = self.noise.alpha(t)[..., None]
+        return Marginal(alpha.to(dtype), (1 - alpha).to(dtype) * self.pi(t.to(dtype)))
+
+    def arrival_rate(self, t: Tensor, x: Tensor) -> Tensor:
+        """The rate at which tokens turn into the tokens `x (...)` at times `t (...)`: (...)."""
+        pi, dpi = (each.gather(-1, x[..., None])[..., 0] for each in (self.pi(t), self.dpi(t)))
+        alpha = self.noise.alpha(t)
+        return (1 - alpha) * dpi - self.noise.dalpha(t) / alpha * pi
+
+    def noise_tokens(self, t: Tensor, uniform: Tensor) -> Tensor:
+        """Tokens of noise at times `t (M,)`, from `uniform (M,)`: (M,)."""
+        return draw(self.pi(t).log(), uniform)
 
     def parameterization(self) -> Parameterization:
         return Emitted(self.vocab)
@@ -394,63 +432,86 @@ class MixtureProcess(Process):
         draws = draws or Draws.for_batch(0, batch_size, device=device)
         uniform = draws.uniform("prior", length)
         last = torch.ones(batch_size * length, dtype=torch.float64, device=uniform.device)
-        return draw(self.pi(last).log(), uniform.flatten()).view(uniform.shape).to(device)
+        return self.noise_tokens(last, uniform.flatten()).view(uniform.shape).to(device)
 
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         uniform, local = draws.uniform("noise", x0.shape[1]), float64_device(x0.device)
-        times = t.to(local).double()[:, None].expand(x0.shape).flatten()
-        probs = self._at(times).of(self._one_hot(x0.to(local).flatten()))
-        noised = draw(probs.log(), uniform.flatten()).view(x0.shape).to(x0.device)
-        return torch.where(maskable, noised, x0)
+        times = t.to(local).double()[:, None].expand(x0.shape)
+        alpha = self.noise.alpha(times)
+        replaced = (uniform.to(local) >= alpha) & maskable.to(local)
+        rest = ((uniform.to(local) - alpha) / (1 - alpha))[replaced]  # uniform again
+        noise = self.noise_tokens(times[replaced], rest)
+        return x0.masked_scatter(replaced.to(x0.device), noise.to(x0))
 
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
-        t = t.to(log_probs.dtype)
-        at, dalpha = self._at(t, t.dtype), self.noise.dalpha(t)[..., None]
-        q, guess = at.of(self._one_hot(x0, t.dtype)), at.of(log_probs.exp())
-        smallest = torch.finfo(log_probs.dtype).tiny  # the gradient of log 0 would be NaN
-        log_ratio = q.clamp(min=smallest).log() - guess.clamp(min=smallest).log()
-        now = xt[:, None]
-        rho = q.gather(-1, now) / guess.gather(-1, now).clamp(min=smallest)
-        log_rho = log_ratio.gather(-1, now)
-        divergence = (q * log_ratio).sum(-1, keepdim=True)
-        rate = (1 - at.alpha) * self.dpi(t) - dalpha / at.alpha * self.pi(t)  # of each token
-        rate = rate.gather(-1, now) / q.gather(-1, now)
-        return (rate * (divergence + rho - log_rho - 1))[:, 0]
+        weight, divergence = self.terms(log_probs, x0, xt, t)
+        return weight * divergence
+
+    def terms(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """The factors of `integrand`: rate/q of the noisy token, and KL(q || q^) + rho - log rho -
+        1, where rho = q/q^ of the noisy token; (M,) each."""
+        at, now = self.marginal(t, log_probs.dtype), xt[:, None]
+        q, guess = at.given(x0), at.of(log_probs.exp())
+        log_ratio = _log(q) - _log(guess)
+        q_now, guess_now, log_rho = (each.gather(-1, now)[:, 0] for each in (q, guess, log_ratio))
+        rho = q_now / guess_now.clamp(min=torch.finfo(guess.dtype).tiny)
+        divergence = (q * log_ratio).sum(-1) + rho - log_rho - 1
+        return self.arrival_rate(t, xt).to(q) / q_now, divergence
+
+    def typical_weight(self, t: Tensor) -> Tensor:
+        """-alpha'/(alpha (1 - alpha)), the weight (`terms`) of a token that is certainly noise if
+        noise has the same distribution at all times."""
+        return self.noise.weight(t) / self.noise.alpha(t)
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        at, to = (self._at(time, log_probs.dtype) for time in (t, s))
-        return self._posterior(log_probs, xt, at, to)
+        at, to = (self.marginal(time, log_probs.dtype) for time in (t, s))
+        probs = log_probs.exp()
+        # q(xt | xs) q^_s(xs) / q^_t(xt) for each xs
+        now = at.of(probs).gather(-1, xt[:, None]).log()
+        return _transition(xt, at, to).log() + to.of(probs).log() - now
 
-    def ends(self, x0: Tensor) -> Tensor:
-        last = torch.ones(x0.shape, dtype=torch.float64, device=float64_device(x0.device))
-        q, prior = self._at(last).of(self._one_hot(x0.to(last.device))), self.pi(last)
-        return (torch.special.xlogy(q, q) - torch.special.xlogy(q, prior)).sum(-1).to(x0.device)
+    def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        # q(xt | xs) is a factor of both distributions, so their ratio is that of the marginals.
+        dtype, now, first = log_probs.dtype, xt[:, None], (s == 0)[:, None]
+        at, to = self.marginal(t, dtype), self.marginal(s, dtype)
+        to = Marginal(to.alpha.masked_fill(first, 1.0), to.b.masked_fill(first, 0.0))
+        q, guess = at.given(x0).gather(-1, now), at.of(log_probs.exp()).gather(-1, now)
+        before = to.given(x0)
+        log_ratio = _log(before) - _log(to.of(log_probs.exp()))
+        step = _transition(xt, at, to) * before / q
+        return (step * log_ratio).sum(-1) - (_log(q) - _log(guess))[:, 0]
 
     def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
-        first = self._at(t, log_probs.dtype)
-        clean = _Marginal(torch.ones_like(first.alpha), torch.zeros_like(first.b))
-        return -self._posterior(log_probs, xt, first, clean).gather(-1, x0[:, None])[:, 0]
+        return self.step_cost(log_probs, x0, xt, t, torch.zeros_like(t))
 
-    def _posterior(self, log_probs: Tensor, xt: Tensor, at: _Marginal, to: _Marginal) -> Tensor:
-        """q(xt | xs) q^_s(xs) / q^_t(xt) for each xs, in logarithms: (M, V)."""
-        kept = at.alpha / to.alpha
-        arrived = (at.b - kept * to.b).gather(-1, xt[:, None]).clamp(min=0)  # from any other token
-        stayed = kept * self._one_hot(xt, log_probs.dtype)
-        return (arrived + stayed).log() + (
-            to.of(log_probs.exp()).log() - at.of(log_probs.exp()).gather(-1, xt[:, None]).log()
-        )
+    def ends(self, x0: Tensor) -> Tensor:
+        local = x0.to(float64_device(x0.device))
+        last = torch.ones((), dtype=torch.float64, device=local.device)
+        q, prior = self.marginal(last), self.pi(last)
+        rest = 1 - q.alpha  # what is left of the prior, at all tokens but x0
+        at, expected = q.alpha + q.b[local], prior[local]
+        found = torch.xlogy(at, at) - torch.xlogy(at, expected)
+        return (found + torch.xlogy(rest, rest) * (1 - expected)).to(x0.device)
 
-    def _at(self, t: Tensor, dtype: torch.dtype = torch.float64) -> _Marginal:
-        t = t.to(dtype)
-        alpha = self.noise.alpha(t)[..., None]
-        return _Marginal(alpha, (1 - alpha) * self.pi(t))
 
-    def _one_hot(self, ids: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-        return F.one_hot(ids, self.vocab.size).to(dtype)
+def _log(probs: Tensor) -> Tensor:
+    """The logarithm, finite at 0: its gradient there would make that of everything NaN."""
+    return probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
+
+
+def _transition(xt: Tensor, at: Marginal, to: Marginal) -> Tensor:
+    """q(xt | xs) for each xs: (M, V)."""
+    kept, now = at.alpha / to.alpha, xt[:, None]
+    arrived = (at.b - kept * to.b).gather(-1, now).clamp(min=0)  # from any other token
+    return arrived.expand_as(at.b).scatter_add(-1, now, kept)
 
 
 class UniformProcess(MixtureProcess):
-    """Noise that is uniform over the tokens that a sample may contain (UDLM, arXiv 2412.10193)."""
+    """Noise that is uniform over the tokens that a sample may contain: D3PM-uniform (arXiv
+    2107.03006) in discrete time, UDLM (arXiv 2412.10193) in continuous time.
+
+    On DNA it is substitution with equal rates, the model of Jukes and Cantor (1969).
+    """
 
     described = "uniform noise"
 
@@ -459,7 +520,10 @@ class UniformProcess(MixtureProcess):
         return (emitted / emitted.sum()).expand(*t.shape, -1)
 
     def dpi(self, t: Tensor) -> Tensor:
-        return torch.zeros_like(self.pi(t))
+        return t.new_zeros(()).expand(*t.shape, self.vocab.size)
+
+    def noise_tokens(self, t: Tensor, uniform: Tensor) -> Tensor:
+        return self.vocab.uniform_token(uniform)
 
 
 def block_rows(x: Tensor, block_size: int, fill: float = 0) -> Tensor:

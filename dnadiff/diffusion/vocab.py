@@ -86,6 +86,11 @@ class Vocab:
         """(size,) bool, True for ids that a sample may contain."""
         return _table(self._is_emitted, torch.bool, torch.device(device))
 
+    def uniform_token(self, uniform: Tensor) -> Tensor:
+        """The emitted tokens at the fractions `uniform (...)` of their list, in (0, 1): int64."""
+        ids = _table(self.emitted, torch.int64, uniform.device)
+        return ids[(uniform * len(ids)).long().clamp(0, len(ids) - 1)]
+
     def reverse_complement(self, ids: Tensor) -> Tensor:
         """The reverse complement of `ids (..., L)`; a ValueError if the vocabulary has no
         complement."""

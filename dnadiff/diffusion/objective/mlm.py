@@ -60,8 +60,7 @@ class MLM(Objective):
             draws.uniform(purpose, x0.shape[1]) for purpose in ("mask", "kind", "letter")
         )
         chosen = (select < self.selected).to(x0.device) & counted
-        emitted = torch.tensor(self.process.vocab.emitted, device=letter.device)
-        random = emitted[(letter * len(emitted)).long().clamp(max=len(emitted) - 1)].to(x0.device)
+        random = self.process.vocab.uniform_token(letter).to(x0.device)
         hidden, changed = (
             (kind < self.masked).to(x0.device),
             (kind < self.masked + self.replaced).to(x0.device),

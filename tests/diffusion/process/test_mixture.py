@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
+from dnadiff.diffusion.hybrid import HybridProcess
+from dnadiff.diffusion.noise import Cosine, Geometric, LogLinear, NoiseSchedule, Polynomial
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, UniformProcess, require
 from dnadiff.diffusion.vocab import Vocab
 
@@ -62,6 +63,7 @@ PROCESSES = {
     "uniform": UniformProcess(VOCAB, LINEAR),
     "halves": Halves(VOCAB, LINEAR),
     "gidd": GIDD(VOCAB, GIDDNoise()),
+    "hybrid": HybridProcess(VOCAB, LINEAR, p_uniform=0.2, gamma=1.5),
 }
 each_process = pytest.mark.parametrize("process", PROCESSES.values(), ids=PROCESSES)
 
@@ -230,3 +232,179 @@ def test_formulas_for_masks_refuse_other_processes_by_name():
     require("Ancestral", PROCESSES["uniform"], MixtureProcess)
     with pytest.raises(ValueError, match=r"Ancestral needs an absorbing process.*UniformProcess"):
         require("Ancestral", PROCESSES["uniform"], AbsorbingProcess)
+
+
+def arbitrary(process, t):
+    """Predictions of a network that fits nothing, which depend on the state and on time."""
+    generator = torch.Generator().manual_seed(4)
+    logits = torch.randn(2, 9, 2, 2, generator=generator, dtype=torch.float64)
+    mu = torch.zeros(9, 2, 3, dtype=torch.float64)
+    mu[..., :2] = torch.softmax(logits[0] + (1 - t) * logits[1], -1)
+    return mu
+
+
+def generated(process, predict, steps=400):
+    """The distribution of the four sequences when the reverse rates are integrated over time:
+    r(z) q^(v)/q^(z) from z to v, at one position at a time."""
+    at_one = process.pi(torch.ones(1, dtype=torch.float64))[0]
+    probability = torch.outer(at_one, at_one).flatten()
+    grid = torch.linspace(-18, 18, steps, dtype=torch.float64).sigmoid()  # slow at both ends
+    grid = torch.cat([grid, grid.new_ones(1)]).flip(0)
+    middle, xt = (grid[1:] + grid[:-1]) / 2, torch.tensor(STATES)
+    times = middle[:, None, None].repeat(1, 9, 2)
+    guess = process.marginal(times).of(torch.stack([predict(process, float(t)) for t in middle]))
+    here = xt.expand(len(middle), 9, 2)
+    rate = process.arrival_rate(times, here) / guess.gather(-1, here[..., None])[..., 0]
+    flow = (rate[..., None] * guess).nan_to_num(0.0)  # from each state, at a place, to a token
+    to = torch.stack([xt[:, None].repeat(1, 3, 1), xt[:, None].repeat(1, 3, 1)], 1)
+    to[:, 0, :, 0], to[:, 1, :, 1] = torch.arange(3), torch.arange(3)
+    arrow = torch.nn.functional.one_hot(to @ torch.tensor([3, 1]), 9).double()
+    generator = torch.einsum("sipv,ipvj->sij", flow, arrow)
+    generator = generator - torch.diag_embed(generator.sum(-1))
+    for step in torch.linalg.matrix_exp(generator * (grid[:-1] - grid[1:])[:, None, None]):
+        probability = probability @ step
+    return last_step(process, predict, probability, float(grid[-1]))
+
+
+def last_step(process, predict, probability, t):
+    """What is left to do at time t, in one step."""
+    t = torch.tensor(t, dtype=torch.float64)
+    return (probability @ transition(process, predict, t, 0 * t)).view(3, 3)[:2, :2].flatten()
+
+
+def transition(process, predict, t, s):
+    """p(xs | xt) of one step, (9, 9); nothing where a state has no probability."""
+    log_probs = predict(process, float(t)).log()
+    xt = torch.tensor(STATES).flatten()
+    rows = process.reverse(log_probs.view(18, 3), xt, t.expand(18), s.expand(18)).exp()
+    first, second = rows.nan_to_num(0.0).view(9, 2, 3).unbind(1)
+    return (first[:, :, None] * second[:, None, :]).reshape(9, 9)
+
+
+@each_process
+@pytest.mark.parametrize("predict", [arbitrary, wrong])
+def test_the_bound_of_any_network_is_above_what_its_rates_generate(process, predict):
+    probability = generated(process, predict)
+    assert float(probability.sum()) == pytest.approx(1, abs=1e-4)
+    gap = bound(process, predict) + probability.log()
+    assert gap.min() > -2e-4
+    if predict is wrong:  # no choice depends on the state: nothing is lost
+        assert gap.max() < 2e-4
+
+
+def test_without_the_divergence_of_the_visible_token_it_is_no_bound():
+    class KLAlone(UniformProcess):
+        def integrand(self, log_probs, x0, xt, t):
+            at = self.marginal(t)
+            q, guess = at.given(x0), at.of(log_probs.exp())
+            divergence = (torch.xlogy(q, q) - torch.xlogy(q, guess)).sum(-1)
+            return self.terms(log_probs, x0, xt, t)[0] * divergence
+
+    process = PROCESSES["uniform"]
+    lower = bound(KLAlone(VOCAB, LINEAR), arbitrary)
+    assert (lower + generated(process, arbitrary).log()).min() < -0.02
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@each_process
+def test_the_bound_in_steps_is_that_of_their_chain(process, steps):
+    grid = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    at_one = process.pi(grid[:1])[0]
+    probability, total = torch.outer(at_one, at_one).flatten(), torch.zeros(4, dtype=torch.float64)
+    xt = torch.tensor(STATES)
+    for t, s in itertools.pairwise(grid):
+        q, log_probs = marginal(process, float(t)), arbitrary(process, float(t)).log()
+        for row, x in enumerate(itertools.product(LETTERS, repeat=2)):
+            x0 = torch.tensor(x).expand(9, 2).flatten()
+            times = (t.expand(18), s.expand(18))
+            cost = process.step_cost(log_probs.view(18, 3), x0, xt.flatten(), *times).view(9, 2)
+            chance = q[x[0]][xt[:, 0]] * q[x[1]][xt[:, 1]]
+            total[row] += torch.where(chance > 0, chance * cost.sum(-1), 0.0).sum()
+        probability = probability @ transition(process, arbitrary, t, s)
+    assert float(probability.sum()) == pytest.approx(1)
+    gap = total + probability.view(3, 3)[:2, :2].flatten().log()
+    assert gap.min() > -1e-12
+    if steps < 3:
+        torch.testing.assert_close(total, over_paths(process, grid), rtol=0, atol=1e-12)
+
+
+def over_paths(process, grid):
+    """The mean of log q(path | x0)/p(path) over all paths of one or two steps, (4,)."""
+    total = torch.zeros(4, dtype=torch.float64)
+    steps = [transition(process, arbitrary, t, s) for t, s in itertools.pairwise(grid)]
+    start = process.pi(grid[:1])[0]
+    start = torch.outer(start, start).flatten()
+    first = marginal(process, float(grid[0]))
+    for row, (a, b) in enumerate(itertools.product(LETTERS, repeat=2)):
+        last = 3 * a + b
+        q = torch.outer(first[a], first[b]).flatten()
+        if len(steps) == 1:
+            p = start * steps[0][:, last]
+        else:
+            # q(x_t) q(x_s | x_t, x0): the reverse step of certain predictions
+            certain = torch.nn.functional.one_hot(torch.tensor([a, b]), 3).double().expand(9, 2, 3)
+            q = q[:, None] * transition(process, lambda *_, mu=certain: mu, *grid[:2])
+            p = start[:, None] * steps[0] * steps[1][:, last]
+        total[row] = torch.where(q > 0, q * (q / p).log(), 0.0).sum()
+    return total
+
+
+@pytest.mark.parametrize("make", [UniformProcess, HybridProcess, Masks])
+@pytest.mark.parametrize("noise", [Cosine(0.0), Polynomial(3.0, 0.0)], ids=["cosine", "cubic"])
+def test_the_bound_does_not_depend_on_how_fast_time_goes(make, noise):
+    def at_alpha(process, t):
+        t = torch.tensor(t, dtype=torch.float64)
+        return arbitrary(process, float(1 - process.noise.alpha(t)))
+
+    slow, linear = make(VOCAB, noise), make(VOCAB, LINEAR)
+    torch.testing.assert_close(bound(slow, at_alpha), bound(linear, at_alpha), rtol=0, atol=2e-4)
+
+
+def test_duo_s_loss_is_the_same_for_every_noisy_token():
+    # arXiv 2506.10892, the bound without one-hot vectors of x, whose mean over z is this one's
+    letters = 3
+    process = UniformProcess(Vocab(4, 3, 3, (3,)), LINEAR)
+    mu = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    for t, x0, z in itertools.product((0.2, 0.7), range(letters), range(letters)):
+        alpha = 1 - t
+        bar = letters * alpha * mu + 1 - alpha
+        ratio = (1 - alpha) / (letters * alpha + 1 - alpha)
+        if z == x0:
+            sums = ratio * (letters * bar[z].log() - bar.log().sum())
+            sums += (letters - 1) * ratio * math.log(ratio)
+            at_z = letters * alpha + 1 - alpha
+        else:
+            sums = letters * bar[z].log() - bar.log().sum() - math.log(ratio) / ratio
+            sums -= letters * alpha / (1 - alpha) * (bar[x0] / bar[z]).log()
+            at_z = 1 - alpha
+        duo = -1 / (letters * alpha) * (letters / at_z - letters / bar[z] - sums)
+        log_probs = torch.cat([mu, mu.new_zeros(1)]).log()[None]
+        times = torch.tensor([t], dtype=torch.float64)
+        found = process.integrand(log_probs, torch.tensor([x0]), torch.tensor([z]), times)
+        assert float(found) == pytest.approx(float(duo), abs=1e-12)
+
+
+@pytest.mark.parametrize("make", [UniformProcess, HybridProcess])
+def test_noise_left_at_the_start_is_reverted_in_the_last_step(make):
+    process, t = make(VOCAB, Geometric(0.1, 20.0)), torch.full((1,), 0.5, dtype=torch.float64)
+    log_probs = torch.tensor([[0.7, 0.3, 0.0]], dtype=torch.float64).log()
+    at = process.marginal(t)
+    for x0, xt in itertools.product(LETTERS, repeat=2):
+        joint = [at.given(torch.tensor([x]))[0, xt] * (0.7, 0.3)[x] for x in LETTERS]
+        found = process.reconstruction(log_probs, torch.tensor([x0]), torch.tensor([xt]), t)
+        assert float(found) == pytest.approx(-math.log(joint[x0] / sum(joint)))
+
+
+def test_costs_of_steps_have_finite_gradients():
+    logits = torch.tensor([[5.0, -200.0, 1.0]], requires_grad=True)
+    for process in (PROCESSES["uniform"], PROCESSES["hybrid"], AbsorbingProcess(VOCAB, LINEAR)):
+        for xt in (0, 1, MASK):
+            log_probs = process.parameterization().log_probs(logits, torch.tensor([xt]))
+            for s in (0.0, 0.25):
+                ids = torch.tensor([[0], [xt]])
+                if not process.changes(ids[1]).all() or (xt == MASK and process.time_power == 2):
+                    continue
+                cost = process.step_cost(log_probs, *ids, torch.tensor([0.5]), torch.tensor([s]))
+                assert cost.isfinite().all()
+                gradient = torch.autograd.grad(cost.sum(), logits, retain_graph=True)[0]
+                assert gradient.isfinite().all()
