@@ -55,8 +55,8 @@ class TrainOptions(Options):
     """caduceus, caduceus_ps (reverse-complement equivariant), dit; with objective=ar: mamba,
     transformer"""
     objective: Group = group("mdlm")
-    """mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), or ar with backbone=transformer or mamba
-    """
+    """mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), sundae with process=uniform, or ar with
+    backbone=transformer or mamba"""
     noise: Group = group("loglinear")
     """noise schedule"""
     process: Group = group("absorbing")

@@ -12,7 +12,6 @@ from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
-from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir, locate
@@ -169,6 +168,16 @@ def fits(backbone, reads):
     return issubclass(locate(backbone["_target_"], None), reads)
 
 
+def process_for(user):
+    """The first process that an objective or a sampler has formulas for."""
+    needed = locate(user["_target_"], None).process_type
+    kinds = {
+        name: locate(composed("train", f"process={name}")["process"]["_target_"], None)
+        for name in choices("process")
+    }
+    return next(name for name, kind in kinds.items() if issubclass(kind, needed))
+
+
 @pytest.mark.parametrize(
     ("name", "masking"),
     [(name, masking) for name in choices("objective") for masking in maskings(name)],
@@ -176,9 +185,10 @@ def fits(backbone, reads):
 @pytest.mark.parametrize("backbone", choices("backbone"))
 def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     torch.manual_seed(0)
-    config = composed(
-        "train", f"objective={name}", *([f"objective/masking={masking}"] if masking else [])
-    ) | {"backbone": small(backbone)}
+    objective = composed("train", f"objective={name}")["objective"]
+    chosen = [f"objective={name}", f"process={process_for(objective)}"]
+    chosen += [f"objective/masking={masking}"] if masking else []
+    config = composed("train", *chosen) | {"backbone": small(backbone)}
     run = TrainOptions.of(config).into(TrainingRun, recorded=config, run_dir=None, arguments=())
     if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
@@ -257,8 +267,10 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
             method,
             lambda *a, original=original, **k: calls.append(len(a[0])) or original(*a, **k),
         )
-    process = AbsorbingProcess(vocab, build(composed("train")["noise"]))
-    x_init = process.prior(3, 12)
+    config = composed("train", f"process={process_for(settings)}")
+    process = build(config["process"], vocab=vocab, noise=build(config["noise"]))()
+    denoiser.process_type = type(process)
+    x_init = torch.full((3, 12), vocab.mask_id)
     frozen = torch.zeros(3, 12, dtype=torch.bool)
     x_init[:, 4], frozen[1, 7] = vocab.emitted[-1], True
     result = sampler.sample(denoiser, process, x_init, Draws.for_batch(0, 3), frozen=frozen)

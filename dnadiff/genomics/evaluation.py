@@ -130,7 +130,10 @@ def estimator_kind(model: Loaded, protocol: str, num_draws: int, order: str | No
     exact = "order" if order is not None else "chain rule" if is_exact(denoiser) else None
     own = denoiser.bound is not None and protocol == "count"
     kind = exact or ("own" if own else protocol)
-    if kind != "own":
+    if kind == "own":
+        if not (objective := model.objective).trains_bound:
+            raise objective.without_likelihood()
+    else:
         require(f"estimator {kind}", denoiser, AbsorbingProcess)
     if kind in ("count", "own"):
         check_num_draws(num_draws)

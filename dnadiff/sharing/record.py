@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from dnadiff.data.splits import Split
 from dnadiff.diffusion.likelihood.curve import StoredCurve
+from dnadiff.diffusion.objective.base import Objective
 from dnadiff.fields import Config
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.progress import log
@@ -153,10 +154,16 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "step": loaded.step or None,
         **{key: vars(origin)[key] for key in recorded},
         "purpose": purpose(loaded),
-        # What it means for likelihoods and samples.
-        "remark": None if loaded.objective.trains_bound else _OF_MASKED_LM,
+        "remark": remark(loaded.objective),
         "fingerprint": fingerprint(denoiser),
     }
+
+
+def remark(objective: Objective) -> str | None:
+    """What the objective means for likelihoods and samples, if it trains no bound."""
+    if objective.trains_bound:
+        return None
+    return f"No likelihood: {objective.no_likelihood}." if objective.own_bound else _OF_MASKED_LM
 
 
 def purpose(loaded: Loaded) -> str:
@@ -169,6 +176,8 @@ def purpose(loaded: Loaded) -> str:
     embeddings = "embeddings" + (", fine-tuning as a classifier" if is_dna else "")
     if loaded.objective.trains_bound:
         return f"likelihood bounds, sampling in any order, infilling, {embeddings}"
+    if loaded.objective.own_bound:
+        return f"sampling, {embeddings}; no likelihood"
     return f"{embeddings}; likelihood bounds and samples only for comparison"
 
 

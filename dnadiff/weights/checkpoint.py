@@ -93,7 +93,7 @@ def load(
     loaded = load_silently(checkpoint, trust)
     if needs_tokenizer:
         loaded.check_tokenizer()
-    if not loaded.objective.trains_bound:
+    if not loaded.objective.trains_bound and not loaded.objective.own_bound:
         _explain(loaded.path, loaded.path.resolve())
     return loaded
 

@@ -14,9 +14,16 @@ from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.options.command import compose
-from dnadiff.store.objects import build, config_dir
+from dnadiff.store.objects import build, config_dir, locate
 
-NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
+
+def masks(name):
+    """Whether the sampler is for models of masks."""
+    settings = compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]
+    return issubclass(AbsorbingProcess, locate(settings["_target_"], None).process_type)
+
+
+NAMES = sorted(filter(masks, (p.stem for p in (config_dir() / "sampler").glob("*.yaml"))))
 ALLOWED = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [0, 1, 1, 0]], dtype=torch.bool)
 KIND = torch.tensor([0, 1, 2])
 TILT = torch.tensor([0.0, 0.0, 1.0, 0.0])

@@ -28,10 +28,18 @@ from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess, Score
 from dnadiff.networks.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
-from dnadiff.store.objects import build, config_dir
+from dnadiff.store.objects import build, config_dir, locate
 
 DNA, TEXT = DNATokenizer(), CharTokenizer("abc ")
-SAMPLERS = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
+
+
+def masks(name):
+    """Whether the sampler is for models of masks."""
+    settings = compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]
+    return issubclass(AbsorbingProcess, locate(settings["_target_"], None).process_type)
+
+
+SAMPLERS = sorted(filter(masks, (p.stem for p in (config_dir() / "sampler").glob("*.yaml"))))
 FEW = {"num_steps": 3, "num_groups": 3, "window": 8, "stride": 3, "block_size": 4}
 LETTERS = st.text(sorted(CODES), min_size=3, max_size=14)
 

@@ -16,9 +16,7 @@ class AR(Objective):
     takes_time = False
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
-        check_fit(type(self), backbone)
-        if time_conditioning:
-            raise ValueError("time_conditioning=true, but objective AR has no time; leave it out")
+        check_fit(type(self), backbone, time_conditioning)
         return CausalDenoiser(backbone)
 
     def compute(self, denoiser: BaseDenoiser, batch: TrainingBatch) -> Loss:

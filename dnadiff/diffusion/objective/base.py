@@ -174,7 +174,11 @@ class Objective(ABC):
         Raises:
             ValueError: if the objective has no likelihood.
         """
-        raise ValueError(
+        raise self.without_likelihood()
+
+    def without_likelihood(self) -> ValueError:
+        """Why there is no likelihood, and what to do instead."""
+        return ValueError(
             f"objective {type(self).__name__} has no likelihood: {self.no_likelihood}; judge its "
             "samples instead (python -m dnadiff.judge)"
         )
@@ -206,7 +210,7 @@ class Objective(ABC):
         objective's default, if the network has a time input. A backbone that does not fit is a
         ValueError.
         """
-        check_fit(type(self), backbone)
+        check_fit(type(self), backbone, time_conditioning)
         if time_conditioning is None:
             time_conditioning = self.time_conditioning and backbone.takes_sigma
         return Denoiser(backbone, self.parameterization(), self.process.noise, time_conditioning)
@@ -305,10 +309,19 @@ def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:
     return nll.sum() / num_tokens.clamp(min=_MIN_TOKENS)
 
 
-def check_fit(objective: type[Objective], backbone: Backbone | type[Backbone]) -> None:
-    """Raise a ValueError if the objective does not fit the backbone."""
+def check_fit(
+    objective: type[Objective],
+    backbone: Backbone | type[Backbone],
+    time_conditioning: bool | None = None,
+) -> None:
+    """Raise a ValueError if the objective does not fit the backbone, or takes no time."""
     kind = backbone if isinstance(backbone, type) else type(backbone)
     if issubclass(kind, objective.reads):
+        if time_conditioning and not objective.takes_time:
+            raise ValueError(
+                f"time_conditioning=true, but objective {objective.__name__} has no time; leave it "
+                "out"
+            )
         return
     why = ""
     if issubclass(objective.reads, BlockBackbone) and kind.reads_both_strands:

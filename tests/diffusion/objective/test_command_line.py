@@ -43,6 +43,23 @@ def test_a_checkpoint_rebuilds_the_denoiser_and_samplers_run(name, cli, train_ar
     assert status == 0, err
 
 
+def test_sundae_trains_samples_and_has_no_likelihood(cli, train_args):
+    chosen = train_args("caduceus", 2, "objective=sundae", "process=uniform")
+    status, _, err = cli("train", *chosen)
+    assert status == 0, err
+    few = ["sampler=sundae", "sampler.num_steps=4", "num_samples=2", "length=40"]
+    status, out, err = cli("sample", "checkpoint=run", "num_samples=2", "length=40", "output=t.fa")
+    assert status == 0 and "sundae" in out, err  # its own sampler, unless one is named
+    status, out, err = cli("sample", "checkpoint=run", *few, "output=s.fa")
+    assert status == 0 and "4 (8 sequences in them)" in out, err
+    status, out, err = cli("info", "checkpoint=run")
+    assert status == 0 and "sampling, embeddings" in out and "No likelihood: it trains" in out
+    for command in (["evaluate"], ["score", "input=s.fa", "output=s.tsv"]):
+        status, _, err = cli(command[0], "checkpoint=run", *command[1:])
+        assert status == 1 and "error: objective SUNDAE has no likelihood: " in err
+        assert "judge its samples instead" in err and "Traceback" not in err
+
+
 @pytest.mark.parametrize("backbone", [pytest.param("transformer", marks=pytest.mark.slow), "mamba"])
 def test_the_autoregressive_control_trains_and_refuses_unmasking(
     backbone, cli, train_args, tmp_path

@@ -11,6 +11,7 @@ from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, UniformProcess
+from dnadiff.diffusion.sampler.sundae import UnrolledDenoising
 from dnadiff.networks.backbone.base import (
     BidirectionalBackbone,
     BlockBackbone,
@@ -130,7 +131,9 @@ class NoisyTable(Table):
         t = torch.tensor([t], dtype=torch.float64)
         alpha = float(self.process.noise.alpha(t))
         clean = torch.eye(self.vocab.size, dtype=torch.float64)[:-1]
-        return alpha * clean + (1 - alpha) * self.process.pi(t)
+        found = alpha * clean + (1 - alpha) * self.process.pi(t)
+        found[:, self.vocab.mask_id] = 1  # as probable for every letter, also where it is frozen
+        return found
 
     def at(self, t):
         """Log-probabilities at time t of all states, (V^L, L, V)."""
@@ -197,7 +200,9 @@ def world(toy):
 
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
         if sampler is not None and issubclass(sampler.process_type, MixtureProcess):
-            return NoisyTable(joint, vocab)
+            made = NoisyTable(joint, vocab)
+            made.time_conditioning = not isinstance(sampler, UnrolledDenoising)  # has no times
+            return made
         return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)
 
     return SimpleNamespace(

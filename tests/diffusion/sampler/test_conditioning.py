@@ -6,7 +6,7 @@ import torch
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.process import log_expm1
+from dnadiff.diffusion.process import AbsorbingProcess, log_expm1
 from dnadiff.diffusion.sampler.base import CountedDenoiser
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.diffusion.sampler.remasking import Loop
@@ -14,10 +14,19 @@ from dnadiff.diffusion.sampler.remdm import ReMDM
 from dnadiff.diffusion.sampler.semi_ar import SemiAR
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
-from dnadiff.store.objects import config_dir
+from dnadiff.options.command import compose
+from dnadiff.store.objects import config_dir, locate
 
 BIT = Vocab(3, 2, 2, (2,))
-NAMES = sorted(p.stem for p in (config_dir() / "sampler").glob("*.yaml"))
+
+
+def masks(name):
+    """Whether the sampler is for models of masks."""
+    settings = compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]
+    return issubclass(AbsorbingProcess, locate(settings["_target_"], None).process_type)
+
+
+NAMES = sorted(filter(masks, (p.stem for p in (config_dir() / "sampler").glob("*.yaml"))))
 GRID = ("ancestral", "analytic", "forward_backward", "remdm")
 KINDS = torch.tensor(
     [

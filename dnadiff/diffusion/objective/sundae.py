@@ -1,0 +1,65 @@
+"""The step-unrolled denoising autoencoder (SUNDAE, arXiv 2112.06749): a network that corrects its
+own samples."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
+from dnadiff.diffusion.objective.masking import strata
+from dnadiff.diffusion.process import MixtureProcess, Parameterization
+from dnadiff.diffusion.sampler.base import draw_in_chunks
+from dnadiff.fields import PositiveInt, checked
+
+
+@checked
+class SUNDAE(Objective):
+    """Mean cross-entropy of x0 in `num_unrolled` steps: the first one reads noise, every other one
+    a sample of the predictions of the step before (arXiv 2112.06749, section 2).
+
+    Each token of a row is noise with a probability that is uniform in (0, 1). With
+    `process=uniform` the noise is uniform over the tokens that a sample may contain, as published;
+    other processes replace tokens by their own noise. Samples are drawn at temperature 1, and no
+    gradient passes through them. The network predicts every counted token, also those that did not
+    change, and is not conditioned on time. With one step it is a denoising autoencoder.
+
+    The loss bounds the likelihood of no model: the network says nothing about how probable a
+    sequence is in the chain of its samples. `nll` is this loss, also in validation.
+
+    Args:
+        process: replaces tokens.
+        num_unrolled: steps of each training example; each is a pass through the network. Published:
+            2.
+        stratified: spread the probabilities of noise over the global batch.
+    """
+
+    process_type = MixtureProcess
+    takes_time = False
+    trains_bound = False
+    own_bound = True
+    sampler = "sundae"
+    no_likelihood: ClassVar[str] = "it trains the correction of samples, not a distribution"
+
+    def __init__(
+        self, process: MixtureProcess, num_unrolled: PositiveInt = 2, stratified: bool = True
+    ) -> None:
+        super().__init__(process)
+        self.num_unrolled, self.stratified = num_unrolled, stratified
+
+    def parameterization(self) -> Parameterization:
+        return self.process.parameterization()
+
+    def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
+        x0, counted, draws = batch.x0, batch.weight > 0, batch.draws
+        keep = 1 - strata(draws, self.stratified, x0.device)
+        xt = self.process.corrupt(x0, self.process.noise.inverse(keep), counted, draws)
+        weight, steps = batch.weight[counted], list[Tensor]()
+        for step in range(self.num_unrolled):
+            log_probs = denoiser.log_probs(*batch.query(xt, None, counted))
+            steps.append(-(log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight).sum())
+            if step + 1 < self.num_unrolled:
+                uniform = draws.uniform(f"unrolled {step}", x0.shape[1])
+                uniform = uniform[counted.to(uniform.device)]
+                xt = xt.masked_scatter(counted, draw_in_chunks(log_probs.detach(), uniform))
+        return Loss.mean(sum(steps[1:], steps[0]) / self.num_unrolled, weight.sum())
