@@ -35,7 +35,7 @@ from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import Config, Natural, PositiveInt, checked
+from dnadiff.fields import Config, Natural, PositiveFraction, PositiveInt, checked
 from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.genomics.information import Information, window_nats
 from dnadiff.options.base import Options
@@ -112,6 +112,8 @@ class Model:
         prompt: str = "",
         gc: float | None = None,
         num_draws: Natural | None = None,
+        start: str | None = None,
+        start_t: PositiveFraction | None = None,
     ) -> Designs:
         """Generate sequences, free or under constraints.
 
@@ -131,6 +133,9 @@ class Model:
             num_draws: network calls for the bound on each sample's log-probability; None is 8 if
                 one of the last four arguments is given and the network accepts whole sequences,
                 else 0.
+            start: a sequence to change instead; with `template` only its free positions.
+            start_t: time of the noise that is added to `start` and reverted; in (0, 1]. None is for
+                samplers that refine sequences without masks.
 
         Returns:
             Strings with the attributes `log_prob` and `log_weight`
@@ -140,6 +145,16 @@ class Model:
             ValueError: for a length that the network does not accept, an unknown label, a sampler
                 for another kind of model, or constraints that cannot be satisfied.
         """
+        if start is not None:
+            if length is not None or motif or prompt:
+                raise ValueError(
+                    "start is a complete sequence; leave length, motif and prompt out, and fix "
+                    "positions with template"
+                )
+            request = self._starting(start, template, num_samples)
+            return self._designs(
+                request, sampler, seed, batch_size, label, guidance, gc, num_draws or 0, start_t
+            )
         if length is None and template is None:
             length = self.length
         request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
@@ -254,12 +269,7 @@ class Model:
             given = text_of(infill[0])
             request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
         elif start is not None:
-            allowed = (
-                None
-                if template is None
-                else [template_pattern(self.tokenizer, template, read_motifs(motif))]
-            )
-            request = starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
+            request = self._starting(start, template, n, motif)
         else:
             request = from_text(
                 self.tokenizer, n, window if template is None else length, seed, template, motif, ""
@@ -277,6 +287,14 @@ class Model:
                 in_flanks(design, given, int(infill[1]), int(infill[2]), low) for design in found
             )
         )
+
+    def _starting(
+        self, start: str, template: str | None, n: int, motif: str | Sequence[str] | None = None
+    ) -> Request:
+        allowed = None
+        if template is not None:
+            allowed = [template_pattern(self.tokenizer, template, read_motifs(motif))]
+        return starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model,
@@ -303,6 +321,7 @@ class Model:
         guidance: float,
         gc: float | None,
         num_draws: int | None,
+        start_t: float | None = None,
     ) -> Designs:
         longest, maximum = request.lengths[1], self.denoiser.max_length
         # For one call; windows (`SemiAR`) can be sampled.
@@ -310,8 +329,9 @@ class Model:
         if num_draws is None:
             num_draws = 0 if too_long else 8
         generator = self.conditional_sampler(
-            sampler or self.default_sampler(longest), request, label, guidance
+            sampler or self.default_sampler(longest), request, label, guidance, start_t
         )
+        generator.check_start(request)
         generator.check_bounds(longest, num_draws)
         if gc is not None:
             gc = check_gc(gc, request, self.tokenizer)
@@ -321,14 +341,21 @@ class Model:
         return generator.designs(request, seed, batch_size, num_draws)
 
     def conditional_sampler(
-        self, sampler: Sampler, request: Request, label: Labels = None, guidance: float = 1.0
+        self,
+        sampler: Sampler,
+        request: Request,
+        label: Labels = None,
+        guidance: float = 1.0,
+        start_t: float | None = None,
     ) -> ConditionalSampler:
         """The generator that fills a request with this model; raises ValueError as `check_sampler`
         and `conditioned`."""
         for length in sorted(set(request.lengths)):
             sampler = self.check_sampler(sampler, len(request), length)
         denoiser, labels = self.conditioned(label, guidance)
-        return ConditionalSampler(denoiser, self.process, self.tokenizer, sampler, labels)
+        return ConditionalSampler(
+            denoiser, self.process, self.tokenizer, sampler, labels, start_t=start_t
+        )
 
     def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
         """The sampler fitted to this model (its window); raises ValueError for one that does not

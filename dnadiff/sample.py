@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from annotated_types import Interval
 from pydantic import model_validator
 
-from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveInt
+from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveFraction, PositiveInt
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
     from dnadiff.model import Model
 
-ONLY_WITH_REWARD = ("target", "start", "report", "real", "beta", "num_draws")
+ONLY_WITH_REWARD = ("target", "report", "real", "beta", "num_draws")
 DEFAULT_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
 # What samples depend on, besides names of files.
 VALUES = (
     *("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt"),
     *("gc", "resample", "proposals", "write"),
 )
-CONDITIONS = ("motif", "prompt", "label", "feature", "template", "infill", "genome", "start")
+CONDITIONS = (
+    *("motif", "prompt", "label", "feature", "template", "infill", "genome"),
+    *("start", "start_t"),
+)
 
 
 class SampleOptions(ModelOptions, ShardedOptions):
@@ -38,8 +41,13 @@ class SampleOptions(ModelOptions, ShardedOptions):
     python -m dnadiff.sample checkpoint=RUN num_samples=100 length=512 output=samples.fa
     python -m dnadiff.sample checkpoint=latest sampler=first_hitting
     python -m dnadiff.sample checkpoint=RUN num_samples=8 infill=regions.bed genome=g.fa
-    output=designs.fa python -m dnadiff.sample checkpoint=RUN num_samples=10000 output=x.fa.gz
-    resume=true python -m dnadiff.sample checkpoint=RUN reward=motif reward.motif=TATAAT method=smc
+    output=designs.fa
+
+    python -m dnadiff.sample checkpoint=RUN num_samples=10000 output=x.fa.gz resume=true
+
+    python -m dnadiff.sample checkpoint=RUN start=x.fa start_t=0.2 output=y.fa
+
+    python -m dnadiff.sample checkpoint=RUN reward=motif reward.motif=TATAAT method=smc
     output=designs.fa
     """
 
@@ -87,8 +95,10 @@ class SampleOptions(ModelOptions, ShardedOptions):
     guidance: NonNegative = 1.0
     """weight of the label: above 1 amplifies its effect"""
     start: str | None = None
-    """FASTA of sequences to change, for method=metropolis; with template= only its free positions
-    """
+    """FASTA (or a text) of sequences to change: with start_t=, by sampler=gibbs or self_correction,
+    or for a reward by method=metropolis; with template= only its free positions"""
+    start_t: PositiveFraction | None = None
+    """time of the noise that is added to start= and reverted; 1 leaves nothing of it"""
     target: float | None = None
     """a value that the reward approaches; null: as large as possible"""
     beta: NonNegative = 10.0
@@ -127,6 +137,18 @@ class SampleOptions(ModelOptions, ShardedOptions):
                 raise ValueError(f"{one} and {other} exclude each other; leave one out")
         if (self.infill is None) != (self.genome is None):
             raise ValueError("infill=regions.bed and genome=g.fa belong together; give both")
+        if self.start is not None and (
+            self.infill is not None or self.length is not None or self.prompt or self.motif
+        ):
+            raise ValueError(
+                "start= has complete sequences; leave infill, length, prompt and motif out, and "
+                "fix positions with template="
+            )
+        if self.start_t is not None and (self.start is None or self.reward):
+            raise ValueError(
+                f"start_t {self.start_t} is the noise added to sequences of start=, without a "
+                "reward; set start=x.fa, or leave start_t out"
+            )
         if self.feature is not None and self.infill is None:
             raise ValueError(
                 "feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or "
@@ -169,8 +191,10 @@ def sample(options: SampleOptions) -> list[Job]:
         else samples.resolved_sampler(*source, high, low)
     )
     generator = model.conditional_sampler(
-        build(settings, trust=None), request, options.label, options.guidance
+        build(settings, trust=None), request, options.label, options.guidance, options.start_t
     )
+    if method is None:
+        generator.check_start(request)
     gc = options.gc
     if gc is not None:
         gc = generate.check_gc(gc, request, model.tokenizer)
@@ -178,7 +202,8 @@ def sample(options: SampleOptions) -> list[Job]:
     index = None
     if options.copies:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
-    optional = {k: v for k, v in options.only("start", "feature").items() if v is not None}
+    optional = options.only("start", "start_t", "feature")
+    optional = {k: v for k, v in optional.items() if v is not None}
     settings_of_output = {
         "model": disk.hash_file(model.path),
         **options.only(*VALUES),
@@ -241,6 +266,7 @@ def sample(options: SampleOptions) -> list[Job]:
         "label": (",".join(map(str, label)) if isinstance(label, list) else label, None),
         "guidance": (options.guidance, 1),
         "gc": (gc, None),
+        "start_t": (options.start_t, None),
     }
     return [
         samples.SampleJob(
@@ -303,13 +329,6 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
             f"resample=true needs a method with importance weights, and {type(method).__name__} "
             "has none; set method=smc, svdd or resample_move"
         )
-    if options.start is not None and (
-        options.infill is not None or options.length is not None or options.prompt or options.motif
-    ):
-        raise ValueError(
-            "start= has complete sequences; leave infill, length, prompt and motif out, and fix "
-            "positions with template="
-        )
     return method
 
 
@@ -325,7 +344,7 @@ def make_request(options: SampleOptions, model: Model) -> Request:
         patterns = list(requests.read_patterns(options.template, tokenizer, motifs))
     if options.start is not None:
         allowed = None if patterns is None else [pattern for _, pattern in patterns]
-        given = requests.read_starts(options.start)
+        given = requests.read_starts(options.start, tokenizer)
         return requests.starting_from(tokenizer, given, options.num_samples, allowed)
     if patterns is not None:
         if options.length is not None:

@@ -51,3 +51,55 @@ def test_partial_letters_need_masks(uniform, cli, tmp_path):
     status, _, err = cli(*given)
     assert status == 0, err
     assert all(text[:3] == "ACG" and text[-4:] == "ACGT" for _, text in records(tmp_path / "a.fa"))
+
+
+def write(path, *sequences):
+    path.write_text("".join(f">s{i}\n{text}\n" for i, text in enumerate(sequences, 1)))
+
+
+def test_given_sequences_are_changed_by_more_with_more_noise(uniform, trained, cli, tmp_path):
+    start = "ACGTTGA" * 4
+    write(tmp_path / "s.fa", start)
+    write(tmp_path / "t.fa", "N" * 14 + "ACGTTGA" * 2)
+    for model, sampler in ((uniform, "reverse"), (trained, "grouped")):
+        total = []
+        for t in ("0.05", "0.9"):
+            given = [f"checkpoint={model}", "start=s.fa", f"start_t={t}", "num_samples=8"]
+            status, _, err = cli("sample", *given, "output=a.fa", "overwrite=true")
+            assert status == 0, err
+            found = records(tmp_path / "a.fa")
+            changes = [sum(a != b for a, b in zip(text, start, strict=True)) for _, text in found]
+            for about, change in zip((about.split() for about, _ in found), changes, strict=True):
+                assert {f"sampler={sampler}", f"start_t={t}", f"changes={change}"} <= set(about)
+            total.append(sum(changes))
+        assert total[0] < 30 < total[1]
+        given = [f"checkpoint={model}", "start=s.fa", "start_t=1", "template=t.fa"]
+        status, _, err = cli("sample", *given, "output=b.fa", "overwrite=true")
+        assert status == 0, err
+        assert all(text.endswith("ACGTTGA" * 2) for _, text in records(tmp_path / "b.fa"))
+
+
+def test_changed_sequences_in_python_and_by_gibbs(uniform, trained, cli, tmp_path):
+    model, start = dnadiff.load(uniform, "cpu"), "ACGTTGA" * 3
+    found = model.sample(3, start=start, start_t=0.3)
+    assert [each.changes for each in found] == [
+        sum(a != b for a, b in zip(each, start)) for each in found
+    ]
+    assert found == model.sample(3, start=start, start_t=0.3) and "changes" in found.to_frame()
+    with pytest.raises(ValueError, match=r"this sampler does not change; set start_t= "):
+        model.sample(3, start=start)
+    with pytest.raises(ValueError, match=r"start_t 2.* must be "):
+        model.sample(3, start=start, start_t=2.0)
+    with pytest.raises(ValueError, match="leave length, motif and prompt out"):
+        model.sample(3, start=start, length=3)
+    write(tmp_path / "s.fa", start)
+    given = ["sample", f"checkpoint={trained}", "start=s.fa", "sampler=gibbs", "num_samples=3"]
+    status, _, err = cli(*given, "output=g.fa")
+    assert status == 0, err
+    assert all(len(text) == len(start) for _, text in records(tmp_path / "g.fa"))
+    (tmp_path / "t.fa").write_text(">t\n" + "R" * 21 + "\n")
+    status, _, err = cli(*given[:3], "start_t=0.5", "template=t.fa", "resample=true")
+    assert status == 1 and "start: s1 has C at position 2" in err
+    write(tmp_path / "s.fa", "AGGA" * 5 + "A")
+    status, _, err = cli(*given[:3], "start_t=0.5", "template=t.fa", "resample=true")
+    assert status == 1 and "resample=true needs a sampler with importance weights" in err

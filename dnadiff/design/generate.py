@@ -141,6 +141,8 @@ class ConditionalSampler:
         sampler: fitted to the model.
         labels: (1, C) labels that the samples are conditioned on, or None.
         tilt: log-odds added to G and C.
+        start_t: the time of the noise that is added to the sequences that targets start from; None
+            adds none, for samplers that refine.
 
     Attributes:
         is_design: whether its samples are designed for a reward.
@@ -154,6 +156,7 @@ class ConditionalSampler:
     sampler: Sampler
     labels: Tensor | None = None
     tilt: float = 0.0
+    start_t: float | None = None
 
     def __post_init__(self) -> None:
         self.allowed = torch.from_numpy(allowed_letters(self.tokenizer))
@@ -200,14 +203,19 @@ class ConditionalSampler:
         for group in groups:
             made = self.prepared([targets[i] for i in group], weighted)
             numbers = torch.tensor([numbered[i][0] for i in group], device=made.x_init.device)
+            x_init, start = made.x_init, self._start([targets[i] for i in group], made.x_init)
+            if start is not None and self.start_t is None:
+                x_init, start = start, None
             samples = self.sampler.sample(
                 made.denoiser,
                 self.process,
-                made.x_init,
+                x_init,
                 Draws(seed, numbers),
                 made.frozen,
                 made.cond,
                 made.valid,
+                start,
+                self.start_t or 1.0,
             )
             for i, ids in zip(group, samples.tokens.cpu().numpy()):
                 tokens[i] = ids[: lengths[i]]
@@ -220,9 +228,11 @@ class ConditionalSampler:
 
     def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have unequal weights; None if they would, but the
-        sampler does not support weights."""
+        sampler does not support weights, or they are changed versions of given sequences."""
         if not self.constrains(request):
             return False
+        if request[0].start is not None:
+            return None
         return True if self.sampler.supports_weights(request.lengths[1]) else None
 
     def constrains(self, request: Request) -> bool:
@@ -271,6 +281,33 @@ class ConditionalSampler:
             weighted,
         )
 
+    def check_start(self, request: Request) -> None:
+        """Raise ValueError if the samples of a request should start from given sequences, and
+        sampler or model cannot."""
+        if request[0].start is None:
+            return
+        if self.denoiser.left_to_right:
+            raise ValueError(
+                "start= changes sequences by a model that reads both sides of a token, and this one "
+                "goes from left to right; use one of objective=mdlm"
+            )
+        if self.start_t is None and not self.sampler.refines:
+            raise ValueError(
+                "start= has complete sequences, which this sampler does not change; set start_t= to "
+                "the time of the noise to add, such as start_t=0.2, or sampler=gibbs, or "
+                "sampler=self_correction for noise that replaces tokens"
+            )
+
+    def _start(self, targets: Sequence[Target], x_init: Tensor) -> Tensor | None:
+        """The tokens that the targets of a batch start from, (B, L) with padding; None if there are
+        none."""
+        found = x_init.clone()
+        for row, target in zip(found, targets):
+            if target.start is None:
+                return None
+            row[: len(target.start)] = torch.from_numpy(target.start)
+        return found
+
     def _cond(self, num_rows: int) -> Tensor | None:
         return None if self.labels is None else self.labels.expand(num_rows, -1)
 
@@ -287,14 +324,16 @@ class ConditionalSampler:
     ) -> list[JsonDict]:
         """The attributes of `Design` of each sample of a batch other than its weight, with bounds
         from `num_draws` network calls (0 leaves them out)."""
-        if not num_draws:
-            return [{} for _ in batch.targets]
-        bounds = self.bounds(batch, numbers, num_draws, seed)
-        return [{"log_prob": bound} for bound in bounds.tolist()]
+        found = [
+            {} if target.start is None else {"changes": int(np.sum(target.start != tokens))}
+            for target, tokens in zip(batch.targets, batch.tokens)
+        ]
+        bounds = self.bounds(batch, numbers, num_draws, seed).tolist() if num_draws else ()
+        return [facts | {"log_prob": x} for facts, x in zip(found, bounds)] if num_draws else found
 
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
         """Further entries of the header of each sample."""
-        return [{}] * len(batch.targets)
+        return self.facts(batch, numbers, seed)
 
     def gc(self, batch: SampleBatch) -> tuple[int, int]:
         """The number of G and C in the designed parts, and of known bases."""

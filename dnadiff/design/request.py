@@ -172,6 +172,13 @@ def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -
     return text_pattern(tokenizer, text)
 
 
+def free_pattern(tokenizer: Tokenizer, length: int) -> Pattern:
+    """The pattern of a sequence of which nothing is given."""
+    if tokenizer.vocab.complement is None:
+        return text_pattern(tokenizer, "", length)
+    return dna_pattern(tokenizer, length)
+
+
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
     """The pattern of a text with `[MASK]`, or `[MASK*20]`, where tokens are to be generated.
 
@@ -414,16 +421,17 @@ def starting_from(
     each: int,
     patterns: Sequence[Pattern] | None = None,
 ) -> Request:
-    """The request for `each` changed versions of given (name, sequence) pairs of DNA.
+    """The request for `each` changed versions of given (name, sequence) pairs.
 
     `patterns` say which positions may change, one for all sequences or one for each; None is every
-    position. Letters that they do not allow, or that are not A, C, G or T where a sequence may
-    change, are a ValueError; so is another length.
+    position. Letters that they do not allow, or that are not A, C, G or T where a sequence of DNA
+    may change, are a ValueError; so is another length.
     """
     if not sequences:
         raise ValueError("start: there is no sequence; give at least one")
+    encoded = [tokenizer.encode(text).astype(np.int64) for _, text in sequences]
     if patterns is None:
-        patterns = [dna_pattern(tokenizer, len(text)) for _, text in sequences]
+        patterns = [free_pattern(tokenizer, len(ids)) for ids in encoded]
     elif len(patterns) not in (1, len(sequences)):
         raise ValueError(
             f"template has {len(patterns)} records and start {len(sequences)} sequences; give one "
@@ -432,13 +440,13 @@ def starting_from(
     elif len(patterns) == 1:
         patterns = [*patterns] * len(sequences)
     starts: list[ndarray] = []
-    for (name, text), pattern in zip(sequences, patterns):
-        if len(pattern.ids) != len(text):
+    for (name, _), ids, pattern in zip(sequences, encoded, patterns):
+        if len(pattern.ids) != len(ids):
+            unit = "tokens" if tokenizer.vocab.complement is None else "bases"
             raise ValueError(
-                f"start: {name} has {len(text)} bases and no template of that length; give one "
+                f"start: {name} has {len(ids)} {unit} and no template of that length; give one "
                 "template for all sequences, or one for each"
             )
-        ids = tokenizer.encode(text).astype(np.int64)
         allowed = allowed_letters(tokenizer)[pattern.codes, ids]
         fits = np.where(pattern.ids == tokenizer.vocab.mask_id, allowed, ids == pattern.ids)
         if not fits.all():
@@ -556,20 +564,18 @@ def read_patterns(
 ) -> Iterator[tuple[str, Pattern]]:
     """Name and pattern of each record of a FASTA file of IUPAC letters, or of a text file as a
     whole."""
-    if tokenizer.vocab.complement is None:
-        with open_text(path) as file:
-            texts = [("sample", file.read().removesuffix("\n"))]
-    else:
-        texts = read_starts(path)
-    for name, text in texts:
+    for name, text in read_starts(path, tokenizer):
         try:
             yield name, template_pattern(tokenizer, text, motifs)
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}") from None
 
 
-def read_starts(path: str) -> list[tuple[str, str]]:
-    """Name and letters of each record of a FASTA file."""
+def read_starts(path: str, tokenizer: Tokenizer) -> list[tuple[str, str]]:
+    """Name and letters of each record of a FASTA file, or a text file as a whole."""
+    if tokenizer.vocab.complement is None:
+        with open_text(path) as file:
+            return [("sample", file.read().removesuffix("\n"))]
     return [(record.name, record.sequence.decode("ascii")) for record in read_sequences(path)]
 
 

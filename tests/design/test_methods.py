@@ -10,7 +10,7 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.generate import ConditionalSampler, effective_size
-from dnadiff.design.method.base import Designer, changes
+from dnadiff.design.method.base import Designer
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.method.classifier_guidance import ClassifierGuidance
 from dnadiff.design.method.metropolis import Metropolis
@@ -468,7 +468,7 @@ def test_designs_from_a_given_sequence_change_few_positions(generator):
     method = Metropolis(num_steps=10, max_changes=1, best=True)
     designer = Designer(generator(), method, as_reward(scores), 20.0)
     (batch,) = designer.batches(chosen, 1, 30)
-    changed = changes(batch)
+    changed = [facts["changes"] for facts in designer.facts(batch, range(30), 1)]
     near = [word for word in WORDS if sum(a != b for a, b in zip(word, "GAT")) <= 1]
     assert set(changed) <= {0, 1} and max(batch.rewards) == max(scores(near))
     assert all(

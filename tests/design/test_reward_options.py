@@ -186,7 +186,15 @@ def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, pyt
 
 WRONG = {
     "target is for designs; set reward= too": ["target=0.5"],
-    "start is for designs; set reward= too": ["start=s.fa"],
+    "start= has complete sequences, which this sampler does not change; set start_t=": [
+        "start=bases.fa",
+        "length=null",
+    ],
+    "start_t 0.2 is the noise added to sequences of start=, without a reward": [
+        *("reward=gc", "method=metropolis", "start=bases.fa", "start_t=0.2", "length=null"),
+    ],
+    "start_t 0.3 is the noise added to sequences of start=, without": ["start_t=0.3"],
+    "start_t 1.5 must be": ["start=bases.fa", "start_t=1.5", "length=null"],
     "beta is for designs": ["beta=50"],
     "method is for designs": ["method=smc"],
     "method is for designs; set reward= too": ["method.num_candidates=64"],

@@ -359,13 +359,13 @@ class Designer(ConditionalSampler):
         if batch.log_weight is not None:
             distinct = effective_size(batch.log_weight, (x.tobytes() for x in batch.tokens))
             columns["ess"] = [distinct] * number
-        if target.start is not None:
-            columns["changes"] = changes(batch)
+        bounds = super().facts(batch, numbers, seed, num_draws)
+        if target.start is not None:  # keeps its place in headers
+            columns["changes"] = [facts.pop("changes") for facts in bounds]
         if self.longest_match is not None:
             bases, designed = dna_tokenizer(self.tokenizer).bases, slice(*target.designed)
             found = self.longest_match(bases(tokens[designed]) for tokens in batch.tokens)
             columns["longest_match"] = found.tolist()
-        bounds = super().facts(batch, numbers, seed, num_draws)
         return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
 
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
@@ -374,13 +374,6 @@ class Designer(ConditionalSampler):
             {key: round(x, _DIGITS[key]) if key in _DIGITS else x for key, x in facts.items()}
             for facts in self.facts(batch, numbers, seed, self.num_draws)
         ]
-
-
-def changes(batch: SampleBatch) -> list[int]:
-    """The number of positions at which each design differs from the sequence that it started
-    from."""
-    pairs = zip(batch.targets, batch.tokens)
-    return [int(np.sum(target.start != tokens)) for target, tokens in pairs]
 
 
 @dataclass

@@ -13,10 +13,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from itertools import repeat
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import (
@@ -34,7 +33,7 @@ from dnadiff.diffusion.denoiser import (
 )
 from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
-from dnadiff.fields import JsonDict, Positive, PositiveInt, checked
+from dnadiff.fields import JsonDict, Positive, PositiveFraction, PositiveInt, checked
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
 # positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
@@ -74,15 +73,20 @@ class CountedDenoiser:
     predictions.
 
     Attributes:
+        start_t: the time of the noise in the sequences to begin from; None begins with the prior.
         nfe: network calls so far.
         rows: sequences evaluated in them.
     """
 
     def __init__(
-        self, denoiser: BaseDenoiser, cond: OptTensor = None, valid: OptTensor = None
+        self,
+        denoiser: BaseDenoiser,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+        start_t: float | None = None,
     ) -> None:
         self.denoiser: Any = denoiser  # of the kind that the sampler is for
-        self.cond, self.valid = cond, valid
+        self.cond, self.valid, self.start_t = cond, valid, start_t
         self.nfe = self.rows = 0
 
     def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
@@ -257,6 +261,7 @@ class Sampler(Configurable, ABC):
         reads: which models it samples from, by how their network reads a sequence: a subclass of
             `Backbone`.
         process_type: of which process these models are.
+        refines: whether it changes the tokens of sequences that have no masks.
         moves_window: whether the network reads a part of the sequence at a time.
         has_blocks: whether it fills blocks by another sampler, and so cannot fill a block itself.
         has_weights: whether each token is drawn from the distribution that the network returned for
@@ -266,11 +271,12 @@ class Sampler(Configurable, ABC):
 
     temperature: Positive = 1.0
     top_k: PositiveInt | None = None
-    nucleus: Annotated[float, Interval(gt=0, le=1)] = 1.0
+    nucleus: PositiveFraction = 1.0
 
     exact = False  # without an annotation, which would make it an argument
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     process_type: ClassVar[type[Process]] = AbsorbingProcess
+    refines: ClassVar[bool] = False
     moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
     has_blocks: ClassVar[bool] = False
@@ -338,17 +344,24 @@ class Sampler(Configurable, ABC):
         frozen: OptTensor = None,
         cond: OptTensor = None,
         valid: OptTensor = None,
+        start: OptTensor = None,
+        start_t: float = 1.0,
     ) -> Samples:
         """Fill the masks of a batch.
 
         Args:
             denoiser: the model.
-            process: the absorbing process.
-            x_init: (B, L) the template; `process.prior` masks everything.
+            process: of the model.
+            x_init: (B, L) the template, masks where tokens are to be drawn.
             draws: random numbers; each row depends on the seed and its own index alone.
             frozen: (B, L) bool, positions that must not change.
             cond: (B, C) labels.
             valid: (B, L) bool, False on padding.
+            start: (B, L) tokens to begin from: the masked positions get these tokens with the noise
+                of time `start_t` (SDEdit, arXiv 2108.01073, in discrete form). None begins with
+                noise alone. Masks refill the tokens that the noise hides; other noise can change
+                every one.
+            start_t: in (0, 1]; 1 leaves nothing of `start`.
 
         Raises:
             ValueError: if model or length do not fit this sampler.
@@ -357,9 +370,13 @@ class Sampler(Configurable, ABC):
         fitted = self.fitted(denoiser)
         fitted.check_length(x_init.shape[1])
         frozen = torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen
-        masked = fitted.positions(x_init, process, frozen, valid)
-        calls = CountedDenoiser(denoiser, cond, valid)
-        tokens = fitted.fill(x_init.clone(), masked, calls, process, draws)
+        masked, x = fitted.positions(x_init, process, frozen, valid), x_init.clone()
+        if start is not None:
+            t = torch.full((len(x),), start_t, device=x.device)
+            x = torch.where(masked, process.corrupt(start, t, masked, draws), x)
+            masked = masked & process.changes(x)
+        calls = CountedDenoiser(denoiser, cond, valid, None if start is None else start_t)
+        tokens = fitted.fill(x, masked, calls, process, draws)
         return Samples(tokens, calls.nfe, calls.rows)
 
     @abstractmethod
@@ -383,6 +400,21 @@ class Sampler(Configurable, ABC):
         Returns:
             Tokens (B, L).
         """
+
+
+class RefiningSampler(Sampler):
+    """A sampler that also changes sequences without masks: every token of these that is not frozen
+    and that a sample may contain."""
+
+    refines = True
+
+    def positions(
+        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: OptTensor
+    ) -> Tensor:
+        masked = super().positions(x, process, frozen, valid)
+        tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
+        tokens = tokens if valid is None else tokens & valid
+        return torch.where(masked.any(-1, keepdim=True), masked, tokens)
 
 
 def rows_at_once(device: torch.device, num_tokens: int) -> int:

@@ -3,19 +3,18 @@ draw them again, and repeat."""
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler
+from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import PositiveInt, checked
 
 
 @checked
 @dataclass(eq=False)
-class Gibbs(Sampler):
+class Gibbs(RefiningSampler):
     """Refine sequences in sweeps; each sweep masks every position and draws it again once, in
     `num_groups` random groups.
 
@@ -59,14 +58,6 @@ class Gibbs(Sampler):
 
     def num_steps_for(self, length: int) -> int:
         return (1 + self.num_sweeps) * self._grouped.num_steps_for(length)
-
-    def positions(
-        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: Tensor | None
-    ) -> Tensor:
-        masked = super().positions(x, process, frozen, valid)
-        tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
-        tokens = tokens if valid is None else tokens & valid
-        return torch.where(masked.any(-1, keepdim=True), masked, tokens)
 
     def fill(
         self,

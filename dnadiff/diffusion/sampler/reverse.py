@@ -11,11 +11,12 @@ from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draw_in
 
 class Reverse(GridSampler):
     """`num_steps` reverse steps of the process that the model was trained to revert, from its prior
-    to t = 0.
+    to t = 0, or from the time of the sequences to begin from.
 
-    Every token may change in every step. Tokens of the template are kept; the masked positions of
-    a template start from the prior. For the absorbing process it draws from the distribution of
-    `Ancestral`, which calls the network less often. The last step draws every token.
+    A step is ancestral: from p(xs | xt) with the model's predictions of x0. Every token may change
+    in every step. Tokens of the template are kept; the masked positions of a template start from
+    the prior. For the absorbing process it draws from the distribution of `Ancestral`, which calls
+    the network less often. The last step draws every token.
 
     Examples:
         >>> Reverse(num_steps=64).num_steps_for(length=512)
@@ -33,9 +34,11 @@ class Reverse(GridSampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        length = x.shape[1]
-        x = torch.where(masked, process.prior(len(x), length, x.device, draws), x)
-        times = self.times(x.device)
+        length, times = x.shape[1], self.times(x.device)
+        if calls.start_t is None:
+            x = torch.where(masked, process.prior(len(x), length, x.device, draws), x)
+        else:
+            times = times * calls.start_t
         for i in range(self.num_steps):
             now = masked & process.changes(x)
             if self.leaves_masks(i) or not now.any():
@@ -45,7 +48,29 @@ class Reverse(GridSampler):
             step = process.reverse(self.adjust(log_probs), x[now], *at)
             if i == self.num_steps - 1:  # a schedule may leave noise at t = 0
                 step = step.masked_fill(~process.vocab.is_emitted(x.device), -torch.inf)
-            uniform = draws.at(i).uniform("token", length)
-            drawn = draw_in_chunks(step, uniform[now.to(uniform.device)])
-            x = x.masked_scatter(now, drawn.to(x))
+            x = self.drawn(x, now, step, i, draws.at(i))
+            x = self.corrected(x, masked, i, times[i + 1], calls, process, draws.at(i))
+        return x
+
+    def drawn(self, x: Tensor, now: Tensor, log_probs: Tensor, step: int, draws: Draws) -> Tensor:
+        """x (B, L) with tokens from `log_probs (M, V)` at the positions `now (B, L)`."""
+        if self.takes_argmax(step):
+            return x.masked_scatter(now, log_probs.argmax(-1).to(x))
+        uniform = draws.uniform("token", x.shape[1])
+        return x.masked_scatter(
+            now, draw_in_chunks(log_probs, uniform[now.to(uniform.device)]).to(x)
+        )
+
+    def corrected(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        step: int,
+        s: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        """x (B, L) after step number `step`, at time `s ()`, with changes that keep its
+        distribution; none by default."""
         return x

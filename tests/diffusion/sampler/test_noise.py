@@ -84,3 +84,44 @@ def test_reverse_steps_approach_the_distribution_of_the_model(kind, table, world
     )
     drawn = world.draw(Reverse(4), table(kind), 40_000).tokens
     assert agrees(world.frequencies(drawn, 3), laws[4], 40_000)
+
+
+def noised(table, t):
+    """The distribution of states at time t if sequences have that of the model, (64,)."""
+    q = table.marginal(t)
+    like = torch.stack(
+        [q[table.sequences[:, m]][:, table.states[:, m]] for m in range(table.length)]
+    ).prod(0)
+    return table.joint @ like
+
+
+@each_kind
+@pytest.mark.parametrize("start_t", [0.3, 1.0])
+def test_editing_keeps_the_distribution_of_the_model(kind, start_t, table, world):
+    model = table(kind)
+    begin = noised(model, start_t)
+    far, near = (
+        distance(reversed_law(model, n, start_t, begin), world.joint)
+        for n in (4, round(128 * start_t))
+    )
+    assert near < 0.01 and near < far / 4
+    batch = 40_000
+    start = model.sequences[torch.multinomial(world.joint, batch, True)]
+    drawn = world.draw(Reverse(4), model, batch, start=start, start_t=start_t).tokens
+    assert agrees(world.frequencies(drawn, 3), reversed_law(model, 4, start_t, begin), batch)
+
+
+def test_masks_refill_what_the_noise_hides_and_keep_the_rest(world):
+    # first_hitting is exact: a sample of the model stays one, whatever was hidden
+    batch, sampler = 40_000, world.make("first_hitting")
+    model = world.table(sampler)
+    start = world.sequences[torch.multinomial(world.joint, batch, True)]
+    drawn = world.draw(sampler, model, batch, start=start, start_t=0.5).tokens
+    assert agrees(world.frequencies(drawn, 3), world.joint, batch)
+    kept = float((drawn == start).double().mean())
+    assert 0.6 < kept < 0.95
+    frozen = torch.zeros_like(start, dtype=torch.bool)
+    frozen[:, 1] = True
+    template = torch.where(frozen, start, model.vocab.mask_id)
+    found = world.draw(sampler, model, 1, x_init=template, start=start, start_t=1.0, frozen=frozen)
+    assert torch.equal(found.tokens[:, 1], start[:, 1])
