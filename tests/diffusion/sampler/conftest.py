@@ -131,13 +131,12 @@ class NoisyTable(Table):
         t = torch.tensor([t], dtype=torch.float64)
         alpha = float(self.process.noise.alpha(t))
         clean = torch.eye(self.vocab.size, dtype=torch.float64)[:-1]
-        found = alpha * clean + (1 - alpha) * self.process.pi(t)
-        found[:, self.vocab.mask_id] = 1  # as probable for every letter, also where it is frozen
-        return found
+        return alpha * clean + (1 - alpha) * self.process.pi(t)
 
     def at(self, t):
         """Log-probabilities at time t of all states, (V^L, L, V)."""
         q, found = self.marginal(t), []
+        q[:, self.vocab.mask_id] = 1  # as probable for every letter, also where it is frozen
         like = [q[self.sequences[:, m]][:, self.states[:, m]].T for m in range(self.length)]
         for position in range(self.length):
             others = [each for m, each in enumerate(like) if m != position]
