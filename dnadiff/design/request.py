@@ -164,7 +164,12 @@ def dna_pattern(
 
 def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
     """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]`
-    for others."""
+    for others; ValueError for more letters than can be generated at once."""
+    if len(text) > _MAX_MASKS:
+        raise ValueError(
+            f"a template of {len(text):,} letters is more than can be generated at once; cut it to "
+            f"{_MAX_MASKS:,}, or give infill= and genome="
+        )
     if tokenizer.vocab.complement is not None:
         return dna_pattern(tokenizer, len(text), text, motifs)
     if motifs:

@@ -537,7 +537,8 @@ class BcfSource(VcfSource):
             with pysam.VariantFile(str(path)) as file:
                 yield from str(file.header).splitlines(keepends=True)
                 yield from map(str, file)
-        except (OSError, ValueError) as error:  # their texts name files that exist as missing
+        # Their texts name files that exist as missing, or ways of compression.
+        except (OSError, ValueError, NotImplementedError) as error:
             raise ValueError(
                 f"{self.name} is damaged or cut short: pysam cannot read it; fetch or write it "
                 "again"

@@ -122,9 +122,9 @@ class Parquet(TableFormat):
                         "be read; fetch it again"
                     )
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+            reason = "not UTF-8" if isinstance(error, UnicodeError) else shorten(str(error), 200)
             raise ValueError(
-                f"{path} is not a parquet file, or is damaged "
-                f"({shorten(str(error), 200)}); fetch it again"
+                f"{path} is not a parquet file, or is damaged ({reason}); fetch it again"
             ) from error
 
 

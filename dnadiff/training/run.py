@@ -15,7 +15,7 @@ from lightning import Trainer
 
 from dnadiff.data.base import SequenceDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.fields import Config, Json, JsonDict
+from dnadiff.fields import Config, Json, JsonDict, Natural, check_value
 from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
@@ -489,7 +489,8 @@ def resume_step(
         # An older version did not write the groups.
         before = content.get("groups", devices if isinstance(devices, int) else groups)
         theirs = int(saved["config"]["data"]["batch_size"]) * int(before)
-        step, position = int(content["global_step"]), saved_position(content)
+        step = check_value("global_step", content["global_step"], Natural)
+        position = saved_position(content)
         epoch, batch = (int(position[k]) for k in ("epoch", "batch")) if position else (0, 0)
     if changed:
         raise ValueError(

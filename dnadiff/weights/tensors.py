@@ -90,7 +90,8 @@ def read(path: Path) -> Json:
             "it could run code on this machine; use another copy of it"
         ) from error
     except Exception as error:  # a damaged pickle or index raises errors of many kinds
-        reason = f" ({error})" if type(error) is ValueError else ""
+        named = type(error) is ValueError and "invalid literal" not in str(error)  # of int()
+        reason = f" ({error})" if named else ""
         raise ValueError(
             f"{path} is damaged or cut short{reason}; use another copy of it"
         ) from error

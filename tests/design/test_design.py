@@ -592,6 +592,7 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
     )
     (tmp_path / "full.txt").write_text("the cat\n")
     (tmp_path / "huge.txt").write_text("the [MASK*99999999999]\n")
+    (tmp_path / "long.txt").write_text("a" * 10_000_001)
     with pytest.raises(ValueError, match="infill is for models of DNA"):
         dnadiff.load(text_run, device="cpu").infill("the dog", 1, 3)
     for argument, message in (
@@ -600,6 +601,7 @@ def test_text_by_prompt_and_template(cli, text_run, tmp_path):
         ("prompt=THE", "'T' at position 1"),
         ("template=full.txt", "leaves nothing to generate; give [MASK]"),
         ("template=huge.txt", "[MASK*99999999999] is more than can be generated at once"),
+        ("template=long.txt", "a template of 10,000,001 letters is more than can be generated"),
         ("output=a.fa", ".txt, .jsonl"),
     ):
         status, _, err = cli("sample", f"checkpoint={text_run}", argument)

@@ -167,6 +167,10 @@ def test_a_second_start_finishes_a_run_that_was_killed(
     torch.save(content, last)
     status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
     assert status == 1 and "last.ckpt does not describe a model that can be built" in err
+    content = torch.load(last, weights_only=True) | {"global_step": -1}
+    torch.save(content, last)
+    status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")
+    assert status == 1 and "global_step -1 must be an integer of at least 0" in err
 
 
 @pytest.mark.parametrize(

@@ -345,3 +345,14 @@ def test_a_step_that_is_no_integer_is_refused_on_reading(trained, tmp_path):
         match=r"x\.ckpt is not a dnadiff checkpoint: its step is '\[1\]', not an integer",
     ):
         checkpoint.read(tmp_path / "x.ckpt")
+
+
+def test_a_checkpoint_without_a_number_is_named_without_the_text_of_python(content, tmp_path):
+    path = saved(content, tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in entries.items():
+            archive.writestr(name, b"" if name.endswith(".storage_alignment") else data)
+    with pytest.raises(ValueError, match=r"ckpt is damaged or cut short; use another copy of it$"):
+        tensors.read(path)
