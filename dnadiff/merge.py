@@ -58,18 +58,17 @@ def merge(options: MergeOptions) -> Result:
 
 def merged(options: MergeOptions) -> Path:
     """The output, from what is on this machine."""
-    from dnadiff.jobs.job import ResumableJob
-    from dnadiff.jobs.runner import RunOptions, run_jobs
-    from dnadiff.jobs.shards import MergeMark, ShardFolder
+    from dnadiff.jobs import job, runner, shards
     from dnadiff.store.disk import check_output
 
     output = expand_user(options.output)
-    folder = ShardFolder(expand_user(options.shards)) if options.shards else ShardFolder.of(output)
-    mark = MergeMark(output)
+    given = options.shards
+    folder = shards.ShardFolder(expand_user(given)) if given else shards.ShardFolder.of(output)
+    mark = shards.MergeMark(output)
     is_repeated = mark.path.exists()
     if mark.has_output and not folder.path.exists():  # stopped while it removed them
         return finish(mark, folder)
-    if options.shards is None and not folder.path.exists() and output.exists():
+    if given is None and not folder.path.exists() and output.exists():
         raise FileExistsError(
             f"{output} is complete already, and {folder.path} with its shards does not exist"
         )
@@ -86,8 +85,8 @@ def merged(options: MergeOptions) -> Path:
         mark.set()
     # A job that is written at once writes its output last. What is next to it was refused by the
     # first merge, or written by it.
-    repeated = is_repeated and not isinstance(jobs[0], ResumableJob)
-    run_options = RunOptions(
+    repeated = is_repeated and not isinstance(jobs[0], job.ResumableJob)
+    run_options = runner.RunOptions(
         manifest.command,
         manifest.overrides,
         resume,
@@ -95,7 +94,7 @@ def merged(options: MergeOptions) -> Path:
         merged=folder,
     )
     try:
-        run_jobs(jobs, run_options)
+        runner.run_jobs(jobs, run_options)
     except FileExistsError:
         if not resume:
             mark.remove()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
-from dnadiff.fields import Built, Natural, NonNegative, PositiveInt
-from dnadiff.options.base import Group, Options, Result, group
+from dnadiff.fields import PositiveInt
+from dnadiff.options.base import Group, Result, TrainingOptions, group
 from dnadiff.options.command import command
 
 
-class TrainOptions(Options):
+class TrainOptions(TrainingOptions):
     """Train a masked diffusion model on a genome or a text.
 
         python -m dnadiff.train                                      E. coli, a small Caduceus
@@ -34,21 +33,6 @@ class TrainOptions(Options):
     checkpoints/{last,best}.ckpt. All keys with their values: --cfg job
     """
 
-    # Of classes of other packages, whose signatures give no limits.
-    inner: ClassVar[Mapping[str, Any]] = {
-        "callbacks.checkpoints.every_n_steps": PositiveInt,
-        "trainer.callbacks": list[Built] | None,
-        "optimizer.lr": NonNegative,
-        "optimizer.eps": NonNegative,
-        "trainer.max_steps": PositiveInt,
-        "trainer.devices": PositiveInt | list[Natural] | str,
-        "trainer.num_nodes": PositiveInt,
-        "trainer.strategy": str | dict,
-        "trainer.gradient_clip_val": NonNegative | None,
-        "trainer.log_every_n_steps": PositiveInt,
-    }
-    tokenizer: Group | None = group()
-    """of text; data= chooses its own"""
     data: Group = group("ecoli")
     """a genome (FASTA, 2bit or GenBank; plain or gzip) or a text"""
     backbone: Group = group("caduceus")
@@ -61,38 +45,15 @@ class TrainOptions(Options):
     """noise schedule"""
     process: Group = group("absorbing")
     """what a noisy token becomes"""
-    optimizer: Group = group("adamw")
-    lr_scheduler: Group = group("cosine")
-    trainer: Group = group("default")
-    """Lightning's Trainer"""
-    callbacks: dict[str, Built | None] = group("default")
-    logger: Group | None = group("csv")
-    """csv, tensorboard, wandb, mlflow, or several as '[tensorboard,wandb]'"""
-    experiment: str | None = group(last=True)
-    """a recipe that sets the keys above"""
-    seed: Natural = 1
-    """of weights, windows and masks"""
     init_from: str | None = None
     """initial weights: any name that checkpoint= of other commands takes; their network is used too
     """
-    resume: bool = False
-    """resume the run in hydra.run.dir; without that key, the newest unfinished run of the same
-    configuration"""
     time_conditioning: bool | None = None
     """condition the network on the noise level; null: the default of the objective (true for sedd,
     else false)"""
     context_parallel: PositiveInt = 1
     """processes that hold a piece each of the same windows, for windows too long for one
     (docs/scaling.md)"""
-    weight_decay: NonNegative = 0.1
-    """of matrices"""
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
-    """of float32 matrix products; lower may be faster"""
-
-    def recorded(self) -> dict[str, Any]:
-        """What the run records of its configuration: all keys but groups that were not chosen."""
-        values = dict(self)
-        return {k: v for k, v in values.items() if v is not None or k not in self.groups()}
 
 
 @command(TrainOptions)

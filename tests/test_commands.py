@@ -639,6 +639,8 @@ GROUPS = {
     "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler "
     "noise objective objective/masking optimizer "
     "process tokenizer trainer",
+    "distill": "callbacks data data/split experiment logger lr_scheduler objective "
+    "objective/masking optimizer tokenizer trainer",
     "sample": "launcher method reward sampler sampler/cache sampler/remasking",
     "finetune": "adapter baselines head task",
     "genome": "data data/split launcher tokenizer",

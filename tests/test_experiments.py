@@ -8,11 +8,13 @@ from functools import cache
 import pytest
 import torch
 
+from dnadiff.distill import distill
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir
 from dnadiff.train import train
 from dnadiff.weights import checkpoint
 
+STUDENTS = ["owt_sdtt"]  # of a model that is trained already
 EXPERIMENTS = sorted(p.stem for p in (config_dir() / "experiment").glob("*.yaml"))
 SMALL = [
     "data.length=64",
@@ -98,6 +100,7 @@ REPEATED |= {
     [
         pytest.param(name, marks=[pytest.mark.slow] if name in REPEATED else [])
         for name in EXPERIMENTS
+        if name not in STUDENTS
     ],
 )
 def test_every_experiment_takes_two_steps(name, accelerator, precision, shared_data, tmp_path):
@@ -148,6 +151,25 @@ def test_the_second_stage_starts_from_the_first(first, second, changed, shared_d
     assert all(torch.equal(first[key], then[key]) for key in first)
 
 
+def test_the_student_of_a_text_model_is_distilled(shared_data, tmp_path):
+    teacher, student, small = tmp_path / "teacher", tmp_path / "student", ["backbone.n_heads=2"]
+    text = stand_in("owt_mdlm", shared_data, tmp_path)
+    train.start(
+        ["experiment=owt_mdlm", *text, *SMALL, *ONE_STEP, *small, f"hydra.run.dir={teacher}"]
+    )
+    row = compose("distill", ["experiment=owt_sdtt", f"checkpoint={teacher}"])
+    assert row["objective"]["num_steps"] == 1024 and row["trainer"]["max_steps"] == 70_000
+    assert (
+        row["data"]["batch_size"] * row["trainer"]["accumulate_grad_batches"] == 128
+        and row["objective"]["num_rounds"] * row["objective"]["steps_per_round"] == 70_000
+    )
+    cut = [each for each in (*text, *SMALL, *ONE_STEP) if not each.startswith("backbone")]
+    cut += [f"checkpoint={teacher}", "optimizer.lr=0.0", f"hydra.run.dir={student}"]
+    assert distill.start(["experiment=owt_sdtt", *cut]).finished
+    first, then = (checkpoint.load(run).denoiser.state_dict() for run in (teacher, student))
+    assert all(torch.equal(first[key], then[key]) for key in first)
+
+
 def test_the_recipe_for_dna_is_the_published_one():
     rows = {name: published(name) for name in EXPERIMENTS if name.startswith("hg38_")}
     assert set(rows) == {"hg38_mlm", "hg38_mdlm", "hg38_sedd", "hg38_ar_mamba"}
@@ -193,7 +215,7 @@ def test_the_recipe_for_text_is_the_published_one():
     rows = {
         name: published(name)
         for name in EXPERIMENTS
-        if name.startswith(("owt", "lm1b", "text8", "ablation"))
+        if name.startswith(("owt", "lm1b", "text8", "ablation")) and name not in STUDENTS
     }
     assert {
         "owt_mdlm",

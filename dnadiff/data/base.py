@@ -580,8 +580,25 @@ def run_data(
         trust: packages besides dnadiff whose classes the configuration may name.
 
     Raises:
-        ValueError: if the run used downloaded data only, the source of the model names no file, or
-            the data are not sequences that this tokenizer reads.
+        ValueError: as `run_config`; or if the data are not sequences that this tokenizer reads.
+    """
+    data = build(run_config(config), trust=(PACKAGE, *trust))
+    if not isinstance(data, SequenceDataModule):
+        raise ValueError(
+            f"data of the training run are described as {type(data).__name__}, which is no data "
+            "module; name other data"
+        )
+    if tokenizer is not None:
+        data.expect(tokenizer)
+    return data
+
+
+def run_config(config: Json) -> Config:
+    """`data` of the configuration of a run, for a model that has its tokenizer, without what would
+    be fetched.
+
+    Raises:
+        ValueError: if the run used downloaded data only, or the source of the model names no file.
     """
     if config is None:
         raise ValueError(
@@ -606,15 +623,7 @@ def run_data(
     kept = {key: value for key, value in config.items() if key not in (*fetched, "tokenizer")}
     if "path" in kept:
         kept["path"] = _stored_manifests(kept["path"])
-    data = build(kept, trust=(PACKAGE, *trust))
-    if not isinstance(data, SequenceDataModule):
-        raise ValueError(
-            f"data of the training run are described as {type(data).__name__}, which is no data "
-            "module; name other data"
-        )
-    if tokenizer is not None:
-        data.expect(tokenizer)
-    return data
+    return kept
 
 
 def _stored_manifests(path: Json) -> Json:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple,
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from dnadiff.fields import Natural, PositiveInt, check_value
+from dnadiff.fields import Built, Natural, NonNegative, PositiveInt, check_value
 from dnadiff.store.address import shortened
 
 if TYPE_CHECKING:
@@ -208,6 +208,49 @@ class ShardedOptions(Options):
     """run all shards: processes or ray, launcher.shards=N"""
     shard: Any = None
     """i/n: part i of n, for python -m dnadiff.merge (docs/scaling.md)"""
+
+
+class TrainingOptions(Options):
+    """Of commands that train a model of tokens."""
+
+    # Of classes of other packages, whose signatures give no limits.
+    inner: ClassVar[Mapping[str, Any]] = {
+        "callbacks.checkpoints.every_n_steps": PositiveInt,
+        "trainer.callbacks": list[Built] | None,
+        "optimizer.lr": NonNegative,
+        "optimizer.eps": NonNegative,
+        "trainer.max_steps": PositiveInt,
+        "trainer.devices": PositiveInt | list[Natural] | str,
+        "trainer.num_nodes": PositiveInt,
+        "trainer.strategy": str | dict,
+        "trainer.gradient_clip_val": NonNegative | None,
+        "trainer.log_every_n_steps": PositiveInt,
+    }
+    tokenizer: Group | None = group()
+    """of text; data= chooses its own"""
+    optimizer: Group = group("adamw")
+    lr_scheduler: Group = group("cosine")
+    trainer: Group = group("default")
+    """Lightning's Trainer"""
+    callbacks: dict[str, Built | None] = group("default")
+    logger: Group | None = group("csv")
+    """csv, tensorboard, wandb, mlflow, or several as '[tensorboard,wandb]'"""
+    experiment: str | None = group(last=True)
+    """a recipe that sets the keys above"""
+    seed: Natural = 1
+    """of weights, windows and masks"""
+    resume: bool = False
+    """resume the run in hydra.run.dir; without that key, the newest unfinished run of the same
+    configuration"""
+    weight_decay: NonNegative = 0.1
+    """of matrices"""
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    """of float32 matrix products; lower may be faster"""
+
+    def recorded(self) -> dict[str, Any]:
+        """What the run records of its configuration: all keys but groups that were not chosen."""
+        values = dict(self)
+        return {k: v for k, v in values.items() if v is not None or k not in self.groups()}
 
 
 def device_of(accelerator: Accelerator) -> str:

@@ -180,7 +180,7 @@ class EMA(WeightAveraging):
 
 class Checkpoints(Callback):
     """Saves `last.ckpt` at regular intervals, before each validation and at the end, and
-    `best.ckpt` at the lowest validation loss.
+    `best.ckpt` at the lowest validation loss, unless the objective says that it is not the best.
 
     Training that ends before `trainer.max_steps`, by `max_epochs`, `max_time` or another callback,
     is validated at its last step. A run that was killed during a validation repeats it when it is
@@ -360,7 +360,8 @@ class Checkpoints(Callback):
         nll = trainer.callback_metrics.get("valid/nll")
         if nll is not None and not trainer.sanity_checking and float(nll) < self.best:
             self.best = float(nll)
-            trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
+            if cast(DiffusionModule, pl_module).objective.keeps_best:
+                trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
         if self._saved_step == trainer.global_step:
             # last.ckpt of this step was written before the validation: a run resumed from it must
             # know this best value.

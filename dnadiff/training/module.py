@@ -187,9 +187,12 @@ class DiffusionModule(lightning.LightningModule):
     def on_save_checkpoint(self, checkpoint: Config) -> None:
         checkpoint["tokens_seen"] = self.tokens_seen  # for the progress display of a resumed run
         checkpoint["groups"] = self.groups
+        if state := self.objective.state_dict():
+            checkpoint["objective"] = state
 
     def on_load_checkpoint(self, checkpoint: Config) -> None:
         self.tokens_seen = int(checkpoint.get("tokens_seen", 0))
+        self.objective.load_state_dict(checkpoint.get("objective", {}))
         position = saved_position(checkpoint)
         if position is None:
             return

@@ -13,14 +13,14 @@ import torch
 import yaml
 from lightning import Trainer
 
-from dnadiff.data.base import SequenceDataModule
+from dnadiff.data.base import SequenceDataModule, run_config
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.fields import Config, Json, JsonDict, Natural, check_value
 from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
 from dnadiff.store.disk import atomic_write, hash_file, locked, read_json, read_yaml, write_json
-from dnadiff.store.objects import build, leaves, locate
+from dnadiff.store.objects import PACKAGE, build, check, leaves, locate
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.clip_search import check_search
 from dnadiff.training.loggers import MetricsFile, build_loggers
@@ -30,6 +30,7 @@ from dnadiff.training.trainer import INSTEAD, build_trainer, check_processes, tr
 from dnadiff.weights.checkpoint import load_silently, read
 from dnadiff.weights.loaded import (
     ABSORBING,
+    MODEL,
     build_denoiser,
     build_objective,
     names_file,
@@ -224,6 +225,23 @@ class TrainingRun:
         trainer = build_trainer(self.trainer, callbacks, run_dir)
         check_processes(trainer, self.context_parallel)
         return trainer, module
+
+
+def of_teacher(config: Config, trust: Sequence[str] = ()) -> Config:
+    """The configuration of a training run that distills the model `checkpoint` of a configuration:
+    its network, noise and objective, and its data unless others are given.
+
+    Raises:
+        ValueError: if the model does not record its data, or they are to be downloaded.
+    """
+    name = config["checkpoint"]
+    teacher = with_current_names(load_silently(name, trust).config)
+    data = config["data"] if "data" in config else run_config(teacher.get("data"))
+    check(data, None if "data" in config else (PACKAGE, *trust))
+    objective = config["objective"] | {"objective": teacher["objective"] | {"_partial_": True}}
+    of_model = {key: teacher[key] for key in MODEL} | {"process": teacher.get("process", ABSORBING)}
+    started = {"data": data, "objective": objective, "init_from": name, "context_parallel": 1}
+    return {key: value for key, value in config.items() if key != "checkpoint"} | of_model | started
 
 
 def absolute_paths(path: Json) -> Json:

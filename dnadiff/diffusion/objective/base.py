@@ -22,6 +22,7 @@ from dnadiff.diffusion.denoiser import (
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking, Positions
 from dnadiff.diffusion.process import SUBS, AbsorbingProcess, Parameterization, Process, require
+from dnadiff.fields import Config
 
 _CHECKED = 16  # calls on a GPU per check for whose result the process waits
 # Up to this size of the vocabulary, computing more logits on a GPU costs less than waiting for it
@@ -102,6 +103,7 @@ class Objective(ABC):
         everywhere: whether the cost of every token can be computed, also of those not masked.
         masks_padding: whether padding is masked like any token, and the network does not know of
             it.
+        keeps_best: whether the weights with the lowest validation loss are the best ones.
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
@@ -115,6 +117,7 @@ class Objective(ABC):
     own_bound: bool = False
     no_likelihood: ClassVar[str] = "its loss bounds no likelihood"
     everywhere: ClassVar[bool] = True
+    keeps_best: ClassVar[bool] = True
     masks_padding: bool = False
 
     def __init__(self, process: Process) -> None:
@@ -197,6 +200,13 @@ class Objective(ABC):
     def notes(self) -> list[str]:
         """What the log of a training says about its settings."""
         return []
+
+    def state_dict(self) -> Config:
+        """What a checkpoint holds besides the denoiser, for a run that is resumed."""
+        return {}
+
+    def load_state_dict(self, state_dict: Config) -> None:
+        """Continue with the `state_dict` of an interrupted run."""
 
     def parameterization(self) -> Parameterization:
         """What the network's logits mean under this objective."""

@@ -1,0 +1,106 @@
+"""The command `distill`: its run is one of training, and is resumed in the middle of a round."""
+
+import json
+
+import pytest
+import torch
+import yaml
+
+from dnadiff.weights import checkpoint
+
+SMALL = [
+    "trainer.accelerator=cpu",
+    "trainer.val_check_interval=2",
+    "trainer.log_every_n_steps=1",
+    "objective.num_steps=8",
+    "objective.num_rounds=2",
+    "objective.steps_per_round=3",
+]
+
+
+def steps(number, folder, *more):
+    return [*SMALL, f"trainer.max_steps={number}", f"hydra.run.dir={folder}", *more]
+
+
+def metrics(folder):
+    rows = [row.split(",") for row in (folder / "metrics.csv").read_text().splitlines()]
+    kept = [i for i, name in enumerate(rows[0]) if name in ("step", "train_loss", "valid_nll")]
+    return [[row[i] for i in kept] for row in rows]
+
+
+def test_a_student_is_a_run_of_its_own(cli, trained, tmp_path):
+    status, _, err = cli("distill", f"checkpoint={trained}", *steps(6, "student"))
+    assert status == 0, err
+    assert "rounds of 3 optimizer steps, for students of 4, 2 sampling steps" in err
+    run, of_teacher = tmp_path / "student", yaml.safe_load((trained / "config.yaml").read_text())
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for key in ("backbone", "noise", "process", "data", "time_conditioning"):
+        assert config[key] == of_teacher[key]
+    assert config["objective"]["objective"] == of_teacher["objective"]
+    losses = [float(row[1]) for row in metrics(run)[1:] if row[1]]
+    assert len(losses) == 6 and min(losses) > 0
+    # The lowest bound is that of the teacher, so no best.ckpt.
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+    for args in (
+        ("sample", "sampler.num_groups=2", "num_samples=2", "output=x.fa"),
+        ("evaluate", "num_draws=2", "orders=[]", "output=e.json"),
+        ("export", "output=model"),
+    ):
+        status, _, err = cli(args[0], "checkpoint=student", *args[1:])
+        assert status == 0, err
+    assert (tmp_path / "x.fa").read_text().count(">") == 2
+    assert json.loads((tmp_path / "e.json").read_text())["protocol"].startswith("NELBO")
+    status, _, err = cli("distill", "checkpoint=model", *steps(1, "again"))
+    assert status == 1 and "data is missing: this model was exported without the path" in err
+
+
+def test_resuming_within_a_round_changes_nothing(cli, trained, tmp_path):
+    given = f"checkpoint={trained}"
+    constant = ("lr_scheduler=constant", "lr_scheduler.warmup_steps=1")
+    assert cli("distill", given, *steps(6, "whole", *constant))[0] == 0
+    for number in (2, 5, 6):
+        args = steps(number, "parts", *constant, "resume=true")
+        assert cli("distill", given, *args)[0] == 0
+    whole, parts = (metrics(tmp_path / name) for name in ("whole", "parts"))
+    assert [row for row in parts if row[1]] == [row for row in whole if row[1]]
+    first, second = (checkpoint.load(tmp_path / name).denoiser for name in ("whole", "parts"))
+    for a, b in zip(first.parameters(), second.parameters()):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("objective", "backbone", "more"),
+    [
+        ("sedd", "dit", []),
+        ("d3pm", "dit", ["objective.masking.num_steps=10"]),
+        ("mlm", "dit", []),
+        ("block_mdlm", "dit", []),
+        ("ar", "transformer", []),
+    ],
+)
+def test_masked_models_are_distilled_and_others_are_refused(
+    objective, backbone, more, cli, train_args, tmp_path
+):
+    status, _, err = cli("train", *train_args(backbone, 1, f"objective={objective}", *more))
+    assert status == 0, err
+    status, _, err = cli("distill", "checkpoint=run", *steps(2, "student"))
+    if objective in ("ar", "block_mdlm"):
+        name = {"ar": "AR", "block_mdlm": "BlockMDLM"}[objective]
+        assert status == 1 and f"error: objective {name} cannot be distilled" in err
+        assert "Traceback" not in err and not (tmp_path / "student").exists()
+        return
+    assert status == 0, err
+    teacher, student = (checkpoint.load(tmp_path / name) for name in ("run", "student"))
+    assert type(student.denoiser.parameterization) is type(teacher.denoiser.parameterization)
+    assert student.denoiser.time_conditioning == teacher.denoiser.time_conditioning
+
+
+def test_wrong_use_is_one_line(cli, trained, tmp_path):
+    for given, message in (
+        (["checkpoint=nowhere"], "checkpoint nowhere does not exist"),
+        (["objective.num_rounds=9"], "num_rounds 9 is too large: the 8 steps of the first round"),
+        (["backbone=dit"], "unknown key backbone"),
+    ):
+        status, _, err = cli("distill", f"checkpoint={trained}", *steps(1, "student"), *given)
+        assert status == 1 and message in err and "Traceback" not in err, err
+        assert not (tmp_path / "student").exists()
