@@ -295,7 +295,8 @@ class Composition:
     def unknown_key(self, key: str) -> str:
         """The message for a key or group that the command does not have, given the groups that were
         chosen."""
-        alone = Composition(self.name, self.options, [*self.chosen], self.folder)
+        others = [argument for argument, (name, _) in self.chosen.items() if name != key]
+        alone = Composition(self.name, self.options, others, self.folder)
         return unknown_in(key, alone.plain(alone.config(), resolve=False, required=False))
 
 
