@@ -197,6 +197,7 @@ COMMANDS = {
         "data.max_valid_windows=4",
         "trainer.accelerator=cpu",
     ),
+    "distill": ("data=ecoli", "data.length=64", "trainer.max_steps=1", "trainer.accelerator=cpu"),
     "evaluate": ("length=4096", "num_draws=2", "orders=[0]", CPU),
     "compare": ("b=tiny", "length=4096", "num_draws=2", CPU),
     "score": ("input=s.fa", "num_draws=2", CPU),
