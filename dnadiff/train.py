@@ -39,18 +39,19 @@ class TrainOptions(TrainingOptions):
     """caduceus, caduceus_ps (reverse-complement equivariant), dit; with objective=ar: mamba,
     transformer"""
     objective: Group = group("mdlm")
-    """mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), sundae with process=uniform, or ar with
-    backbone=transformer or mamba"""
+    """mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), bound (of any process), sundae with
+    process=uniform, or ar with backbone=transformer or mamba"""
     noise: Group = group("loglinear")
     """noise schedule"""
     process: Group = group("absorbing")
-    """what a noisy token becomes"""
+    """what a noisy token becomes: absorbing (a mask); with objective=bound also uniform (a random
+    token) or hybrid (a mask or a random token)"""
     init_from: str | None = None
     """initial weights: any name that checkpoint= of other commands takes; their network is used too
     """
     time_conditioning: bool | None = None
-    """condition the network on the noise level; null: the default of the objective (true for sedd,
-    else false)"""
+    """condition the network on the noise level; null: the default of the objective (true for sedd
+    and bound, else false)"""
     context_parallel: PositiveInt = 1
     """processes that hold a piece each of the same windows, for windows too long for one
     (docs/scaling.md)"""

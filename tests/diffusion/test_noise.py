@@ -64,6 +64,16 @@ def test_each_schedule_has_its_published_values():
     assert at(LogMask(1e-3, 0.9), 0.5) == pytest.approx(1 - math.sqrt(9e-4))
 
 
+def test_values_of_block_diffusion_s_schedules():
+    # BD3-LM's probabilities of a mask; its cut of 1e-3 is at the clean end, ours at the other one
+    t = torch.linspace(0, 1, 9, dtype=torch.float64)
+    torch.testing.assert_close(1 - LogLinear(0.0).alpha(t), t)
+    theirs = 1 - 0.999 * torch.cos(math.pi / 2 * t)
+    torch.testing.assert_close(1 - Cosine(1e-3).alpha(t), theirs - 1e-3)
+    assert at(Polynomial(2.0, 0.0), 0.5) == pytest.approx(1 - 0.25)  # its square
+    torch.testing.assert_close(1 - Polynomial(2.0, 0.0).alpha(t), t**2)
+
+
 def test_two_schedules_called_cosine_are_mirror_images():
     t = torch.linspace(0, 1, 9, dtype=torch.float64)
     torch.testing.assert_close(MaskGITCosine(0.0).alpha(t), 1 - Cosine(0.0).alpha(1 - t))
