@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -478,6 +479,17 @@ class SequenceDataModule:
             self.process,
             self.start_method,
         )
+
+    def token_counts(self, num_tokens: int = 1 << 20) -> NDArray:
+        """How often each token is counted in the first batches of training, of about `num_tokens`
+        tokens or one epoch: (V,)."""
+        counts = np.zeros(self.vocab.size, np.int64)
+        for batch in self._train_loader():
+            counted = batch["ids"][batch["weight"] > 0].numpy()
+            counts += np.bincount(counted, minlength=len(counts))
+            if counts.sum() >= num_tokens:
+                break
+        return counts
 
     def train_dataloader(self) -> Loader:
         """The training batches of this process."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
@@ -201,6 +202,10 @@ class Process(ABC):
         """
         found = self.vocab.is_emitted(x.device)[x] | (x == self.vocab.mask_id)
         return found if valid is None else found & valid
+
+    def observe(self, token_counts: Callable[[], Tensor]) -> None:
+        """Take from the training data what the process depends on, before training; nothing by
+        default. `token_counts()` is how often each token occurs, (V,)."""
 
     @abstractmethod
     def parameterization(self) -> Parameterization:

@@ -139,7 +139,8 @@ class TrainingRun:
         data.check_training()
         trainer, module = self.assemble(run_dir, data)
         if initial is not None:
-            module.denoiser.load_state_dict(initial.denoiser.state_dict())
+            # what only one of both has beside the network, such as counts of tokens, stays
+            module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
         groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
         data.check_step(groups, trainer.accumulate_grad_batches)
         step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
@@ -201,6 +202,7 @@ class TrainingRun:
         torch.manual_seed(self.seed)
         config, about = self.recorded, data.describe()
         denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
+        process.observe(lambda: torch.from_numpy(data.token_counts()))
         module = DiffusionModule(
             denoiser,
             build_objective(config, process, trust=None),

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
+from torch.nn import Module
 from typing_extensions import TypedDict
 
 from dnadiff.data.base import SequenceDataModule, run_data
@@ -435,6 +436,8 @@ def wrapped(
     denoiser.bound = objective.token_bound if objective.own_bound else None
     if objective.sampler or not isinstance(process, AbsorbingProcess):
         denoiser.sampler = objective.sampler or process.sampler
+    if isinstance(process, Module):  # what it counts or learns is stored with the weights
+        denoiser.process = process
     return denoiser, process
 
 
