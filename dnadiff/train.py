@@ -39,8 +39,9 @@ class TrainOptions(TrainingOptions):
     """caduceus, caduceus_ps (reverse-complement equivariant), dit; with objective=ar: mamba,
     transformer"""
     objective: Group = group("mdlm")
-    """mdlm, d3pm, sedd, mlm, block_mdlm (block diffusion), bound (of any process), genmd4 with
-    process=token_rates, sundae with process=uniform, or ar with backbone=transformer or mamba"""
+    """mdlm, learned_order, d3pm, sedd, mlm, block_mdlm (block diffusion), bound (of any process),
+    genmd4 with process=token_rates, sundae with process=uniform, or ar with backbone=transformer
+    or mamba"""
     noise: Group = group("loglinear")
     """noise schedule"""
     process: Group = group("absorbing")

@@ -637,7 +637,7 @@ GROUPS = {
     "judge": "data data/split launcher tokenizer",
     "judge_text": "sampler sampler/cache sampler/remasking",
     "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler "
-    "noise objective objective/masking optimizer "
+    "noise objective objective/masking objective/order optimizer "
     "process tokenizer trainer",
     "distill": "callbacks data data/split experiment logger lr_scheduler objective "
     "objective/masking optimizer tokenizer trainer",

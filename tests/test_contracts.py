@@ -11,7 +11,9 @@ import torch
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
+from dnadiff.diffusion.order import LeftToRight, OrderDenoiser
+from dnadiff.diffusion.process import SUBS
 from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir, locate
@@ -258,6 +260,8 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
         CausalBackbone: CausalDenoiser,
         BlockBackbone: lambda network: BlockDenoiser(network, 5),
     }.get(sampler.reads, Denoiser)(network)
+    if name == "learned_order":
+        denoiser = OrderDenoiser(network, SUBS(vocab), LogLinear(), False, LeftToRight(0.1), True)
     methods = {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(
         sampler.reads, ["features"]
     )

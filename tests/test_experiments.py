@@ -251,7 +251,8 @@ def test_the_recipe_for_text_is_the_published_one():
         )
         assert trainer["gradient_clip_val"] == 1 and row["backbone"]["dropout"] == 0.1
         padded = not data["wrap"]
-        assert padded == (data["name"] == "lm1b" and name not in ("lm1b_mdlm_wrap", "lm1b_block"))
+        wrapped = ("lm1b_mdlm_wrap", "lm1b_block", "lm1b_learned_order")
+        assert padded == (data["name"] == "lm1b" and name not in wrapped)
         assert row["objective"].get("protocol", "mdlm") == (
             "mdlm" if padded or name.endswith("_ar") else "count"
         )

@@ -11,6 +11,7 @@ from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.order import OrderedModel
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.options.command import compose
@@ -88,13 +89,20 @@ class Exact(MaskedDenoiser):
     around = advance  # never called: a block is longer than the sequence
 
 
+class OrderedExact(Exact, OrderedModel):
+    """With the order from right to left."""
+
+    def draw_next(self, query, uniform):
+        column = (query.positions * torch.arange(1, 4)).argmax(-1)
+        return column, self.at(query.xt)[torch.arange(len(column)), column]
+
+
 def draw(name, toy, batch, tilt=None, x_init=None, seed=0):
     """The sampler, its samples, and log weights."""
     sampler, process = make(name), AbsorbingProcess(toy.vocab, LogLinear(1e-3))
     x_init = process.prior(batch, 3) if x_init is None else x_init
-    distribution = Constrained(
-        Exact(toy, sampler.reads), KIND.expand(batch, 3), ALLOWED, tilt, x_init
-    )
+    exact = (OrderedExact if name == "learned_order" else Exact)(toy, sampler.reads)
+    distribution = Constrained(exact, KIND.expand(batch, 3), ALLOWED, tilt, x_init)
     frozen = x_init != 3
     tokens = sampler.sample(
         distribution,

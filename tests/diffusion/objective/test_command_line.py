@@ -60,6 +60,22 @@ def test_sundae_trains_samples_and_has_no_likelihood(cli, train_args):
         assert "judge its samples instead" in err and "Traceback" not in err
 
 
+def test_a_learned_order_trains_samples_and_is_evaluated_by_its_own_bound(
+    cli, train_args, tmp_path
+):
+    status, _, err = cli("train", *train_args("caduceus", 2, "objective=learned_order"))
+    assert status == 0, err
+    status, out, err = cli("sample", "checkpoint=run", "num_samples=2", "length=9", "output=s.fa")
+    assert status == 0 and "sampler=learned_order calls=9" in (tmp_path / "s.fa").read_text(), err
+    few = ["part=valid", "num_draws=2", "length=32"]
+    status, out, err = cli("evaluate", "checkpoint=run", *few)
+    assert status == 0 and "bound of the objective, 2 stratified draws" in out, err
+    fixed = ["objective=learned_order", "objective/order=strided", "objective.learned=false"]
+    status, _, err = cli("train", *train_args("caduceus", 1, *fixed, "overwrite=true"))
+    assert status == 0, err
+    assert not checkpoint.load(tmp_path / "run").denoiser.learned
+
+
 @pytest.mark.parametrize("backbone", [pytest.param("transformer", marks=pytest.mark.slow), "mamba"])
 def test_the_autoregressive_control_trains_and_refuses_unmasking(
     backbone, cli, train_args, tmp_path

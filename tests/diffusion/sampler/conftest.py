@@ -9,8 +9,11 @@ import torch
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.draws import draw as draw_ids
 from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.order import OrderedModel
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, UniformProcess
+from dnadiff.diffusion.sampler.learned_order import LearnedOrderSampler
 from dnadiff.diffusion.sampler.sundae import UnrolledDenoising
 from dnadiff.networks.backbone.base import (
     BidirectionalBackbone,
@@ -155,6 +158,16 @@ class NoisyTable(Table):
         return found[positions]
 
 
+class OrderedTable(Table, OrderedModel):
+    """The same distribution with an order: the last position is half as probable as the others."""
+
+    def draw_next(self, query, uniform):
+        chance = query.positions * torch.tensor([1.0, 1.0, 0.5])[: self.length]
+        column = draw_ids(chance.log(), uniform)
+        now = torch.nn.functional.one_hot(column, self.length).bool()
+        return column, self.log_probs(*query._replace(positions=now))
+
+
 TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbone: BlockTable}
 
 
@@ -202,6 +215,8 @@ def world(toy):
             made = NoisyTable(joint, vocab)
             made.time_conditioning = not isinstance(sampler, UnrolledDenoising)  # has no times
             return made
+        if isinstance(sampler, LearnedOrderSampler):
+            return OrderedTable(joint, vocab)
         return TABLES[BidirectionalBackbone if sampler is None else sampler.reads](joint, vocab)
 
     return SimpleNamespace(

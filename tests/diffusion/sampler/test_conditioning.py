@@ -21,9 +21,11 @@ BIT = Vocab(3, 2, 2, (2,))
 
 
 def masks(name):
-    """Whether the sampler is for models of masks."""
+    """Whether the sampler is for models of masks, and takes those without an order too."""
     settings = compose("sample", ["checkpoint=x", f"sampler={name}"])["sampler"]
-    return issubclass(AbsorbingProcess, locate(settings["_target_"], None).process_type)
+    return name != "learned_order" and issubclass(
+        AbsorbingProcess, locate(settings["_target_"], None).process_type
+    )
 
 
 NAMES = sorted(filter(masks, (p.stem for p in (config_dir() / "sampler").glob("*.yaml"))))

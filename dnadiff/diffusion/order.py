@@ -1,0 +1,175 @@
+"""Orders in which tokens are unmasked one by one, fixed or learned, and the denoiser that has one.
+
+Every position has a score, and the next one is drawn among those that are still masked with
+probability in proportion to exp(score) (a Plackett-Luce distribution over orders). Equal scores are
+random order, and so masked diffusion.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.diffusion.denoiser import Backbone, Denoiser, OptTensor, Query
+from dnadiff.diffusion.draws import draw
+from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.process import Parameterization
+from dnadiff.fields import NonNegative, PositiveInt, checked
+from dnadiff.networks.backbone.layers import at_least_float32
+
+
+@dataclass(eq=False)
+class Order(ABC):
+    """Scores that depend on the position alone: they fall by `steepness` per rank.
+
+    Args:
+        steepness: nats per rank. 0 is random order; from about 10 on, ranks are never swapped.
+    """
+
+    # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    buildable: ClassVar[bool] = True
+
+    steepness: NonNegative = 0.0
+
+    @abstractmethod
+    def ranks(self, length: int, device: torch.device | str = "cpu") -> Tensor:
+        """The rank (L,) of each position, float32; low ranks come first, equal ones in random
+        order."""
+
+
+@checked
+@dataclass(eq=False)
+class LeftToRight(Order):
+    """From left to right. With a small steepness many positions to the right of the visible ones
+    compete, about 1/steepness of them."""
+
+    def ranks(self, length: int, device: torch.device | str = "cpu") -> Tensor:
+        return torch.arange(length, dtype=torch.float32, device=device)
+
+
+@checked
+@dataclass(eq=False)
+class Strided(Order):
+    """Every `stride`-th position first, then the positions to the right of these, and so on; those
+    of one such class in random order.
+
+    Args:
+        stride: classes of positions.
+    """
+
+    stride: PositiveInt = 8
+
+    def ranks(self, length: int, device: torch.device | str = "cpu") -> Tensor:
+        return torch.arange(length, device=device).remainder(self.stride).float()
+
+
+class OrderHead(nn.Module):
+    """Scores from features: a network of two layers, which starts at 0, and the scores of an order
+    with a steepness that is learned."""
+
+    def __init__(self, width: int, steepness: float) -> None:
+        super().__init__()
+        self.hidden, self.output = nn.Linear(width, width), nn.Linear(width, 1)
+        self.steepness = nn.Parameter(torch.tensor([float(steepness)]))
+        nn.init.zeros_(self.output.weight)
+        nn.init.zeros_(self.output.bias)
+
+    def forward(self, features: Tensor, ranks: Tensor) -> Tensor:
+        """Features (..., D) and ranks (...) -> (...) in float32."""
+        found = at_least_float32(self.output(nn.functional.gelu(self.hidden(features)))[..., 0])
+        return found - self.steepness * ranks
+
+
+class OrderedModel(ABC):
+    """A model that unmasks in any order and says which token is next."""
+
+    @abstractmethod
+    def draw_next(self, query: Query, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw one of the requested positions of each sequence: its column (B,), and the
+        log-probabilities (B, V) of its token.
+
+        Args:
+            query: at least one position of each sequence is requested.
+            uniform: (B,) float64 in (0, 1).
+        """
+
+
+class OrderDenoiser(Denoiser, OrderedModel):
+    """A masked diffusion model with an order of its own (`LearnedOrder`).
+
+    Args:
+        backbone, parameterization, noise, time_conditioning: as in `Denoiser`.
+        order: the order that is fixed, or from which a learned one starts.
+        learned: whether there are heads: `proposal` reads the features of the clean sequence (q, in
+            training and for the bound), `model` those of the masked one (p). Otherwise both have
+            the scores of `order`.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        parameterization: Parameterization | None,
+        noise: NoiseSchedule,
+        time_conditioning: bool,
+        order: Order,
+        learned: bool,
+    ) -> None:
+        super().__init__(backbone, parameterization, noise, time_conditioning)
+        self.order, self.learned = order, learned
+        if learned:
+            width, steepness = backbone.d_model, order.steepness
+            self.proposal, self.model = OrderHead(width, steepness), OrderHead(width, steepness)
+
+    def check_pieces(self, num_pieces: int, length: int | None) -> None:
+        raise ValueError(
+            f"context_parallel {num_pieces} does not fit objective learned_order, expected 1: an "
+            "order is of a whole sequence; set context_parallel=1"
+        )
+
+    def proposal_scores(self, query: Query) -> Tensor:
+        """The scores of q for the clean sequences `xt`: (B, L). No gradient reaches the network."""
+        if not self.learned:
+            return self._fixed(query.xt)
+        with torch.no_grad():
+            features = self.read_features(query)
+        return self.proposal(features, self._ranks(query.xt))
+
+    def nll_and_scores(self, x0: Tensor, query: Query) -> tuple[Tensor, Tensor]:
+        """`nll` and the scores of p at the M requested positions, from one pass: (M,) each."""
+        index = query.places()
+        features = self.read_features(query)[index]
+        nll = self._nll_of(features, x0[index])
+        if not self.learned:
+            return nll, self._fixed(query.xt)[index]
+        return nll, self.model(features, self._ranks(query.xt)[index])
+
+    def draw_next(self, query: Query, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        features, xt = self.read_features(query), query.xt
+        scores = self.model(features, self._ranks(xt)) if self.learned else self._fixed(xt)
+        column = draw(scores.masked_fill(~query.requested, -torch.inf), uniform)
+        at = torch.arange(len(xt), device=xt.device), column
+        return column, self.parameterization.log_probs(self._head(features[at]), xt[at])
+
+    def _ranks(self, x: Tensor) -> Tensor:
+        return self.order.ranks(x.shape[1], x.device).expand(x.shape)
+
+    def _fixed(self, x: Tensor) -> Tensor:
+        return -self.order.steepness * self._ranks(x)
+
+
+def masked_log_softmax(scores: Tensor, masked: Tensor) -> Tensor:
+    """Log-probabilities (B, L) of the next position among the masked ones, in float32; -inf at
+    others, and anything in rows without a masked one."""
+    excluded = ~masked & masked.any(-1, keepdim=True)
+    return torch.log_softmax(at_least_float32(scores).masked_fill(excluded, -torch.inf), -1)
+
+
+def columns_of(scores: OptTensor, masked: Tensor) -> Tensor:
+    """Values (M,) at the M masked positions, row-major, as (B, L) with 0 elsewhere."""
+    assert scores is not None
+    empty = torch.zeros(masked.shape, dtype=scores.dtype, device=masked.device)
+    return empty.masked_scatter(masked, scores)
