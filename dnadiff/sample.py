@@ -14,7 +14,7 @@ from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user
-from dnadiff.store.objects import PACKAGE, build
+from dnadiff.store.objects import PACKAGE, build, check
 
 if TYPE_CHECKING:
     from dnadiff.design.method.base import DesignMethod
@@ -225,7 +225,8 @@ def sample(options: SampleOptions) -> list[Job]:
         given = options.only("reward", "target", "method", "beta", "start", "num_draws")
         num_draws = given.pop("num_draws")
         about = given | ({} if method.uses_beta else {"beta": None})
-        built = build(options.reward, trust=(PACKAGE, *options.trust))
+        check(options.reward, (PACKAGE, *options.trust))
+        built = build(options.reward, trust=None)  # an address on the command line is fetched
         if not isinstance(built, reward.Reward):
             raise ValueError(
                 f"reward {options.reward.get('_target_')} is not a reward "

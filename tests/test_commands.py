@@ -352,6 +352,18 @@ def test_a_signal_ends_a_command_with_the_line_that_continues_it(
         "compare a=ecoli b=none",
         "judge samples=none.fa checkpoint=ecoli",
         "evaluate checkpoint=none",
+        "train data.blacklist=none.bed",
+        "train data/split=regions data.split.bed=none.bed",
+        "finetune checkpoint=ecoli task=csv task.path=none.csv",
+        "finetune checkpoint=ecoli task=fasta task.path={train:{x:none.fa}}",
+        "finetune checkpoint=ecoli task=genomic_benchmarks task.path=none",
+        "finetune checkpoint=ecoli task=ecoli_coding task.regions=none.bed",
+        "variants checkpoint=ecoli saturate=none.bed.gz genome=bundled:ecoli_K12_MG1655.fa.gz",
+        "score checkpoint=ecoli regions=none.gtf genome=bundled:ecoli_K12_MG1655.fa.gz",
+        "sample checkpoint=ecoli infill=[chr:1-9,none.GFF3] genome=bundled:x",
+        "sample checkpoint=ecoli reward=motif reward.motif=null reward.matrix=none.jaspar",
+        "sample checkpoint=ecoli reward=gc method=metropolis start=none.fa",
+        "zero_shot checkpoint=ecoli sets=[ptb] paths={ptb:none.txt}",
     ],
 )
 def test_a_path_that_is_absent_is_named_before_pytorch_is_loaded(wrong, python, without, tmp_path):
@@ -369,6 +381,11 @@ def test_a_region_of_a_record_with_a_version_is_no_file():
         check_names({"input": region, "genome": "bundled:ecoli_K12_MG1655.fa.gz"}, ())
         with pytest.raises(FileNotFoundError, match=r"NC_000913\.3.* does not exist"):
             check_names({"input": region}, ())
+    check_names({"saturate": "NC_000913.3:1-90", "regions": ["chr1", ["a/b.c:1-2"]]}, ())
+
+
+def test_the_tasks_of_a_suite_may_be_absent(tmp_path):
+    check_names({"task": {"path": str(tmp_path), "tasks": {"one": {"path": "none"}}}}, ())
 
 
 def test_many_commands_of_one_second_have_folders_of_their_own(tmp_path):

@@ -523,6 +523,12 @@ def test_windows_of_one_record_and_repeated_names_without_a_track_are_not_refuse
     assert predict("input=x.csv", "name_column=name", "output=p.tsv", "overwrite=true")[0] == 0
 
 
+def test_a_bundled_model_is_no_fine_tuned_run(cli, tmp_path):
+    (tmp_path / "x.fa").write_text(">a\nACGT\n")
+    status, _, err = cli("predict", "checkpoint=ecoli", "input=x.fa")
+    assert status == 1 and "ecoli is not a fine-tuned run" in err and "give the run folder" in err
+
+
 def test_a_pretrained_run_is_refused_by_predict_and_a_fine_tuned_one_by_the_other_commands(
     cli, world, trained, tmp_path
 ):

@@ -25,7 +25,7 @@ from dnadiff.formats.regions import Region, read_regions
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.progress import log
 from dnadiff.store.address import shown
-from dnadiff.store.files import open_text
+from dnadiff.store.files import read_text
 
 if TYPE_CHECKING:
     from dnadiff.data.tokenizer import Tokenizer
@@ -579,8 +579,7 @@ def read_patterns(
 def read_starts(path: str, tokenizer: Tokenizer) -> list[tuple[str, str]]:
     """Name and letters of each record of a FASTA file, or a text file as a whole."""
     if tokenizer.vocab.complement is None:
-        with open_text(path) as file:
-            return [("sample", file.read().removesuffix("\n"))]
+        return [("sample", read_text(path).removesuffix("\n"))]
     return [(record.name, record.sequence.decode("ascii")) for record in read_sequences(path)]
 
 

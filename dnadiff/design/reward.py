@@ -5,6 +5,7 @@ The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 
 from __future__ import annotations
 
+import io
 import itertools
 import re
 from abc import ABC, abstractmethod
@@ -24,7 +25,7 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import filled_lines, listing
 from dnadiff.store.address import shown
 from dnadiff.store.disk import hash_file
-from dnadiff.store.files import open_text, resolve
+from dnadiff.store.files import read_text, resolve
 
 Values: TypeAlias = ndarray  # (S,) float64
 R = TypeVar("R")
@@ -422,23 +423,20 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
     have no letters; raises ValueError naming the file and the line or the matrix if there is none,
     or if one is damaged."""
     source, found = f"reward.matrix {shown(path)}", list[tuple[str, dict[str, list[float]]]]()
-    with open_text(path) as file:
-        for number, line in filled_lines(path, file):
-            base, *cells = re.findall(r"[^\s\[\]]+", line) or [""]
-            rows = found[-1][1] if found else {}
-            if _COUNT.fullmatch(base):
-                base, cells = f"row {len(rows) + 1}", [base, *cells]
-            if line.startswith(">"):
-                found.append((" ".join(line[1:].split()), {}))
-            elif (
-                found and base in {*_BASES, *_ROWS} - {*rows} and all(map(_COUNT.fullmatch, cells))
-            ):
-                rows[base] = [*map(float, cells)]
-            else:
-                raise ValueError(
-                    f"{source}: line {number} is {line[:40]!r}, expected >ID NAME or a row of "
-                    "counts of A, C, G or T, such as 'A [ 3 0 1 ]'; correct the line"
-                )
+    for number, line in filled_lines(io.StringIO(read_text(path, 1 << 24))):
+        base, *cells = re.findall(r"[^\s\[\]]+", line) or [""]
+        rows = found[-1][1] if found else {}
+        if _COUNT.fullmatch(base):
+            base, cells = f"row {len(rows) + 1}", [base, *cells]
+        if line.startswith(">"):
+            found.append((" ".join(line[1:].split()), {}))
+        elif found and base in {*_BASES, *_ROWS} - {*rows} and all(map(_COUNT.fullmatch, cells)):
+            rows[base] = [*map(float, cells)]
+        else:
+            raise ValueError(
+                f"{source}: line {number} is {line[:40]!r}, expected >ID NAME or a row of "
+                "counts of A, C, G or T, such as 'A [ 3 0 1 ]'; correct the line"
+            )
     for title, rows in found:
         if {*rows} not in ({*_BASES}, {*_ROWS}) or len({*map(len, rows.values())}) != 1:
             sizes = ", ".join(f"{len(row)} of {base}" for base, row in rows.items()) or "none"

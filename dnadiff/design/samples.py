@@ -340,10 +340,7 @@ def record_of(output: Path, name: str, text: str, about: JsonMap) -> bytes:
 
 
 def header_of(
-    sampler: Sampler,
-    seed: int,
-    changed: Mapping[str, tuple[Json, Json]],
-    method: JsonMap,
+    sampler: Sampler, seed: int, changed: Mapping[str, tuple[Json, Json]], method: JsonMap
 ) -> JsonDict:
     """How the samples were made, for their headers: the name of the sampler on the command line,
     and settings that are not the default.

@@ -90,19 +90,14 @@ def ratio(
 def student_t(degrees_of_freedom: float, level: float = LEVEL) -> float:
     """The quantile of Student's t distribution that is exceeded with probability level / 2, by
     default that of 97.5 %; of the normal distribution for infinite degrees of freedom."""
-    from scipy.special import (
-        stdtrit,
-    )  # what scipy.stats.t.ppf calls; imported late to keep --help fast
+    # What scipy.stats.t.ppf calls; imported late to keep --help fast.
+    from scipy.special import stdtrit
 
     return -float(stdtrit(min(degrees_of_freedom, 1e9), level / 2))
 
 
 def verdict(
-    low: float | None,
-    high: float | None,
-    above: str,
-    below: str,
-    between: str = NEITHER,
+    low: float | None, high: float | None, above: str, below: str, between: str = NEITHER
 ) -> str:
     """Describe an interval relative to 0: `above`, `below`, or `between` if it contains 0;
     UNDECIDED if a bound is None or NaN."""

@@ -20,10 +20,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_MASK64 = (1 << 64) - 1
-_BLOCK_STRIDE = (
-    1 << 40
-)  # between the rows of a sequence's blocks, where rows are not numbered from 0
+# Between the rows of a sequence's blocks, where rows are not numbered from 0.
+_BLOCK_STRIDE = 1 << 40
 
 
 def _signed(x: int) -> int:

@@ -115,6 +115,7 @@ def read_documents(
             yield joined(row, columns, f"{path}: {place} {number:,}")
         return
     with open_text(path) as file:
+        file.longest = 1 << 29  # a corpus may be one line, as text8 is
         if documents == "file":  # short lines would take many times the memory of their characters
             yield "".join(iter(partial(file.read, _PIECE), ""))
         elif keep_line_ends:

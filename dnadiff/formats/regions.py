@@ -89,7 +89,6 @@ _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
 _CIRCULAR = re.compile(r"(?:^|;)\s*Is_circular=true\s*(?:;|$)")
 _GFF = (".gtf", ".gff", ".gff3")
 _UNKNOWN_STRAND = "?"  # of GFF3: the feature has a strand, which is not known
-_MAX_BLANK = 1_000_000
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
 _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
 
@@ -295,20 +294,11 @@ def integers(columns: list[str]) -> list[int]:
     return [int(c) for c in columns]
 
 
-def filled_lines(path: str | Path, lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """The lines that are not blank, without their ends, with their numbers; ValueError if very many
-    are blank: gzip makes a gigabyte of line ends from a megabyte."""
-    num_blank = 0
+def filled_lines(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """The lines that are not blank, without their ends, with their numbers."""
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, line.rstrip("\r\n")
-            continue
-        num_blank += 1
-        if num_blank > _MAX_BLANK:
-            raise ValueError(
-                f"{path} has more than {_MAX_BLANK:,} blank lines up to line {number:,}; remove "
-                "them"
-            )
 
 
 def _read(
@@ -329,7 +319,7 @@ def _read(
         # it.
         ends = ("##FASTA", ">") if first else ()
         lines = takewhile(lambda line: not line.startswith(ends), handle)
-        for number, line in filled_lines(path, lines):
+        for number, line in filled_lines(lines):
             columns = line.split("\t") if "\t" in line else line.split()
             # of BED for genome browsers, unless a contig has this name
             is_header = not first and columns[0].split()[:1] in (["track"], ["browser"])
@@ -504,7 +494,7 @@ class VcfSource(VariantSource):
 
     def between(self, first: int, last: int | None = None) -> Iterator[Row]:
         columns = self.header[-1].count("\t") + 1
-        lines = filled_lines(self.name, self._lines())
+        lines = filled_lines(self._lines())
         rows = ((number, line) for number, line in lines if not line.startswith("#"))
         for number, line in islice(rows, first, last):  # rows before are not taken apart
             where = f"{self.name}: line {number}"

@@ -9,7 +9,6 @@ user comes before those of the package.
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 import struct
@@ -30,7 +29,7 @@ from dnadiff.formats.nucleotides import (
 from dnadiff.formats.regions import filled_lines
 from dnadiff.store.address import refuse_controls, shortened
 from dnadiff.store.disk import atomic_write
-from dnadiff.store.files import ByteReader, chunks, decompressed, resolve
+from dnadiff.store.files import ByteReader, TextFile, chunks, decompressed, resolve
 
 _SNIFFED = 1 << 16  # bytes at the beginning of a file that decide on its format
 
@@ -467,9 +466,10 @@ class GenBank(SequenceFormat):
     @classmethod
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
         # Old files have names of authors in other encodings.
-        lines = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape")
+        lines = TextFile(content, encoding="utf-8-sig", errors="surrogateescape")
+        lines.path = path
         try:
-            yield from _genbank(filled_lines(path, lines))
+            yield from _genbank(filled_lines(lines))
         except _GenBankError as error:
             raise ValueError(f"{path}: {error}; this is read as GenBank") from None
         finally:

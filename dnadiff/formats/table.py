@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 Choose = Callable[[list[str]], Sequence[str]]
 _ROW_GROUP = 1 << 16  # rows of a Parquet file written at once
 _ROWS = 1024  # rows of a parquet file read at once
-_MAX_BLANK = 1_000_000  # lines; gzip makes a gigabyte of line ends from a megabyte
 _DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", " ": "spaces"}
-csv.field_size_limit(2**31 - 1)  # the module's default limit is 131,072 characters
+csv.field_size_limit(1 << 26)  # the module's default limit is 131,072 characters
 
 
 class TableFormat(ABC):
@@ -172,10 +171,7 @@ def read_header(path: str, delimiter: str | None = None) -> list[str]:
 
 
 def read_cells(
-    path: str,
-    columns: Iterable[tuple[str, str]],
-    delimiter: str | None = None,
-    blank: bool = False,
+    path: str, columns: Iterable[tuple[str, str]], delimiter: str | None = None, blank: bool = False
 ) -> Iterator[tuple[int, list[Any]]]:
     """Number and cells of each row of a table, as the file has them.
 
@@ -209,19 +205,24 @@ def read_cells(
 def check_delimiter(
     path: str | Path, header: list[str], own: str, column: str, key: str = ""
 ) -> None:
-    """ValueError, with the remedy, if a header without a column has it under another delimiter.
+    """ValueError, with the remedy, if a header without a column has it, or has more columns, under
+    another delimiter.
 
     Args:
         key: that names the column; none if the delimiter does not follow from the file's name.
     """
+    text, of_task = own.join(header), key.startswith("task.")
+    is_one = len(header) == 1
+    # Names of columns may contain the others, and a table of a task has several columns.
+    most = max("\t;|" + "," * is_one + " " * (is_one and of_task), key=text.count)
     for other, word in _DELIMITERS.items():
-        cells = own.join(header).split(other)
-        if other != own and column in (cell.strip(' "') for cell in cells):
-            named = {",": "name it .csv", "\t": "name it .tsv"}.get(other if key else "")
-            remedy = named or f"write it with {_DELIMITERS.get(own, repr(own))}"
-            if key.startswith("task."):
+        named = column in (cell.strip(' "') for cell in text.split(other))
+        if other != own and (named or (other == most and text.count(most) > text.count(own))):
+            name = {",": "name it .csv", "\t": "name it .tsv"}.get(other if key else "")
+            remedy = name or f"write it with {_DELIMITERS.get(own, repr(own))}"
+            if of_task:
                 shown = ascii(other)[1:-1]
-                remedy = f"set 'task.delimiter=\"{shown}\"'" + (f", or {named}" if named else "")
+                remedy = f"set 'task.delimiter=\"{shown}\"'" + (f", or {name}" if name else "")
             raise ValueError(f"{path} is separated by {word}, not by {own!r}; {remedy}")
 
 
@@ -243,24 +244,19 @@ def delimited(
 ) -> Iterator[tuple[int, list[str]]]:
     """Line number and cells of each row of a table of text, its header first; empty lines are
     skipped, and unless `blank` rows without any text."""
-    num_blank, width = 0, 0
+    width = 0
     try:
         with open_text(path) as handle:
             rows = csv.reader(handle, delimiter=delimiter, strict=True)
             for row in rows:
                 if not row or not (blank or any(row)):
-                    num_blank += 1
-                    if num_blank > _MAX_BLANK:
-                        raise ValueError(
-                            f"{path} has more than {_MAX_BLANK:,} blank lines up to line "
-                            f"{rows.line_num:,}; remove them"
-                        )
                     continue
                 width = width or len(row)
                 if len(row) != width:
                     raise ValueError(
                         f"{path}: line {rows.line_num} has {len(row)} fields, the header has "
-                        f"{width}; complete the row, or quote a field with commas"
+                        f"{width}; complete the row, or quote a field with commas (a "
+                        "table with another delimiter needs task.delimiter)"
                     )
                 yield rows.line_num, row
     except csv.Error as error:

@@ -70,10 +70,7 @@ def bases_of(data: SequenceDataModule) -> Callable[[ndarray], ndarray]:
 
 
 def per_window(
-    data: SequenceDataModule,
-    tiles: TiledWindows,
-    part: str,
-    score: Callable[[ndarray], ndarray],
+    data: SequenceDataModule, tiles: TiledWindows, part: str, score: Callable[[ndarray], ndarray]
 ) -> ndarray:
     """`score(bases)` of every interval of a part, in windows `(S, L)`; 0 on padding, which is not
     in the record."""

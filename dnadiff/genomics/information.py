@@ -19,12 +19,7 @@ from torch import Tensor
 from dnadiff.data.genome.inputs import ArrayInput, SequenceInput
 from dnadiff.data.records import Interval, padded_groups
 from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
-from dnadiff.diffusion.likelihood.estimators import (
-    WindowBatch,
-    check_num_draws,
-    estimate,
-    is_exact,
-)
+from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, require
 
 

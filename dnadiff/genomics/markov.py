@@ -18,14 +18,7 @@ import numpy as np
 from annotated_types import Interval
 from numpy import ndarray
 
-from dnadiff.data.kmers import (
-    UNKNOWN,
-    check_bases,
-    checked,
-    codes,
-    reverse_complement,
-    spectrum,
-)
+from dnadiff.data.kmers import UNKNOWN, check_bases, checked, codes, reverse_complement, spectrum
 from dnadiff.fields import check_value
 
 # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of

@@ -30,14 +30,7 @@ from dnadiff.jobs.journal import (
     temporary_path,
 )
 from dnadiff.renamed import VERSION
-from dnadiff.store.disk import (
-    atomic_write,
-    json_hash,
-    load_json,
-    names_file,
-    read_json,
-    write_json,
-)
+from dnadiff.store.disk import atomic_write, json_hash, load_json, names_file, read_json, write_json
 
 FORMAT = 1
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")

@@ -151,7 +151,7 @@ class Command(Generic[P]):
             os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
         )  # of several processes
         refuse_classifier(values, self.name)
-        from dnadiff.store.remote import check_names, refuse_remote_shards, uploading
+        from dnadiff.store.remote import check_names, uploading
 
         check_names(values, MODELS)
         if first and "torch" not in sys.modules:  # seconds, before the first result
@@ -237,9 +237,7 @@ class Command(Generic[P]):
                 signal.signal(number, handler)
 
 
-def command(
-    options: Callable[P, O],
-) -> Callable[[Callable[[O], Result | list[Job]]], Command[P]]:
+def command(options: Callable[P, O]) -> Callable[[Callable[[O], Result | list[Job]]], Command[P]]:
     """Make a function of options a command, whose signature for type checkers and editors is that
     of the class of options."""
     return lambda run: Command(cast(type[Options], options), run)
@@ -263,6 +261,17 @@ def compose(
     """
     composed = Composition(name, named(name).options, overrides, folder)
     return composed.plain(composed.config(), resolve, required=False)
+
+
+def refuse_remote_shards(outputs: Config) -> None:
+    """ValueError for the shards of a remote output: they write to a folder that all of them see."""
+    for key, path in outputs.items():
+        if is_remote(path):
+            raise ValueError(
+                f"{key} {path} is on another machine, and shards need a folder that all of "
+                "them see; name a file there, and copy what "
+                "merging writes"
+            )
 
 
 def command_names() -> list[str]:

@@ -236,10 +236,7 @@ def described(settings: Json) -> str:
 
 
 def tradeoff(
-    axes: Axes,
-    log_prob: ndarray,
-    reward: ndarray,
-    real: tuple[ndarray, ndarray] | None,
+    axes: Axes, log_prob: ndarray, reward: ndarray, real: tuple[ndarray, ndarray] | None
 ) -> None:
     """Reward against log-probability of each design, and of `real` sequences (log_prob, reward),
     with the Pareto front of the designs."""

@@ -100,9 +100,7 @@ def in_order(result: Results) -> list[str]:
 
 
 def write_suite(
-    path: str | os.PathLike[str],
-    studies: Sequence[Results],
-    commands: Sequence[str] = (),
+    path: str | os.PathLike[str], studies: Sequence[Results], commands: Sequence[str] = ()
 ) -> Path:
     """Write the page of `studies`, results of `dnadiff.supervised.study.run_study`, and the
     `commands` that produced them.

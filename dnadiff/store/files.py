@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO, TypeAlias
+from typing import IO, BinaryIO, TypeAlias
 
 from dnadiff.store.address import (
     CACHED,
@@ -41,6 +41,7 @@ LICENSES = {
     )
 }  # of sequences
 _GZIP = b"\x1f\x8b"
+_MAX_BLANK = 1_000_000  # lines
 # The empty block that ends every bgzip file (SAM specification, section 4.1.2).
 _BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
@@ -100,22 +101,61 @@ def is_file(path: str | Path) -> bool:
     return text.startswith((_BUNDLED, CACHED)) or is_remote(text) or expand_user(text).is_file()
 
 
+class TextFile(io.TextIOWrapper):
+    """A text file whose lines are read within limits: gzip makes a gigabyte of line ends, or a line
+    of a gigabyte, from a megabyte.
+
+    Attributes:
+        path: for messages.
+        longest: characters of a line.
+    """
+
+    path: object = ""
+    longest = 1 << 26
+    _num_blank = 0
+
+    def __next__(self) -> str:  # type: ignore[override]
+        line = self.readline(self.longest)
+        self._num_blank = self._num_blank + 1 if line.isspace() else 0
+        if self._num_blank > _MAX_BLANK:
+            raise ValueError(f"{self.path} has {_MAX_BLANK:,} blank lines in a row; remove them")
+        if len(line) == self.longest:
+            raise ValueError(
+                f"{self.path} has a line of more than {self.longest:,} characters, so that it is "
+                "no file of this format; break the line, or give another file"
+            )
+        if not line:
+            raise StopIteration
+        return line
+
+
+def read_text(path: str | Path, most: int = 1 << 28) -> str:
+    """The content of a text file that is small by its nature; a ValueError if it has more than
+    `most` characters, otherwise as `open_text`."""
+    with open_text(path) as file:
+        content = file.read(most + 1)
+        if len(content) > most:
+            raise ValueError(f"{path} has more than {most:,} characters; give a smaller file")
+    return content
+
+
 @contextmanager
-def open_text(path: str | Path) -> Iterator[TextIO]:
+def open_text(path: str | Path) -> Iterator[TextFile]:
     r"""Open a plain or compressed file of UTF-8 text for reading; `\r\n` and `\r` arrive as `\n`.
     See `decompressed`.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty, damaged or not text; also for errors met while the caller
-            reads.
+        ValueError: if the file is empty, damaged or not text, or beyond the limits of `TextFile`;
+            also for errors met while the caller reads.
     """
     with open_binary(path) as content:
-        text = io.TextIOWrapper(content, encoding="utf-8-sig")
+        text = TextFile(content, encoding="utf-8-sig")
+        text.path = path
         try:
             yield text
         except UnicodeDecodeError as error:
-            text.detach().seek(0)
+            text.detach().seek(0)  # type: ignore[attr-defined]
             where, byte = _not_utf8(content)
             raise ValueError(
                 f"{path}: {where} ({byte:#04x}) is not UTF-8 text; give a text file, plain or "

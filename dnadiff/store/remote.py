@@ -49,10 +49,17 @@ from dnadiff.store.disk import (
     write_all,
     write_json,
 )
+from dnadiff.store.objects import leaves
 
 BUNDLED = Path(__file__).resolve().parents[1] / "bundled"  # a folder for each model
-# Keys of commands that name a file.
-_FILES = ("vcf", "genome", "samples", "real", "template")
+# KEY=VALUE of commands that name files to read. Of regions only a name that cannot be a region
+# counts; the default of a task has a message of its own, and tasks of `task.tasks` may be absent.
+_FILES = re.compile(
+    r"(vcf|genome|samples|real|template|start|paths|data\.(path|blacklist|split\.bed)"
+    r"|task\.path(?!=~/\.genomic_benchmarks)|task\.(\w+_)?genome|reward\.(.+\.)?matrix)(\..+)?=.*"
+    r"|(task\.)?(input|regions|saturate|infill)=.*\.(bed|gtf|gff3?)(\.\w+)?",
+    re.IGNORECASE,
+)
 WEAK = 'W/"'  # the beginning of a weak entity tag
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
@@ -106,23 +113,16 @@ def _in_one_line(address: Address) -> Iterator[None]:
         text = f"could not be read or written ({reason})"
         if isinstance(error, ImportError):
             extra = "hub" if address.scheme == "hf" else "remote"
-            kind, text = (
-                ValueError,
-                (
-                    "needs a package that is not installed: pip install -e "
-                    f"'.[{extra}]' in the checkout ({error})"
-                ),
+            kind = ValueError
+            text = (
+                f"needs a package that is not installed: pip install -e '.[{extra}]' in the "
+                f"checkout ({error})"
             )
         elif isinstance(error, FileNotFoundError):
             kind, text = FileNotFoundError, "does not exist; check the address"
         elif isinstance(error, PermissionError) or "credential" in reason.lower():
-            kind, text = (
-                PermissionError,
-                (
-                    f"could not be read or written: access is refused ({reason}); check "
-                    "your credentials for it"
-                ),
-            )
+            kind = PermissionError
+            text += "; access is refused: check your credentials for it"
         elif isinstance(error, (TypeError, ValueError, NotImplementedError)):
             kind = OSError
         raise kind(f"{address.text} {text}") from error
@@ -460,8 +460,7 @@ def fetch(address: Address) -> Path:
 def _part_of(target: Path, name: str) -> Iterator[Path]:
     """Where the bytes of a file arrive, while no other process fetches it."""
     with locked(
-        target.with_name(f".{target.name}.lock"),
-        f"{name}: another process is fetching it; waiting",
+        target.with_name(f".{target.name}.lock"), f"{name}: another process is fetching it; waiting"
     ) as alone:
         # Where there are no locks, two processes must not append to one file: each fetches its own,
         # from the beginning.
@@ -601,9 +600,8 @@ class Download:
     @property
     def target(self) -> Path:
         """Where the file is, or will be."""
-        folder = (
-            cache_dir("downloads") / self.sha256[:16]
-        )  # files of one name and different content never meet
+        # Files of one name and different content never meet.
+        folder = cache_dir("downloads") / self.sha256[:16]
         folder.mkdir(parents=True, exist_ok=True)
         return folder / self.name
 
@@ -641,17 +639,6 @@ class Download:
                 )
             os.replace(part, target)
         return target
-
-
-def refuse_remote_shards(outputs: Mapping[str, object]) -> None:
-    """ValueError for the shards of a remote output: they write to a folder that all of them see."""
-    for key, path in outputs.items():
-        if is_remote(path):
-            raise ValueError(
-                f"{key} {path} is on another machine, and shards need a folder that all of "
-                "them see; name a file there, and copy what "
-                "merging writes"
-            )
 
 
 @contextmanager
@@ -839,17 +826,20 @@ def check_model(name: str) -> None:
 
 def check_names(config: JsonMap, models: Sequence[str]) -> None:
     """Check that the models and files that a command names are there, before anything is loaded; a
-    FileNotFoundError names one that is not. Patterns and other machines are not checked."""
+    FileNotFoundError names one that is not. Not checked are patterns, other machines and, where a
+    region may be given, what has no name of a BED, GTF or GFF file."""
     for key in models:
         if isinstance(name := config.get(key), str):
             check_model(name)
-    named = [(config.get("data") or {}).get("path"), *map(config.get, _FILES)]
-    if config.get("genome") is None and isinstance(config.get("input"), str):
-        named.append(config["input"])  # otherwise it may be regions
-    for name in named:
-        if isinstance(name, (list, Mapping)):
-            named += name.values() if isinstance(name, Mapping) else name
-        elif isinstance(name, str) and not (is_elsewhere(name) or glob.has_magic(name)):
+    named = list(leaves(config))
+    for key, name in named:
+        if isinstance(name, list):
+            named += [(key, each) for each in name]
+        elif not isinstance(name, str) or is_elsewhere(name) or glob.has_magic(name):
+            continue
+        elif _FILES.fullmatch(f"{key}={name}") or (
+            config.get("genome") is None and config.get("input") == name
+        ):
             existing(name)
 
 

@@ -439,11 +439,7 @@ def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None
 
 
 WriteFile: TypeAlias = Callable[[BinaryIO, EmbedJob, Iterable[Vectors]], None]
-FORMATS: dict[str, WriteFile] = {
-    ".npz": write_npz,
-    ".parquet": write_parquet,
-    ".h5ad": write_h5ad,
-}
+FORMATS: dict[str, WriteFile] = {".npz": write_npz, ".parquet": write_parquet, ".h5ad": write_h5ad}
 
 
 def writer_of(path: Path, pool: str) -> WriteFile:

@@ -68,6 +68,12 @@ def _edge(holds: Callable[[float], bool], inside: float, outside: float) -> floa
     return inside
 
 
+def _shrinkage(degrees: float, level: float) -> float:
+    """By how much fewer items have the interval that an estimated variance gives."""
+    level = min(level, 1 - 1e-12)  # both quantiles are 0 at 1
+    return (student_t(math.inf, level) / student_t(degrees, level)) ** 2
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A metric averaged over the runs of a model, or the difference of two models.
@@ -160,7 +166,7 @@ def of_replicates(
         low, width = limits[0], limits[1] - limits[0]
         fraction = (value - low) / width
         total = fraction * (1 - fraction) * width**2 / variance
-        total *= (student_t(math.inf, level) / student_t(degrees, level)) ** 2
+        total *= _shrinkage(degrees, level)
         below, above = clopper_pearson(fraction * total, total, level)
         return low + width * below, low + width * above
 
@@ -188,7 +194,7 @@ def of_correct(correct: ndarray, groups: ndarray | None, is_difference: bool) ->
     def ends(level: float) -> tuple[float, float]:
         factor = scale
         if groups is not None:
-            factor *= (student_t(math.inf, level) / student_t(max(number - 1, 1), level)) ** 2
+            factor *= _shrinkage(max(number - 1, 1), level)
         if is_difference:
             return tango(first * factor, second * factor, size * factor, level)
         return clopper_pearson(first * factor, size * factor, level)

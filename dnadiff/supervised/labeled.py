@@ -393,10 +393,7 @@ _MAX_TRAINING = 100_000_000
 
 
 def pretraining_kmers(
-    config: Config,
-    tokenizer: DNATokenizer,
-    trust: Sequence[str] = (),
-    file: str | bool = True,
+    config: Config, tokenizer: DNATokenizer, trust: Sequence[str] = (), file: str | bool = True
 ) -> KmerSet:
     """The k-mers of the training part of a run; its data is read again.
 

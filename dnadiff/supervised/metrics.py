@@ -397,9 +397,7 @@ def estimate(
 
 
 def summarize_metrics(
-    runs: Sequence[ScoredValues],
-    metrics: Mapping[str, Metric],
-    groups: ndarray | None = None,
+    runs: Sequence[ScoredValues], metrics: Mapping[str, Metric], groups: ndarray | None = None
 ) -> dict[str, dict[str, Json]]:
     """Metrics averaged over runs on the same items (one for each seed), with their 95 % intervals.
 

@@ -491,10 +491,7 @@ class PublishedCNN(NetworkModel):
     """
 
     def __init__(
-        self,
-        tokenizer: DNATokenizer,
-        lr: Positive = 1e-3,
-        **settings: Unpack[NetworkSettings],
+        self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[NetworkSettings]
     ) -> None:
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab

@@ -70,13 +70,13 @@ def find(
             for p in Path(runs).glob("*")
             if (p / RUN).is_file() and (_seeds_in(p) or _tasks_in(p))
         ]
-        found = sorted(saved, key=lambda p: (p / RUN).stat().st_mtime)
-        if not found:
+        newest = max(saved, key=lambda p: (p / RUN).stat().st_mtime, default=None)
+        if newest is None:
             raise FileNotFoundError(
                 f"checkpoint=latest found no classifier under {runs}; fine-tune a model, or name "
                 "the run folder"
             )
-        path = found[-1]
+        path = newest
     if seeds := _seeds_in(path):
         return seeds
     if tasks := _tasks_in(path):
@@ -88,14 +88,11 @@ def find(
             f"{path} is a fine-tuned run without saved networks; run finetune again with "
             "task.protocol=fixed or paper, fine_tune=true and save_models=[fine-tuned]"
         )
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path} does not exist; give the run folder of python -m dnadiff.finetune, or latest"
-        )
-    raise ValueError(
-        f"{path} is not a fine-tuned run: it has no classes; fine-tune it first (python -m "
-        f"dnadiff.finetune {pasted('checkpoint', path)} task=csv "
-        "task.path=table.csv), or use score or embed, which need none"
+    kind = ValueError if path.exists() else FileNotFoundError  # or a model without a path
+    raise kind(
+        f"{path} is not a fine-tuned run: such a folder has no classes, or does not exist; "
+        f"fine-tune it first (python -m dnadiff.finetune {pasted('checkpoint', path)} task=csv "
+        "task.path=table.csv) and give the run folder, or use score or embed, which need none"
     )
 
 

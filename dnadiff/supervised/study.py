@@ -28,15 +28,7 @@ from dnadiff.supervised.baselines import length_alone
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import HeadInputs
 from dnadiff.supervised.intervals import interval_text
-from dnadiff.supervised.items import (
-    Items,
-    Job,
-    Prediction,
-    Report,
-    TaskData,
-    TaskModel,
-    no_report,
-)
+from dnadiff.supervised.items import Items, Job, Prediction, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.metrics import ScoredValues, estimate, summarize_metrics, title
 from dnadiff.supervised.protocol import FixedSplit, KFold
 from dnadiff.supervised.saved import ResultsFolder

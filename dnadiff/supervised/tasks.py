@@ -21,14 +21,7 @@ from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
-from dnadiff.formats.regions import (
-    Region,
-    check_region,
-    integers,
-    listing,
-    read_bed,
-    record_of,
-)
+from dnadiff.formats.regions import Region, check_region, integers, listing, read_bed, record_of
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
 from dnadiff.progress import log
@@ -94,8 +87,7 @@ class CsvTask(LabeledTask):
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         names, split = self.label_columns, self.split_column
         found = LabeledSequences(
-            self.path,
-            label_source=f"column{'s' * (len(names) > 1)} {', '.join(map(repr, names))}",
+            self.path, label_source=f"column{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
         )
         if expand_user(self.path).is_dir():
             found.divided, found.split_source = True, "its file names"

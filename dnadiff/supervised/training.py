@@ -42,12 +42,7 @@ from dnadiff.fields import (
 )
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import log
-from dnadiff.supervised.classifier import (
-    Classifier,
-    SequenceClassifier,
-    draw_mixture,
-    mixed_logits,
-)
+from dnadiff.supervised.classifier import Classifier, SequenceClassifier, draw_mixture, mixed_logits
 from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, ShuffledBatches, TaskData
 from dnadiff.supervised.targets import ValidScore
 from dnadiff.training.optim import frozen_objects, parameter_groups, warmup_cosine

@@ -127,10 +127,7 @@ class ClipSearch(Callback):
         assert isinstance(model, MaskedDenoiser)
         with trainer.precision_plugin.val_step_context():
             found = sums_by_count(
-                objective,
-                model,
-                batch,
-                pl_module.draws("clip", len(batch["ids"]), batch_idx),
+                objective, model, batch, pl_module.draws("clip", len(batch["ids"]), batch_idx)
             )
         reshard(pl_module)
         self._sums = found if self._sums is None else self._sums + found

@@ -115,3 +115,31 @@ def test_text_of_another_encoding_is_refused_with_its_line(tmp_path, kind):
     line = content.count(b"\n") + 1
     with pytest.raises(ValueError, match=rf"x\.{kind}: line {line}: byte 7 \(0xe7\) is not UTF-8"):
         read(tmp_path / f"x.{kind}")
+
+
+ENDLESS = {
+    "x.bed": b"chr1\t1\t",
+    "x.gff": b"chr1\tx\tgene\t1\t",
+    "x.vcf": b"##fileformat=VCFv4.2\n##contig=<ID=chr1,x=",
+    "x.csv": b"sequence,label\n",
+    "x.jsonl": b'{"text": "',
+    "x.gb": b"LOCUS x",
+    "x.fa": b">a",
+    "x.jaspar": b">a\nA [ 1",
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_line_without_an_end_is_not_read_whole(tmp_path, name):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(ENDLESS[name]) + gzip.compress(b"1" * (1 << 22)) * 17)
+    readers = {
+        "x.bed": read_bed,
+        "x.gff": read_gtf,
+        "x.vcf": open_source,
+        "x.csv": lambda path: list(read_rows(path, {"sequence_column": "sequence"})),
+        "x.jsonl": lambda path: list(read_documents(path, "line", ["text"], False)),
+        "x.jaspar": read_jaspar,
+    }
+    with pytest.raises(ValueError, match=rf"{name}.* more than [\d,]+ (characters|bytes)"):
+        readers.get(name, read_sequences)(str(path))

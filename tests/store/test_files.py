@@ -229,3 +229,13 @@ def test_ctrl_c_while_the_temporary_file_is_opened_leaves_none(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt), atomic_write(tmp_path / "x.txt"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def test_a_matrix_of_a_reward_on_a_server_is_fetched(cli, server, tmp_path):
+    server.files["/m.jaspar"] = b">M one\nA [ 8 0 ]\nC [ 0 8 ]\nG [ 0 0 ]\nT [ 0 0 ]\n"
+    given = ["checkpoint=ecoli", "num_samples=1", "length=8", "num_draws=0", "accelerator=cpu"]
+    given += ["reward=motif", "reward.motif=null", f"reward.matrix={server.url}/m.jaspar"]
+    status, _, err = cli("sample", *given, "method.num_candidates=1", "output=a.fa")
+    assert status == 0 and ("/m.jaspar", None) in server.asked and (tmp_path / "a.fa").is_file(), (
+        err
+    )

@@ -96,6 +96,12 @@ def test_the_p_value_of_one_run_each_is_mcnemars():
     assert of_correct_rows(first, first).p_value() == 1
 
 
+def test_a_difference_of_0_of_grouped_items_has_the_p_value_1():
+    both = np.array([1.0, -1.0, 0.0, 0.0] * 25)
+    ends = of_correct(both, np.arange(100) // 2, is_difference=True)
+    assert Estimate(0.0, [0.0], ends).p_value() == pytest.approx(1)
+
+
 def test_p_values_are_below_5_percent_exactly_if_the_interval_excludes_0():
     random, sides = np.random.default_rng(0), [0, 0]
     for _ in range(150):

@@ -627,6 +627,35 @@ def test_another_delimiter_of_a_table_of_predict_is_named(tmp_path, name, delimi
         list(table_rows(str(path), Columns()))
 
 
+@pytest.mark.parametrize(
+    ("name", "header", "delimiter"),
+    [
+        ("t.csv", "seq;class", ";"),
+        ("t.csv", "seq\tclass", "\\t"),
+        ("t.csv", "seq|class", "|"),
+        ("t.csv", "seq class", " "),
+        ("t.csv", "my seq;value (a,b);my class", ";"),
+        ("t.tsv", "seq,class", ","),
+    ],
+)
+def test_another_delimiter_is_named_where_the_columns_have_other_names(
+    tmp_path, name, header, delimiter
+):
+    (tmp_path / name).write_text(f"{header}\nACGT\n")
+    with pytest.raises(ValueError, match="separated by") as error:
+        list(read_rows(str(tmp_path / name), {"task.sequence_column": "sequence"}))
+    assert f'task.delimiter="{delimiter}"\'' in str(error.value)
+    with pytest.raises(ValueError, match=r"task\.delimiter"):
+        CsvTask(tmp_path / name).load(DNA)
+
+
+@pytest.mark.parametrize("header", ["my sequence,my class", "my sequence,class (1;2)"])
+def test_a_delimiter_inside_the_name_of_a_column_is_none(tmp_path, header):
+    (tmp_path / "t.csv").write_text(f"{header}\nACGT,1\n")
+    with pytest.raises(ValueError, match=r"no column 'sequence'.*set task\.sequence_column"):
+        CsvTask(tmp_path / "t.csv").load(DNA)
+
+
 def test_a_quoted_header_with_another_delimiter_names_the_key(tmp_path):
     (tmp_path / "t.csv").write_text('"sequence";"label"\n"ACGT";"1"\n')
     with pytest.raises(

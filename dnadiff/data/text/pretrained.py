@@ -36,7 +36,7 @@ from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Json
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_hash, json_object
-from dnadiff.store.files import open_text
+from dnadiff.store.files import read_text
 from dnadiff.store.remote import hub_is_reachable
 
 if TYPE_CHECKING:
@@ -257,7 +257,6 @@ def _unused(rules: Tokenizer, token: str) -> str:
 
 
 AUTO = "auto"
-_MAX_LENGTH = 1 << 28  # of a file of a tokenizer, decompressed; known ones have up to 35 MB
 # Usual special tokens, most common first.
 USUAL_TOKENS = {
     "mask": ("[MASK]", "<mask>", "<|mask|>"),
@@ -447,7 +446,7 @@ def from_files(paths: Sequence[Path]) -> str:
     Raises:
         ValueError, FileNotFoundError: if they are missing or do not define a tokenizer.
     """
-    texts = [_text(path) for path in paths]
+    texts = [read_text(path) for path in paths]
     suffix = Path(paths[0].name.removesuffix(".gz")).suffix if paths else ""
     source = f"tokenizer.source {' and '.join(map(str, paths))}"
     match len(paths), suffix:
@@ -522,7 +521,7 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
     role."""
     found: dict[str, str] = {}
     for path in (folder / name for name in CONFIGURATIONS):
-        content = json_object(_text(path), f"tokenizer.source {path}") if path.is_file() else {}
+        content = json_object(read_text(path), f"tokenizer.source {path}") if path.is_file() else {}
         for key, role in ROLES_OF_KEYS.items():
             value = content.get(key)
             value = value.get("content") if isinstance(value, dict) else value
@@ -534,14 +533,3 @@ def configured_special_tokens(folder: Path) -> dict[str, str]:
                     )
                 found.setdefault(role, value)
     return found
-
-
-def _text(path: Path) -> str:
-    with open_text(path) as file:
-        content = file.read(_MAX_LENGTH + 1)
-        if len(content) > _MAX_LENGTH:
-            raise ValueError(
-                f"tokenizer.source {path} has more than {_MAX_LENGTH:,} characters; name the file "
-                "of a tokenizer"
-            )
-    return content

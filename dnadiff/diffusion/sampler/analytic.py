@@ -77,9 +77,7 @@ class Analytic(Ancestral):
             )  # without time, tokens for later steps are drawn now
             if drawn.any():
                 token[drawn] = self.unmask(
-                    i,
-                    log_probs[drawn[requested]],
-                    uniform[drawn.to(uniform.device)],
+                    i, log_probs[drawn[requested]], uniform[drawn.to(uniform.device)]
                 ).to(x)
             x, masked, stale = torch.where(now, token, x), masked & ~now, now.any(-1)
         return x

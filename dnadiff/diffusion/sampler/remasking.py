@@ -166,9 +166,7 @@ class RemaskingSampler(GridSampler):
                     x, time_of(template, process, calls.valid, masked, left[i]), now
                 )
                 tokens = self.unmask(
-                    i,
-                    log_probs,
-                    draws.at(i).uniform("token", length)[now.to(u.device)],
+                    i, log_probs, draws.at(i).uniform("token", length)[now.to(u.device)]
                 )
                 after[now] = tokens.to(x)
                 confidence[now] = log_probs.gather(-1, tokens[:, None])[:, 0].exp().to(confidence)

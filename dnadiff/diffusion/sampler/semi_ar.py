@@ -36,10 +36,7 @@ class SemiAR(OuterSampler):
     has_weights = True  # those of the other sampler
 
     def __init__(
-        self,
-        sampler: Sampler,
-        window: PositiveInt | None = None,
-        stride: PositiveInt | None = None,
+        self, sampler: Sampler, window: PositiveInt | None = None, stride: PositiveInt | None = None
     ) -> None:
         super().__init__(sampler, "grouped")
         self.window, self.stride = window, stride

@@ -168,10 +168,7 @@ def common_length(samples: Sequence[ndarray], real: Sequence[ndarray]) -> int:
 
 
 def kmer_counts(
-    sequences: Sequence[ndarray] | ndarray,
-    k: int,
-    both_strands: bool,
-    dtype: DTypeLike = np.int64,
+    sequences: Sequence[ndarray] | ndarray, k: int, both_strands: bool, dtype: DTypeLike = np.int64
 ) -> ndarray:
     """Counts of each k-mer in each sequence: (S, 4**k)."""
     counts = np.empty((len(sequences), 4**k), dtype)

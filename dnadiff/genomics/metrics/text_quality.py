@@ -29,7 +29,7 @@ from dnadiff.fields import Config, JsonDict
 from dnadiff.formats.documents import JsonLines
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user, shown
-from dnadiff.store.files import bare_name, open_text
+from dnadiff.store.files import bare_name, read_text
 from dnadiff.weights import checkpoint, published
 
 
@@ -103,8 +103,7 @@ def read_texts(path: str | Path) -> list[str]:
         if not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{name}: expected a string as text in each line; correct the file")
     elif bare_name(path).endswith(".txt"):
-        with open_text(path) as file:
-            texts = file.read().split("\n\n")
+        texts = read_text(path).split("\n\n")
     else:
         raise ValueError(f"{name} must be a .jsonl or a .txt file, plain or compressed")
     texts = [text for text in texts if text.strip()]

@@ -464,11 +464,7 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
 
 @checked
 def effects_frame(
-    network: Network,
-    variant_method: object,
-    variants: object,
-    on_mismatch: OnMismatch,
-    L2: bool,
+    network: Network, variant_method: object, variants: object, on_mismatch: OnMismatch, L2: bool
 ) -> pandas.DataFrame:
     """The effects of all alleles in their order, one row each; `reason` is why an allele has no
     value, and empty for others. Arguments as of `dnadiff.model.Model.variants`."""

@@ -29,15 +29,7 @@ from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
 from dnadiff.fields import JsonDict, Natural, PositiveInt, checked
 from dnadiff.genomics.information import by_length, window_nats
-from dnadiff.genomics.variants.variant import (
-    TOKENIZER,
-    Edit,
-    Ids,
-    Pair,
-    Places,
-    Reference,
-    pair,
-)
+from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Ids, Pair, Places, Reference, pair
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]

@@ -100,11 +100,7 @@ class Backbone(nn.Module, ABC):
     peers: Peers | None = None
 
     def __init__(
-        self,
-        vocab: Vocab,
-        d_model: PositiveInt,
-        takes_sigma: bool = False,
-        num_labels: Natural = 0,
+        self, vocab: Vocab, d_model: PositiveInt, takes_sigma: bool = False, num_labels: Natural = 0
     ) -> None:
         super().__init__()
         self.vocab, self.d_model = vocab, d_model
@@ -159,11 +155,7 @@ class Backbone(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} reads token ids only")
 
     def features(
-        self,
-        ids: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
+        self, ids: Tensor, sigma: OptTensor = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         """Normalized features of each position, the input of `head`.
 
@@ -198,11 +190,7 @@ class Backbone(nn.Module, ABC):
         return None
 
     def forward(
-        self,
-        ids: Tensor,
-        sigma: OptTensor = None,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
+        self, ids: Tensor, sigma: OptTensor = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
         """`head(features(...))`: (B, L, rows)."""
         return self.head(self.features(ids, sigma, cond, valid))

@@ -59,9 +59,7 @@ class CaduceusPS(BiMambaBackbone):
         self.d_model *= 2
         self.swap_strands = swap_strands
         self.register_buffer(
-            "complement",
-            complement_table(vocab, self.embedding.num_embeddings),
-            persistent=False,
+            "complement", complement_table(vocab, self.embedding.num_embeddings), persistent=False
         )
 
     def embed(self, ids: Tensor) -> Tensor:

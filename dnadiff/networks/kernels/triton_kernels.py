@@ -193,10 +193,7 @@ def carry(
         for i in tl.static_range(UNROLL):
             live, c = k + i < chunks, row * chunks + k + i + from_last * (chunks - 1 - 2 * (k + i))
             inputs += (
-                (
-                    read(ends + c * N * E, tile, tile_ok & live),
-                    read(sums + c * E, e, e_ok & live),
-                ),
+                (read(ends + c * N * E, tile, tile_ok & live), read(sums + c * E, e, e_ok & live)),
             )
         for i in tl.static_range(UNROLL):
             live, c = k + i < chunks, row * chunks + k + i + from_last * (chunks - 1 - 2 * (k + i))

@@ -382,10 +382,7 @@ def test_millions_of_blank_lines_are_refused(tmp_path):
     few.write_text("chr1\t1\t5\n" + "\n" * 1_000_000 + "chr1\t7\t9\n")
     many.write_text("chr1\t1\t5\n" + " \n" * 1_000_001 + "chr1\t7\t9\n")
     assert len(read_bed(few)) == 2
-    with pytest.raises(
-        ValueError,
-        match=r"many\.bed has more than 1,000,000 blank lines up to line 1,000,002; remove them",
-    ):
+    with pytest.raises(ValueError, match=r"many\.bed has 1,000,000 blank lines in a row; remove"):
         read_bed(many)
 
 
