@@ -13,8 +13,7 @@ from dnadiff.fields import Probability, checked
 
 
 class HybridNoise(NoiseSchedule):
-    """alpha = a/(1 + c), where a is alpha of the schedule of the masks, and c = B (a (1 - a))^(gamma
-    / 2).
+    """alpha = a/(1 + c), with a of the schedule of the masks, and c = B (a (1 - a))^(gamma/2).
 
     With m = 1 - a, m/(1 + c) of the tokens are masks and c/(1 + c) are random. With a = 1 - t it is
     GIDD's schedule (section 4), and with another one the same at other times.

@@ -470,17 +470,16 @@ class MixtureProcess(Process):
         return self.noise.weight(t) / self.noise.alpha(t)
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        at, to = (self.marginal(time, log_probs.dtype) for time in (t, s))
-        probs = log_probs.exp()
         # q(xt | xs) q^_s(xs) / q^_t(xt) for each xs
+        at, to = self.marginal(t, log_probs.dtype), self._earlier(s, log_probs.dtype)
+        probs = log_probs.exp()
         now = at.of(probs).gather(-1, xt[:, None]).log()
         return _transition(xt, at, to).log() + to.of(probs).log() - now
 
     def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         # q(xt | xs) is a factor of both distributions, so their ratio is that of the marginals.
-        dtype, now, first = log_probs.dtype, xt[:, None], (s == 0)[:, None]
-        at, to = self.marginal(t, dtype), self.marginal(s, dtype)
-        to = Marginal(to.alpha.masked_fill(first, 1.0), to.b.masked_fill(first, 0.0))
+        now = xt[:, None]
+        at, to = self.marginal(t, log_probs.dtype), self._earlier(s, log_probs.dtype)
         q, guess = at.given(x0).gather(-1, now), at.of(log_probs.exp()).gather(-1, now)
         before = to.given(x0)
         log_ratio = _log(before) - _log(to.of(log_probs.exp()))
@@ -489,6 +488,11 @@ class MixtureProcess(Process):
 
     def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         return self.step_cost(log_probs, x0, xt, t, torch.zeros_like(t))
+
+    def _earlier(self, s: Tensor, dtype: torch.dtype) -> Marginal:
+        """`marginal`, and no noise at s = 0: the last step leaves none, whatever the schedule."""
+        to, last = self.marginal(s, dtype), (s == 0)[..., None]
+        return Marginal(to.alpha.masked_fill(last, 1.0), to.b.masked_fill(last, 0.0))
 
     def ends(self, x0: Tensor) -> Tensor:
         local = x0.to(float64_device(x0.device))

@@ -93,8 +93,8 @@ class Bound(Objective):
     def _predicted(
         self, denoiser: MaskedDenoiser, batch: TrainingBatch, t: Tensor, cost: Callable[..., Tensor]
     ) -> Tensor:
-        """`cost(log_probs, x0, xt, t)`, (M,) or (K, M), of the predictions at times `t (B,)`: (1, B,
-        L) or (K, B, L), 0 where nothing is predicted."""
+        """`cost(log_probs, x0, xt, t)`, (M,) or (K, M), of the predictions at times `t (B,)`:
+        (1, B, L) or (K, B, L), 0 where nothing is predicted."""
         x0, counted, process = batch.x0, batch.weight > 0, self.process
         xt = process.corrupt(x0, t, counted, batch.draws)
         where = counted & process.changes(xt)
