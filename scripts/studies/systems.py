@@ -16,9 +16,9 @@ Samples are drawn by the sampler of each system, timed on one thread, and judged
 divergence of 6-mers and by a discriminator (`dnadiff.judge`), characters by the perplexity and the
 entropy under the `ar` run (`dnadiff.judge_text`).
 
-A piece `TEXT-SYSTEM-SEED` does all of this for one model, so that interrupted studies keep what is
-finished. The runs of a restored piece are not there: `TEXT-ar-1` must have been trained here before
-others are judged by it.
+A piece `TEXT-SYSTEM-SEED` trains and scores one model, `TEXT-SYSTEM-samples` samples from its first
+seed, on an idle machine if the seconds are to mean something. The runs of restored pieces are not
+there: samples need the run of their system here, and those of characters the run of `ar`.
 """
 
 import math
@@ -100,6 +100,10 @@ class Study:
             for text in TEXTS
             for system in SYSTEMS
             for seed in range(1, SEEDS.get(system, 1) + 1)
+        } | {
+            f"{text}-{system}-samples": lambda t=text, m=system: self.judged(t, m)
+            for text in TEXTS
+            for system in SYSTEMS
         }
 
     def train(self, name: str, text: str, system: str, rate: str, seed: int, part: int = 1) -> dict:
@@ -131,12 +135,12 @@ class Study:
         return found
 
     def model(self, text: str, system: str, seed: int) -> dict:
-        """Tune, train, score the test part, sample and judge."""
+        """Tune, train, and score the test part."""
         tried = self.rate(text, system)
         rate, name = min(tried, key=tried.get), f"{text}-{system}-{seed}"
         trained, run = self.train(name, text, system, rate, seed), self.runs / name
         about = {"rate": rate, "tried": tried, "training": trained}
-        return about | self.score(text, system, run) | self.judged(text, system, run)
+        return about | self.score(text, system, run)
 
     def score(self, text: str, system: str, run: Path) -> dict:
         """The test part under the bound of the system; nothing without a likelihood."""
@@ -153,9 +157,12 @@ class Study:
             "tokens": found.tokens["all"].tolist(),
         }
 
-    def judged(self, text: str, system: str, run: Path) -> dict:
-        """Samples of the run, the seconds that they took, and what the judges say."""
-        of, file = TEXTS[text], run / ("samples.fa" if text == "ecoli" else "samples.jsonl")
+    def judged(self, text: str, system: str) -> dict:
+        """Samples of the first seed, the seconds that they took, and what the judges say."""
+        of, run = TEXTS[text], self.runs / f"{text}-{system}-1"
+        if not (run / "metrics.json").is_file():
+            raise study.NotYet(f"the run {run} is not here; train it first")
+        file = run / ("samples.fa" if text == "ecoli" else "samples.jsonl")
         number, length = (16, 32) if self.quick else (of["samples"], of["length"])
         study.command(
             "sample",
@@ -183,7 +190,13 @@ class Study:
 
     def table(self) -> str:
         """The tables of both texts."""
-        return "\n\n".join(markdown(text, rows) for text in TEXTS if (rows := self.rows(text)))
+        found = []
+        for text in TEXTS:
+            names = {m: f"{text}-{m}-samples" for m in SYSTEMS}
+            samples = {m: self.kept[n] for m, n in names.items() if n in self.kept}
+            if rows := self.rows(text):
+                found.append(markdown(text, rows, samples))
+        return "\n\n".join(found)
 
 
 def mean_of(rows: list[dict]) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +210,7 @@ def bits(interval: ConfidenceInterval, sign: str = "") -> str:
     return f"{value:{sign}.4f} ({low:{sign}.4f} to {high:{sign}.4f})"
 
 
-def markdown(text: str, rows: dict[str, list[dict]]) -> str:
+def markdown(text: str, rows: dict[str, list[dict]], samples: dict[str, dict]) -> str:
     """The table of one text."""
     base = mean_of(rows["mdlm"])[0] if "mdlm" in rows else None
     lines = []
@@ -211,9 +224,12 @@ def markdown(text: str, rows: dict[str, list[dict]]) -> str:
                 cells[2] = bits(ratio(nats - base, tokens, units), "+")
             one = (f"{row['test']['all']['bits']:.4f}" for row in each)
             cells[3] = ", ".join(one) if len(each) > 1 else ""
-        first = each[0]
-        cells.append(f"{1000 * first['seconds'] / first['sampled']:.2f}")
-        cells += judgement(text, first["judge"])
+        first, made = each[0], samples.get(system)
+        if made is None:
+            cells += [""] * (1 + len(JUDGES[text]))
+        else:
+            cells.append(f"{1000 * made['seconds'] / made['sampled']:.2f}")
+            cells += judgement(text, made["judge"])
         cells.append(f"{first['training']['seconds'] / 60:.1f}")
         cells.append(", ".join(f"{r} {x / BIT:.3f}" for r, x in first["tried"].items()))
         lines.append(cells)
