@@ -32,6 +32,7 @@ from dnadiff.genomics.held_out import Scores
 
 BIT, BLOCK = math.log(2), 16  # windows in a block of the bootstrap
 BOOK = Path(__file__).parents[2] / "../shared/data/text/war_and_peace.txt.gz"
+FIXED = ("objective=learned_order", "objective.learned=false")
 # What differs from the defaults of the package: training, and sampling.
 SYSTEMS = {
     "ar": (["objective=ar"], ["sampler=ar"]),
@@ -39,11 +40,11 @@ SYSTEMS = {
     "mdlm_nelbo": (["objective=mdlm", "objective.weighting=nelbo"], []),
     "soft_masks": (["objective=mdlm", "objective/self_conditioning=soft_masks"], []),
     "learned_order": (["objective=learned_order"], []),
-    "left_to_right": (["objective=learned_order", "objective/order=left_to_right"], []),
-    "strided": (["objective=learned_order", "objective/order=strided"], []),
+    "left_to_right": ([*FIXED, "objective/order=left_to_right"], []),
+    "strided": ([*FIXED, "objective/order=strided"], []),
     "sedd": (["objective=sedd", "time_conditioning=false"], []),
     "spindle": (["objective=bound", "process=spindle"], []),
-    "genmd4": (["objective=genmd4"], []),
+    "genmd4": (["objective=genmd4", "process=token_rates"], []),
     "d3pm_uniform": (["objective=bound", "process=uniform", "objective.num_steps=1000"], []),
     "udlm": (["objective=bound", "process=uniform"], []),
     "gidd": (["objective=bound", "process=hybrid"], []),

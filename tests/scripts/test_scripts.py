@@ -91,7 +91,7 @@ def test_scripts_for_text_run(name, arguments, shows, tmp_path, shared_data):
 @pytest.mark.parametrize(
     ("name", "shows"),
     [
-        ("studies/ecoli_objectives", "| mlm, then mdlm |"),
+        ("studies/systems", "| `mdlm` |"),
         ("studies/fine_tuning", "| fine-tuned, LoRA |"),
     ],
 )
