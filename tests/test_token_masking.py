@@ -80,6 +80,12 @@ def test_training_starts_from_a_network_of_another_process(spindle, tiny):
     assert checkpoint.load(back).process.information[RARE] > 0.3
 
 
+def test_learned_rates_are_trained_on_whole_windows(genmd4):
+    loaded = checkpoint.load(genmd4).denoiser
+    with pytest.raises(ValueError, match=r"outside its network \(process.raw\), expected 1"):
+        loaded.check_pieces(2, 32)
+
+
 def test_genmd4_names_the_process_that_it_needs(tiny, cli):
     given = ["train", "data=fasta", f"data.path={tiny / 'tiny.fa'}", *NETWORK]
     status, _, err = cli(*given, "objective=genmd4")

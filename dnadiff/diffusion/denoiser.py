@@ -155,6 +155,13 @@ class BaseDenoiser(nn.Module):
                 "two streams restart at every block; set "
                 "context_parallel=1, or another objective"
             )
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad and not name.startswith("backbone."):
+                raise ValueError(
+                    f"context_parallel {num_pieces} does not fit a model with parameters outside "
+                    f"its network ({name}), expected 1: each process would count their gradients; "
+                    "set context_parallel=1, or another objective"
+                )
         self.backbone.check_pieces(num_pieces, length)
 
     def require_any_order(self, what: str) -> MaskedDenoiser:

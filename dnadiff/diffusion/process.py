@@ -301,15 +301,47 @@ def unmask_probability(alpha_t: Tensor, alpha_s: Tensor, remask: Tensor | float 
     return (alpha_s - (1 - remask) * alpha_t) / (1 - alpha_t)
 
 
-class AbsorbingProcess(Process):
+class MaskingProcess(Process):
+    """Each token turns into `vocab.mask_id` independently, at some time, and stays there."""
+
+    def parameterization(self) -> Parameterization:
+        return SUBS(self.vocab)
+
+    def prior(
+        self,
+        batch_size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+        draws: Draws | None = None,
+    ) -> Tensor:
+        return torch.full(
+            (batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device
+        )
+
+    def changes(self, xt: Tensor) -> Tensor:
+        return xt == self.vocab.mask_id
+
+    def masked_at(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        """`x0 (B, L)` with masks at the `maskable (B, L)` bool positions, with the probability
+        `rate` (B, L) or (B, 1)."""
+        exact = float64_device(x0.device)
+        hit = draws.uniform("mask", x0.shape[1]).to(exact) < rate.to(exact)
+        return torch.where(hit.to(x0.device) & maskable, self.vocab.mask_id, x0)
+
+    def stepped(self, token: Tensor, stay: Tensor, xt: Tensor) -> Tensor:
+        """The result of `reverse` from what a mask becomes: log-probabilities of each token (M, V)
+        and of a mask (M, 1)."""
+        is_mask = torch.arange(self.vocab.size, device=xt.device) == self.vocab.mask_id
+        visible = F.one_hot(xt, self.vocab.size).log().to(token)
+        return torch.where(self.changes(xt)[:, None], torch.where(is_mask, stay, token), visible)
+
+
+class AbsorbingProcess(MaskingProcess):
     """Each token turns into `vocab.mask_id` independently, with probability 1 - alpha(t) of the
     `noise` schedule, and stays there."""
 
     described = "an absorbing process (masks)"
     example, sampler = "absorbing", "grouped"
-
-    def parameterization(self) -> Parameterization:
-        return SUBS(self.vocab)
 
     def time_at(self, count: Tensor, total: Tensor) -> Tensor:
         """The time (B,) at which `count` of `total` maskable positions, (B,) both, are masked,
@@ -326,39 +358,20 @@ class AbsorbingProcess(Process):
         t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
         return t if local is fraction else t.float().to(fraction.device)
 
-    def prior(
-        self,
-        batch_size: int,
-        length: int,
-        device: torch.device | str = "cpu",
-        draws: Draws | None = None,
-    ) -> Tensor:
-        return torch.full(
-            (batch_size, length), self.vocab.mask_id, dtype=torch.int64, device=device
-        )
-
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
 
-    def changes(self, xt: Tensor) -> Tensor:
-        return xt == self.vocab.mask_id
-
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         nll = -log_probs.gather(-1, x0[:, None])[:, 0]
-        return torch.where(xt == self.vocab.mask_id, self.noise.weight(t).to(nll) * nll, 0.0)
+        return torch.where(self.changes(xt), self.noise.weight(t).to(nll) * nll, 0.0)
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         unmask = unmask_probability(self.noise.alpha(t), self.noise.alpha(s)).to(log_probs)[:, None]
-        is_mask = torch.arange(self.vocab.size, device=xt.device) == self.vocab.mask_id
-        step = torch.where(is_mask, torch.log1p(-unmask), unmask.log() + log_probs)
-        stays = F.one_hot(xt, self.vocab.size).log().to(log_probs)
-        return torch.where((xt == self.vocab.mask_id)[:, None], step, stays)
+        return self.stepped(unmask.log() + log_probs, torch.log1p(-unmask), xt)
 
     def corrupt_rate(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """As `corrupt`, with the probability `rate (B,)` of a mask instead of a time."""
-        exact = float64_device(x0.device)
-        hit = draws.uniform("mask", x0.shape[1]).to(exact) < rate.to(exact)[:, None]
-        return torch.where(hit.to(x0.device) & maskable, self.vocab.mask_id, x0)
+        return self.masked_at(x0, rate[:, None], maskable, draws)
 
     def corrupt_count(self, x0: Tensor, count: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """xt with exactly `count (B,)` masks in each row, uniformly distributed over its maskable

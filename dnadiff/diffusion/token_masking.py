@@ -21,16 +21,16 @@ import torch.nn.functional as F
 from annotated_types import Interval
 from torch import Tensor, nn
 
-from dnadiff.diffusion.draws import Draws, float64_device
+from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
-from dnadiff.diffusion.process import SUBS, Parameterization, Process
+from dnadiff.diffusion.process import MaskingProcess
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import checked
 
 _LARGEST = 1 / math.pi - 1e-9  # above it, some token's mask probability would fall with time
 
 
-class TokenMasking(nn.Module, Process):
+class TokenMasking(nn.Module, MaskingProcess):
     """Token v is a mask at time t with probability g_v(m), where m is the fraction of masks of the
     schedule at t, relative to that at t = 1: everything is masked at t = 1.
 
@@ -49,7 +49,7 @@ class TokenMasking(nn.Module, Process):
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
         nn.Module.__init__(self)
-        Process.__init__(self, vocab, noise)
+        MaskingProcess.__init__(self, vocab, noise)
 
     @property
     @abstractmethod
@@ -65,30 +65,13 @@ class TokenMasking(nn.Module, Process):
     def elasticity(self, m: Tensor, value: Tensor) -> Tensor:
         """m g'(m) / g(m), positive: the rate of a token relative to that of the schedule."""
 
-    def parameterization(self) -> Parameterization:
-        return SUBS(self.vocab)
-
-    def prior(
-        self,
-        batch_size: int,
-        length: int,
-        device: torch.device | str = "cpu",
-        draws: Draws | None = None,
-    ) -> Tensor:
-        return torch.full((batch_size, length), self.vocab.mask_id, device=device)
-
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        exact = float64_device(x0.device)
-        uniform = draws.uniform("mask", x0.shape[1]).to(exact)
-        hit = uniform < self.mask_probability(x0, t).detach().to(exact)
-        return torch.where(hit.to(x0.device) & maskable, self.vocab.mask_id, x0)
+        rate = self.mask_probability(x0, t).detach()
+        return self.masked_at(x0, rate, maskable, draws)
 
     def mask_probability(self, x0: Tensor, t: Tensor) -> Tensor:
         """The probability that each token of `x0 (B, L)` is a mask at `t (B,)`: (B, L)."""
         return self.masked(self._fraction(t)[:, None], self.values.to(t)[x0])
-
-    def changes(self, xt: Tensor) -> Tensor:
-        return xt == self.vocab.mask_id
 
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         t = t.to(log_probs.dtype)
@@ -103,14 +86,11 @@ class TokenMasking(nn.Module, Process):
             self.masked(self._fraction(time)[:, None], self.values.to(time)) for time in (t, s)
         )
         unmask = (1 - then / now).clamp(0, 1).to(log_probs)  # of each token, given a mask at t
-        step = unmask.log() + log_probs
-        is_mask = torch.arange(self.vocab.size, device=xt.device) == self.vocab.mask_id
-        left = 1 - step.exp().sum(-1, keepdim=True)
+        token = unmask.log() + log_probs
+        left = 1 - token.exp().sum(-1, keepdim=True)
         smallest = torch.finfo(left.dtype).tiny  # the gradient of log 0 would be NaN
         stay = torch.where(left > 0, left.clamp(min=smallest).log(), -torch.inf)
-        step = torch.where(is_mask, stay, step)
-        stays = F.one_hot(xt, self.vocab.size).log().to(log_probs)
-        return torch.where(self.changes(xt)[:, None], step, stays)
+        return self.stepped(token, stay, xt)
 
     def _fraction(self, t: Tensor) -> Tensor:
         """m at times t, of their shape."""
@@ -190,6 +170,13 @@ class TokenRates(TokenMasking):
     @property
     def values(self) -> Tensor:
         return F.softplus(self.raw)
+
+    @property
+    def time_power(self) -> Tensor:  # type: ignore[override]  # a number on the device
+        """As of `Process`; a token with a small exponent has large weights at small times."""
+        emitted = self.vocab.is_emitted(self.raw.device)
+        smallest = self.values.detach().masked_fill(~emitted, torch.inf).min()
+        return (2 / smallest).clamp(max=4.0)
 
     def masked(self, m: Tensor, value: Tensor) -> Tensor:
         return m**value

@@ -9,6 +9,7 @@ import torch
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.likelihood.estimators import estimate
 from dnadiff.diffusion.noise import LogLinear, LogMask, Polynomial
 from dnadiff.diffusion.objective.bound import Bound
 from dnadiff.diffusion.objective.genmd4 import GenMD4
@@ -174,6 +175,19 @@ def test_the_sampler_draws_from_the_distribution_of_the_model(make):
     far, near = (0.5 * float((drawn(process, n) - p).abs().sum()) for n in (40, 160))
     assert near < 0.01 and near < far / 3
     assert float((drawn(process, 160, posterior) - DATA).abs().sum()) < 0.01
+
+
+@each
+def test_likelihoods_are_estimated_by_the_bound(make):
+    process, model = make(), Table()
+    model.bound, model.process_type = Bound(process).token_bound, type(process)
+    model.anchor = torch.nn.Parameter(torch.zeros(1))
+    ids = torch.tensor(STRINGS).repeat(60, 1)
+    found = estimate(model, process, [(ids, {"all": torch.ones_like(ids, dtype=bool)})], 128)
+    nats = torch.from_numpy(found.nats["all"]).mean(1).view(60, 9).mean(0)
+    torch.testing.assert_close(nats, bound(process, table), rtol=0, atol=0.25)
+    assert found.protocol == "bound of the objective"
+    assert float(nats.mean()) == pytest.approx(float(bound(process, table).mean()), abs=0.04)
 
 
 @each
