@@ -32,6 +32,10 @@ def test_a_model_is_trained_evaluated_scored_and_sampled(name, train_args, cli, 
     assert status == 0, err
     texts = [record.sequence.decode() for record in read_sequences(str(tmp_path / "y.fa"))]
     assert len(texts) == 2 and all(set(text) <= set("ACGT") for text in texts)
+    status, out, err = cli("info", "checkpoint=run")
+    assert status == 0, err
+    assert "hybrid noise" in out if name == "hybrid" else "LogLinear, uniform noise" in out
+    assert "sampling that revises tokens, infilling, editing" in out
 
 
 def test_what_needs_masks_says_which_process_has_them(train_args, cli):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from dnadiff.data.splits import Split
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.objective.base import Objective
+from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess
 from dnadiff.fields import Config
 from dnadiff.networks.backbone.base import BlockBackbone
 from dnadiff.progress import log
@@ -131,6 +132,7 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
     """Everything that `python -m dnadiff.info` prints, as plain values."""
     denoiser, vocab, data = loaded.denoiser, loaded.tokenizer.vocab, loaded.config.get("data") or {}
     known = origin.data or {}
+    schedule, process = type(loaded.process.noise).__name__, denoiser.process_type
     recorded = ("tokens", "seconds", "likelihood", "curve", "license", "data_license", "note")
     return {
         "checkpoint": str(loaded.path),
@@ -140,7 +142,7 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "max_length": denoiser.max_length,
         "time_conditioning": denoiser.time_conditioning,
         "objective": type(loaded.objective).__name__,
-        "noise": type(loaded.process.noise).__name__,
+        "noise": schedule if process is AbsorbingProcess else f"{schedule}, {process.described}",
         "tokenizer": f"{loaded.tokenizer.name}, {vocab.size:,} ids",
         "alphabet": "text" if vocab.complement is None else "DNA",
         "labels": list(loaded.labels),
@@ -174,6 +176,8 @@ def purpose(loaded: Loaded) -> str:
         return "likelihood bounds, sampling of any length in blocks from left to right, embeddings"
     is_dna = loaded.tokenizer.vocab.complement is not None
     embeddings = "embeddings" + (", fine-tuning as a classifier" if is_dna else "")
+    if loaded.objective.trains_bound and issubclass(loaded.denoiser.process_type, MixtureProcess):
+        return f"likelihood bounds, sampling that revises tokens, infilling, editing, {embeddings}"
     if loaded.objective.trains_bound:
         return f"likelihood bounds, sampling in any order, infilling, {embeddings}"
     if loaded.objective.own_bound:
