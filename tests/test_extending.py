@@ -110,9 +110,8 @@ def test_its_process_is_right_by_enumeration(project, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "user"),
     [
-        ("evaluate part=valid output=n.json", "estimator count"),
-        ("score input=phages.fa output=n.tsv", "likelihood"),
-        ("sample num_samples=2 length=32 output=n.fa", "sampler Grouped"),
+        ("evaluate part=valid protocol=mdlm output=n.json", "estimator mdlm"),
+        ("sample num_samples=2 length=32 sampler=grouped output=n.fa", "sampler Grouped"),
         ("compress input=phages.fa output=n.dnd", "compress"),
     ],
 )
@@ -124,6 +123,12 @@ def test_formulas_for_masks_refuse_its_model(done, run, line, user):
     assert status == 1, errors
     last = errors.strip().splitlines()[-1]
     assert user in last and "needs an absorbing process" in last and "Letters" in last
+
+
+@pytest.mark.parametrize("line", ["evaluate part=valid", "score input=phages.fa output=n.tsv"])
+def test_its_likelihoods_are_those_of_its_bound(done, run, line):
+    status, errors = run(f"python -m dnadiff.{line} checkpoint=letters trust=[my_models]")
+    assert status == 0, errors
 
 
 def test_a_checkpoint_with_foreign_classes_needs_trust(done, run):
