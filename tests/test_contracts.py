@@ -12,6 +12,7 @@ from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
+from dnadiff.diffusion.objective.analog_bits import AnalogBits
 from dnadiff.diffusion.order import LeftToRight, OrderDenoiser
 from dnadiff.diffusion.process import SUBS
 from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
@@ -265,6 +266,11 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
     methods = {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(
         sampler.reads, ["features"]
     )
+    config = composed("train", f"process={process_for(settings)}")
+    process = build(config["process"], vocab=vocab, noise=build(config["noise"]))()
+    if process.state == "vectors":
+        denoiser, methods = AnalogBits(process).denoiser(network).eval(), ["mix"]
+    denoiser.process_type = type(process)
     for method in ["step_block", "around"] if name == "fast_dllm" else methods:
         original = getattr(network, method)
         setattr(
@@ -272,9 +278,6 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
             method,
             lambda *a, original=original, **k: calls.append(len(a[0])) or original(*a, **k),
         )
-    config = composed("train", f"process={process_for(settings)}")
-    process = build(config["process"], vocab=vocab, noise=build(config["noise"]))()
-    denoiser.process_type = type(process)
     x_init = torch.full((3, 12), vocab.mask_id)
     frozen = torch.zeros(3, 12, dtype=torch.bool)
     x_init[:, 4], frozen[1, 7] = vocab.emitted[-1], True

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -165,13 +165,16 @@ class BaseDenoiser(nn.Module):
         self.backbone.check_pieces(num_pieces, length)
 
     def require_any_order(self, what: str) -> MaskedDenoiser:
-        """Itself; raises a ValueError that begins with `what` if it goes from left to right."""
-        if self.left_to_right or not isinstance(self, MaskedDenoiser):
+        """Itself; raises a ValueError that begins with `what` if it goes from left to right, or
+        predicts no tokens."""
+        if self.left_to_right:
             raise ValueError(
                 f"{what} needs a model that unmasks in any order, and this one goes from left to "
                 "right"
             )
-        return self
+        if not isinstance(self, MaskedDenoiser):
+            require(what, self, AbsorbingProcess)
+        return cast(MaskedDenoiser, self)
 
     @property
     def autoregressive(self) -> bool:

@@ -209,6 +209,25 @@ class Polynomial(MaskFraction):
 
 
 @checked
+class Sqrt(MaskFraction):
+    """m = sqrt(t): alpha = 1 - (1 - eps) sqrt(t), for Gaussian noise on embeddings (Diffusion-LM,
+    arXiv 2205.14217, appendix A; its offset of t is `GaussianProcess.t_min`).
+
+    Fast at the clean end: alpha' is infinite at t = 0.
+    """
+
+    def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        root = t.sqrt()
+        return root, 0.5 / root
+
+    def time(self, fraction: Tensor) -> Tensor:
+        return fraction**2
+
+    def weight(self, t: Tensor) -> Tensor:
+        return 0.5 / t
+
+
+@checked
 class ShiftedLogOdds(MaskFraction):
     """alpha = (1 - t) / (1 + (e^k - 1) t): the log-odds of being visible are those of 1 - t, minus
     k.

@@ -283,7 +283,7 @@ def require(
     """Raise a ValueError for a process, or a model of a process, whose formulas `user` does not
     have: its results would be numbers of another model. `remedy` None is a model that fits."""
     kind = type(given) if isinstance(given, Process) else given.process_type
-    if not issubclass(kind, needed):
+    if not issubclass(kind, needed) or kind.state != needed.state:
         raise ValueError(
             f"{user} needs {needed.described}, and this model has {kind.described} "
             f"({kind.__name__}), for which its formulas do not hold; "

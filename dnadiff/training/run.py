@@ -15,6 +15,7 @@ from lightning import Trainer
 
 from dnadiff.data.base import SequenceDataModule, run_config
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.diffusion.draws import Draws
 from dnadiff.fields import Config, Json, JsonDict, Natural, check_value
 from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
@@ -261,7 +262,7 @@ def absolute_paths(path: Json) -> Json:
 
 
 def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torch.device) -> None:
-    """Compute the likelihood of one short sequence and build the optimizer, so that errors appear
+    """Compute the loss of one short sequence and build the optimizer, so that errors appear
     before anything is written.
 
     The network computes on the device of the training, because a scan that was chosen by name may
@@ -282,12 +283,9 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
     module.configure_optimizers(num_steps=1)
     with torch.no_grad():
         ids, vocab = data.test_windows("valid")[0]["ids"][None, :64].long(), module.denoiser.vocab
-        counted = vocab.is_emitted()[ids]
-        x0, xt, t, counted = (
-            one.to(device)
-            for one in (ids, torch.where(counted, vocab.mask_id, ids), torch.ones(1), counted)
-        )
-        module.denoiser.to(device).eval().nll(x0, xt, t, None, counted)
+        x0, weight = ids.to(device), vocab.is_emitted()[ids].float().to(device)
+        denoiser = module.denoiser.to(device).eval()
+        module.objective(denoiser, x0, weight, Draws.for_batch(0, 1, device=device))
     module.denoiser.to("cpu").train()
 
 

@@ -199,7 +199,7 @@ class Likelihood:
         return {
             "nll": total.value,
             "bits": total.value / bit,
-            "perplexity": math.exp(total.value),
+            "perplexity": math.exp(min(total.value, 700.0)),  # a larger one is no float
             "se_mc": None if math.isnan(se_mc) else se_mc,
             "se_total": total.se,
             "bits_low": total.low / bit,

@@ -121,7 +121,8 @@ class Objective(ABC):
     masks_padding: bool = False
 
     def __init__(self, process: Process) -> None:
-        require(f"objective {type(self).__name__}", process, self.process_type)
+        remedy = f"set process={self.process_type.example}"
+        require(f"objective {type(self).__name__}", process, self.process_type, remedy)
         self.process = cast(AbsorbingProcess, process)  # see `process_type`
         self._calls = 0
 

@@ -99,6 +99,12 @@ class CountedDenoiser:
         network is not conditioned on it."""
         return self._call("log_score", Query(x, t, self.cond, positions, self.valid))
 
+    def denoise(self, z: Tensor, t: Tensor, estimate: OptTensor) -> Tensor:
+        """`VectorDenoiser.denoise` of the batch."""
+        self._count(len(z))
+        found: Tensor = self.denoiser.denoise(z, t, self.cond, self.valid, estimate)
+        return found
+
     def _call(self, kind: Kind, query: Query) -> Tensor:
         active = query.requested.any(-1).nonzero()[:, 0]
         query = query.rows(active)
@@ -373,7 +379,9 @@ class Sampler(Configurable, ABC):
         masked, x = fitted.positions(x_init, process, frozen, valid), x_init.clone()
         if start is not None:
             t = torch.full((len(x),), start_t, device=x.device)
-            x = torch.where(masked, process.corrupt(start, t, masked, draws), x)
+            if process.state == "ids":  # vectors get their noise in `fill`
+                start = process.corrupt(start, t, masked, draws)
+            x = torch.where(masked, start, x)
             masked = masked & process.changes(x)
         calls = CountedDenoiser(denoiser, cond, valid, None if start is None else start_t)
         tokens = fitted.fill(x, masked, calls, process, draws)

@@ -219,12 +219,12 @@ def num_threads(number: int | None) -> Iterator[None]:
 def diffusion_denoiser(loaded: Loaded) -> MaskedDenoiser:
     """The denoiser of a diffusion model; raises ValueError for an autoregressive model, whose order
     of positions is fixed."""
+    require("compress", loaded.denoiser, AbsorbingProcess)
     if not isinstance(loaded.denoiser, MaskedDenoiser):
         raise ValueError(
             f"{loaded.path} is autoregressive; compress needs a diffusion model, such as one of "
             "objective=mdlm"
         )
-    require("compress", loaded.denoiser, AbsorbingProcess)
     return loaded.denoiser
 
 

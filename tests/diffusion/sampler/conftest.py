@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.diffusion.denoiser import MaskedDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser, MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.draws import draw as draw_ids
-from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
+from dnadiff.diffusion.noise import CosineSquared, LogLinear
+from dnadiff.diffusion.objective.analog_bits import bits
 from dnadiff.diffusion.order import OrderedModel
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, UniformProcess
 from dnadiff.diffusion.sampler.learned_order import LearnedOrderSampler
@@ -168,6 +170,30 @@ class OrderedTable(Table, OrderedModel):
         return column, self.log_probs(*query._replace(positions=now))
 
 
+class VectorTable(VectorDenoiser):
+    """The mean of the bits of each token of the same joint distribution given noisy bits of all."""
+
+    def __init__(self, joint, vocab):
+        BaseDenoiser.__init__(self, vocab)
+        self.process = GaussianProcess(vocab, CosineSquared(1e-4))
+        self.process_type, self.time_conditioning = GaussianProcess, True
+        self.codes, self.bias, self.sharpness, self.clamps = bits(vocab), None, 1e6, False
+        exact = Table(joint, vocab)
+        self.length, self.calls, self.rows = exact.length, 0, 0
+        self.log_joint = joint.double().log()
+        letters = range(vocab.size - 1)
+        sequences = torch.tensor(list(itertools.product(letters, repeat=self.length)))
+        self.clean = self.vectors(sequences).double()
+
+    def denoise(self, z, t, cond=None, valid=None, estimate=None):
+        assert t.shape == (len(z),) and ((t > 0) & (t <= 1)).all()
+        self.calls, self.rows = self.calls + 1, self.rows + len(z)
+        alpha = self.process.noise.alpha(t)[:, None, None, None]
+        square = (z[:, None] - alpha.sqrt() * self.clean).square() / (1 - alpha)
+        log_probs = self.log_joint - square.sum((2, 3)) / 2
+        return torch.einsum("bs,sld->bld", log_probs.softmax(-1), self.clean).to(z)
+
+
 TABLES = {BidirectionalBackbone: Table, CausalBackbone: CausalTable, BlockBackbone: BlockTable}
 
 
@@ -211,6 +237,8 @@ def world(toy):
     its kind."""
 
     def table(sampler=None, joint=toy.joint, vocab=toy.vocab):
+        if sampler is not None and sampler.process_type is GaussianProcess:
+            return VectorTable(joint, vocab)
         if sampler is not None and issubclass(sampler.process_type, MixtureProcess):
             made = NoisyTable(joint, vocab)
             made.time_conditioning = not isinstance(sampler, UnrolledDenoising)  # has no times

@@ -33,6 +33,7 @@ STEPS = {
     "ar": None,
     "block": ("num_groups", 1, 2),
     "confidence": ("num_steps", 1, 3),
+    "ddim": ("num_steps", 1, 192),
     "entropy_bounded": ("bound", 10.0, 0.0),
     "first_hitting": None,
     "forward_backward": ("num_steps", 1, 96),
@@ -139,6 +140,8 @@ def test_every_number_is_checked_and_named(name, world):
 def test_temperature_top_k_and_nucleus_reach_the_draw(name, world):
     if name in ("semi_ar", "block", "fast_dllm"):
         pytest.skip("the sampler inside has them")
+    if name == "ddim":
+        pytest.skip("they change its rounding alone, of vectors that are nearly those of a token")
     few = [
         world.draw(world.make(name, **cut), world.table(world.make(name)), 300).tokens
         for cut in ({"temperature": 0.02}, {"top_k": 1}, {"nucleus": 0.01})
@@ -153,6 +156,8 @@ def test_temperature_top_k_and_nucleus_reach_the_draw(name, world):
 @pytest.mark.parametrize("few", [True, False])
 def test_a_product_distribution_comes_out_exactly(name, few, world):
     # facts 19: exact marginals and any number of steps
+    if name == "ddim" and few:
+        pytest.skip("a Gaussian step is not exact for letters")
     p, q, batch = torch.tensor([0.7, 0.3]), torch.tensor([0.2, 0.8]), 20_000
     joint = (p[:, None] * q).flatten().double()
     settings = {STEPS[name][0]: min(STEPS[name][1], 2)} if few and STEPS[name] else {}
@@ -273,6 +278,10 @@ def test_guidance_doubles_the_rows_and_leaves_the_steps(name, normalized, world)
         pytest.skip("guidance needs labels, which dit does not take")
     if name == "learned_order":
         pytest.skip("the model that has the order is called in addition: test_learned_order")
+    if name == "ddim":
+        with pytest.raises(ValueError, match="set guidance=1"):
+            sampler.check_model(Guided(world.table(sampler), 2.0))
+        return
     model, plain = world.table(sampler), world.draw(sampler, world.table(sampler), 20)
     guided = Guided(Twice(model, normalized), 2.0)
     guided.length, guided.process = 3, model.process

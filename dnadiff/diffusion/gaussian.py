@@ -1,0 +1,204 @@
+"""Gaussian noise on vectors: the process, and the denoiser, which has a vector for each token and a
+network that estimates clean vectors from noisy ones.
+
+Vectors are bits of the token (Analog Bits) or learned embeddings (Diffusion-LM). A sample becomes
+tokens in the last step, by rounding.
+"""
+
+from typing import Annotated
+
+import torch
+from annotated_types import Interval
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.process import Emitted, Parameterization, Process, emitted_log_probs
+from dnadiff.diffusion.vocab import Vocab
+from dnadiff.fields import checked
+from dnadiff.networks.backbone.base import Backbone, OptTensor
+
+
+def normal(draws: Draws, purpose: str, like: Tensor) -> Tensor:
+    """Independent standard normal numbers of the shape (B, ...) and the type of `like`."""
+    return torch.special.ndtri(draws.uniform(purpose, *like.shape[1:])).to(like)
+
+
+@checked
+class GaussianProcess(Process):
+    """z_t = sqrt(alpha) x0 + sqrt(1 - alpha) n with standard normal n, for vectors x0 (B, L, D)
+    (arXiv 2006.11239, eq. 4, whose alpha-bar is alpha(t) of the schedule).
+
+    Here xt are vectors, and where other processes take predictions of tokens, this one takes an
+    estimate of x0.
+
+    Args:
+        vocab: the vocabulary.
+        noise: alpha(t).
+        t_min: the time at which vectors are rounded to tokens.
+    """
+
+    described = "Gaussian noise on vectors"
+    state = "vectors"
+    example, sampler = "gaussian", "ddim"
+
+    def __init__(
+        self,
+        vocab: Vocab,
+        noise: NoiseSchedule,
+        t_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-4,
+    ) -> None:
+        super().__init__(vocab, noise)
+        self.t_min = t_min
+
+    def times(self, num_steps: int, device: torch.device | str = "cpu") -> Tensor:
+        """A uniform grid from t_min to 1: (num_steps + 1,) float64."""
+        return torch.linspace(self.t_min, 1, num_steps + 1, dtype=torch.float64, device=device)
+
+    def snr(self, t: Tensor) -> Tensor:
+        """alpha / (1 - alpha), the signal-to-noise ratio."""
+        alpha = self.noise.alpha(t)
+        return alpha / (1 - alpha)
+
+    def parameterization(self) -> Parameterization:
+        return Emitted(self.vocab)  # of the inner products that `VectorDenoiser` rounds by
+
+    def prior(
+        self,
+        batch_size: int,
+        length: int,
+        device: torch.device | str = "cpu",
+        draws: Draws | None = None,
+        width: int = 1,
+    ) -> Tensor:
+        draws = draws or Draws.for_batch(0, batch_size)
+        return normal(draws, "prior", torch.empty(batch_size, length, width, device=device))
+
+    def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        alpha = self.noise.alpha(t)[:, None, None]
+        zt = alpha.sqrt().to(x0) * x0 + (1 - alpha).sqrt().to(x0) * normal(draws, "noise", x0)
+        return torch.where(maskable[..., None], zt, x0)
+
+    def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
+        rate = -self.noise.dalpha(t) / (1 - self.noise.alpha(t)) ** 2  # of the SNR
+        return rate.to(x0) / 2 * (x0 - log_probs).square().sum(-1)
+
+    def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """KL(q(z_s | z_t, x0) || p(z_s | z_t)) of each position, where p has the variance of q
+        (arXiv 2107.00630, eq. 13 and 14); t and s broadcast with positions."""
+        return (self.snr(s) - self.snr(t)).to(x0) / 2 * (x0 - log_probs).square().sum(-1)
+
+    def reverse(
+        self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor, eta: float = 1.0
+    ) -> Tensor:
+        """The mean of z_s given z_t and an estimate of x0; t and s are scalars, `eta` as in
+        `reverse_std`."""
+        (alpha_t, alpha_s), std = self.noise.alpha(torch.stack([t, s])), self.reverse_std(t, s, eta)
+        noise = (xt - alpha_t.sqrt() * log_probs) / (1 - alpha_t).sqrt()
+        return alpha_s.sqrt() * log_probs + (1 - alpha_s - std**2).clamp(min=0).sqrt() * noise
+
+    def reverse_std(self, t: Tensor, s: Tensor, eta: float = 1.0) -> Tensor:
+        """The standard deviation of z_s given z_t and x0: eta times that of the posterior
+        q(z_s | z_t, x0) (arXiv 2010.02502, eq. 16)."""
+        alpha_t, alpha_s = self.noise.alpha(torch.stack([t, s]))
+        return eta * ((1 - alpha_s) / (1 - alpha_t) * (1 - alpha_t / alpha_s)).sqrt()
+
+    def ends(self, x0: Tensor) -> Tensor:
+        alpha = self.noise.alpha(torch.ones(1, dtype=torch.float64, device=x0.device)).to(x0)
+        return (alpha * (x0.square() - 1) - torch.log1p(-alpha)).sum(-1) / 2
+
+
+class VectorDenoiser(BaseDenoiser):
+    """A network that estimates the vectors of x0 from noisy ones, through `Backbone.mix` between an
+    input and an output layer of its own.
+
+    The embedding and the head of the network, which are of tokens, are not used.
+
+    Args:
+        backbone: the network, with a time input.
+        process: of its training.
+        codes: (V, D) a vector for each token id; a parameter is learned.
+        time_conditioning: False is refused.
+        sharpness: factor of the inner products with vectors that tokens are rounded by; large: the
+            token of the largest one.
+        reads_estimate: whether it also reads its last estimate (self-conditioning).
+        clamps: whether samplers replace estimates by the vectors of tokens, unless told otherwise.
+
+    Raises:
+        ValueError: if the network is not conditioned on time.
+    """
+
+    codes: Tensor
+    bias: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        process: GaussianProcess,
+        codes: Tensor,
+        time_conditioning: bool | None = None,
+        sharpness: float = 1.0,
+        reads_estimate: bool = False,
+        clamps: bool = False,
+    ) -> None:
+        super().__init__(backbone.vocab)
+        self.backbone, self.max_length = backbone, backbone.max_length
+        self.num_labels = backbone.num_labels
+        if time_conditioning is False or not backbone.takes_sigma:
+            raise ValueError(
+                "time_conditioning=false, but a network that reads noisy vectors needs the time; "
+                "set time_conditioning=true"
+            )
+        self.process, self.time_conditioning = process, True
+        self.sharpness, self.reads_estimate, self.clamps = sharpness, reads_estimate, clamps
+        learned, bias = isinstance(codes, nn.Parameter), torch.zeros(len(codes))
+        self.no_weight_decay = ("codes",) if learned else ()
+        for name, value in {"codes": codes, "bias": bias}.items():
+            if learned:
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value, persistent=False)
+        width = codes.shape[1]
+        self.input = nn.Linear(width * (1 + reads_estimate), backbone.d_model)
+        self.output = nn.Linear(backbone.d_model, width)
+
+    def vectors(self, ids: Tensor) -> Tensor:
+        """The vectors of token ids: (...) -> (..., D)."""
+        return self.codes[ids]
+
+    def denoise(
+        self,
+        z: Tensor,
+        t: Tensor,
+        cond: OptTensor = None,
+        valid: OptTensor = None,
+        estimate: OptTensor = None,
+    ) -> Tensor:
+        """x0 estimated from z (B, L, D) at times t (B,), and from an earlier `estimate` if it reads
+        one: (B, L, D)."""
+        return self.output(self._features(z, t, cond, valid, estimate)).to(z)
+
+    def _features(
+        self, z: Tensor, t: Tensor, cond: OptTensor, valid: OptTensor, estimate: OptTensor = None
+    ) -> Tensor:
+        if self.reads_estimate:
+            z = torch.cat([z, torch.zeros_like(z) if estimate is None else estimate], -1)
+        sigma = self.process.noise.sigma(t)
+        self.backbone.check_inputs(z, sigma, cond)
+        return self.backbone.mix(self.input(z), sigma, cond, valid)
+
+    def round(self, z: Tensor) -> Tensor:
+        """Log-probabilities of the tokens given vectors: (..., D) -> (..., V)."""
+        return emitted_log_probs(self.sharpness * linear(z, self.codes, self.bias), self.vocab)
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """The nearest vector of a token that a sample may contain, for each of z (..., D)."""
+        distance = self.codes.square().sum(-1) - 2 * linear(z, self.codes)
+        banned = ~self.vocab.is_emitted(z.device)
+        return self.vectors(distance.masked_fill(banned, torch.inf).argmin(-1))
+
+    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+        t = torch.full((len(ids),), self.process.t_min, device=ids.device)
+        return self._features(self.vectors(ids.long()), t, None, valid)

@@ -1,0 +1,105 @@
+"""Reverse steps of Gaussian noise on vectors, from noise to tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser, normal
+from dnadiff.diffusion.process import AbsorbingProcess, Process
+from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draws_of_part
+from dnadiff.fields import Fraction, NonNegative, checked
+
+
+@checked
+@dataclass(eq=False)
+class DDIM(GridSampler):
+    """`num_steps` reverse steps on a grid of times from 1 to `process.t_min` (arXiv 2010.02502, eq.
+    12), where every position is rounded to a token.
+
+    With eta = 1 it is ancestral sampling (DDPM, arXiv 2006.11239), whose distribution is that of
+    the model's bound if it has as many steps and does not clamp. The vectors at given tokens of a
+    template follow the noise backwards to these tokens: they are kept, and guide the others
+    approximately.
+
+    A network that reads its last estimate gets that of the step before (Analog Bits, arXiv
+    2208.04202, algorithm 2). Temperature and truncation apply to the rounding.
+
+    Args:
+        eta: noise of a step; 1 is ancestral, 0 is deterministic.
+        clamp: replace estimates by the nearest vectors of tokens (the clamping trick of
+            Diffusion-LM, arXiv 2205.14217, section 4.2); None is as the model was published.
+        time_difference: steps by which each step goes further, while the network gets the time of
+            the grid (asymmetric time intervals of Analog Bits).
+
+    Examples:
+        >>> DDIM(num_steps=64).num_steps_for(length=512)
+        64
+    """
+
+    eta: Fraction = 1.0
+    clamp: bool | None = None
+    time_difference: NonNegative = 0.0
+
+    exact = True
+    process_type = GaussianProcess
+
+    def check_model(self, denoiser: BaseDenoiser) -> None:
+        super().check_model(denoiser)
+        if not isinstance(denoiser, VectorDenoiser):
+            raise ValueError(
+                "guidance changes probabilities of tokens, and this model predicts vectors; set "
+                "guidance=1"
+            )
+
+    def fitted(self, denoiser: BaseDenoiser) -> DDIM:
+        assert isinstance(denoiser, VectorDenoiser)
+        return replace(self, clamp=denoiser.clamps) if self.clamp is None else self
+
+    def fill(
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: AbsorbingProcess,
+        draws: Draws,
+    ) -> Tensor:
+        rows = masked.any(-1).nonzero()[:, 0]
+        if len(rows) and not self.leaves_masks(self.num_steps - 1):
+            part, noise = calls.part(x, rows, slice(None)), draws_of_part(draws, "", 0, rows)
+            part.start_t = calls.start_t
+            x[rows] = self._denoised(x[rows], masked[rows], part, process, noise)
+            calls.add(part)
+        return x
+
+    def _denoised(
+        self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: Process, draws: Draws
+    ) -> Tensor:
+        """As `fill`, for sequences with a position to fill."""
+        denoiser, size = calls.denoiser, self.num_steps
+        assert isinstance(process, GaussianProcess) and isinstance(denoiser, VectorDenoiser)
+        given, drawn = denoiser.vectors(x), masked[..., None]
+        noisy = process.maskable(x, calls.valid)  # others are clean in training too
+        times = torch.linspace(
+            calls.start_t or 1, process.t_min, size + 1, dtype=torch.float64, device=x.device
+        )
+        z = process.prior(len(x), x.shape[1], x.device, draws, given.shape[-1]).to(given)
+        if calls.start_t is not None:
+            z = process.corrupt(given, times[:1], noisy, draws)
+        further, estimate = self.time_difference * (times[0] - times[1]), None
+        for i in range(size):
+            z = torch.where(noisy[..., None], z, given)
+            estimate = calls.denoise(z, times[i].expand(len(x)), estimate)
+            x0 = denoiser.nearest(estimate) if self.clamp else estimate
+            step = times[i], (times[i + 1] - further).clamp(process.t_min)
+            z = process.reverse(torch.where(drawn, x0, given), z, *step, self.eta)
+            if self.eta:
+                std = process.reverse_std(*step, self.eta)
+                z = z + std * normal(draws.at(i + 1), "step", z)
+        uniform = draws.uniform("token", x.shape[1])[masked.to(draws.rows.device)]
+        tokens = self.unmask(size - 1, denoiser.round(z[masked]), uniform)
+        return x.masked_scatter(masked, tokens.to(x))
