@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 
+from dnadiff.diffusion.hybrid import HybridProcess
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import MixtureProcess, UniformProcess
 from dnadiff.diffusion.sampler.reverse import Reverse
@@ -19,7 +20,7 @@ class Hybrid(MixtureProcess):
         return torch.cat([letters, t[..., None]], -1)
 
 
-KINDS = {"uniform": UniformProcess, "hybrid": Hybrid}
+KINDS = {"uniform": UniformProcess, "hybrid": Hybrid, "gidd": HybridProcess}
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -102,7 +103,7 @@ def test_editing_keeps_the_distribution_of_the_model(kind, start_t, table, world
     begin = noised(model, start_t)
     far, near = (
         distance(reversed_law(model, n, start_t, begin), world.joint)
-        for n in (4, round(128 * start_t))
+        for n in (4, round(256 * start_t))
     )
     assert near < 0.01 and near < far / 4
     batch = 40_000
