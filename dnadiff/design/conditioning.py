@@ -252,7 +252,7 @@ class Guided(DenoiserWrapper):
                 "guidance is for models that unmask, and this one is autoregressive; set guidance=1"
             )
         self.weight, self.normalized = weight, True
-        self.rows_per_sequence = 1 if weight in (0, 1) else 2
+        self.rows_per_sequence *= 1 if weight in (0, 1) else 2
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         single = self._single(query)

@@ -27,7 +27,13 @@ from dnadiff.training.clip_search import check_search
 from dnadiff.training.loggers import MetricsFile, build_loggers
 from dnadiff.training.module import DiffusionModule, TrainingData, saved_position
 from dnadiff.training.optim import frozen_objects, peak_memory
-from dnadiff.training.trainer import INSTEAD, build_trainer, check_processes, trainer_settings
+from dnadiff.training.trainer import (
+    INSTEAD,
+    build_trainer,
+    check_processes,
+    check_sharded,
+    trainer_settings,
+)
 from dnadiff.weights.checkpoint import load_silently, read
 from dnadiff.weights.loaded import (
     ABSORBING,
@@ -148,6 +154,7 @@ class TrainingRun:
         if step is None:
             print(f"{run_dir} is complete already; to continue it, set trainer.max_steps higher")
             return read_json(run_dir / "metrics.json"), run_dir
+        check_sharded(trainer, module.denoiser)
         sanity_check(module, data, trainer.strategy.root_device)
         trainer.loggers = build_loggers(self.logger or {}, run_dir, start_from is not None, writes)
         # Of several processes one writes the folder and prints.

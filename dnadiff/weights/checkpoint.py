@@ -58,7 +58,6 @@ from dnadiff.weights.loaded import (
     other_process,
     read_description,
     read_origin,
-    wrapped,
 )
 
 EVALUATION, SUMMARY = "evaluate.json", "metrics.json"
@@ -266,10 +265,10 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
     with names_file(about):
         origin = read_origin("exported folder", content["origin"])
         tokenizer = built_tokenizer(content["tokenizer"], trust, about)
-    network, path = filled_network(
-        folder, DESCRIPTION, lambda: build_denoiser(content, tokenizer, trust)[0].backbone
+    denoiser, process, path = filled_network(
+        folder, DESCRIPTION, lambda: build_denoiser(content, tokenizer, trust)
     )
-    denoiser, process = wrapped(network, content, trust)
+    network = denoiser.backbone
     # A folder without the key is complete if it has the file.
     expected, given = (
         {**json.loads(json.dumps(each)), DESCRIPTION_KEY: DESCRIPTION}

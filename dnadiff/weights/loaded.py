@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -34,7 +34,7 @@ from dnadiff.fields import (
     check_value,
     explained,
 )
-from dnadiff.networks.backbone.base import Backbone
+from dnadiff.networks.backbone.base import Backbone, PublishedLayout
 from dnadiff.renamed import VERSION
 from dnadiff.store.disk import json_hash, read_json
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
@@ -62,6 +62,8 @@ _KEYS: Mapping[str, object] = {
 _BUNDLED = "bundled:"
 # How a network is computed, not which one it is.
 _DEFAULTS = {"scan": "auto", "activation_checkpointing": False, "compile": False}
+D = TypeVar("D", bound=BaseDenoiser)
+P = TypeVar("P")
 # The process of versions that had no other one.
 ABSORBING = {"_target_": "dnadiff.diffusion.process.AbsorbingProcess", "_partial_": True}
 
@@ -583,9 +585,21 @@ def read_description(folder: Path) -> Config:
     return content
 
 
-def filled_network(path: Path, config: str, make: Callable[[], Backbone]) -> tuple[Backbone, Path]:
-    """A network with the weights of a folder, and their file; `config` is the name of the file that
-    describes what `make` builds."""
+def layout_of(denoiser: BaseDenoiser) -> PublishedLayout:
+    """The published form of the network of a denoiser, and what else was trained, under names that
+    published code ignores."""
+    layout, state = denoiser.backbone.published_layout(), denoiser.state_dict()
+    own = [
+        (tensor, (f"denoiser.{name}",))
+        for name, tensor in state.items()
+        if not name.startswith("backbone.")
+    ]
+    return layout._replace(weights=[*layout.weights, *own])
+
+
+def filled_network(path: Path, config: str, make: Callable[[], tuple[D, P]]) -> tuple[D, P, Path]:
+    """A denoiser with the weights of a folder, its process, and the file of the weights; `config`
+    is the name of the file that describes what `make` builds."""
     make = names_file(path / config)(make)
     file = next((path / name for name in TENSORS if (path / name).is_file()), None)
     if file is None:
@@ -595,13 +609,13 @@ def filled_network(path: Path, config: str, make: Callable[[], Backbone]) -> tup
         raise ValueError(f"{file} is not a file of named tensors")
     # Before memory is allocated for a network that does not match the file.
     with tensors.without_memory(len(given), file):
-        layout = make().published_layout()
+        layout = layout_of(make()[0])
     tensors.check_layout(layout, given, file)
     tensors.check_memory(given.values(), file)
     with torch.random.fork_rng(devices=()):  # the initial weights are overwritten
-        network = make()
-    tensors.fill(network.published_layout(), given, file)
-    return network, file
+        denoiser, process = make()
+    tensors.fill(layout_of(denoiser), given, file)
+    return denoiser, process, file
 
 
 def described_config(network: Backbone, time_conditioning: bool) -> Config:

@@ -38,6 +38,7 @@ from dnadiff.weights.loaded import (
     UnknownTokenizer,
     described_config,
     filled_network,
+    layout_of,
     names_file,
     with_vocab,
     wrapped,
@@ -282,7 +283,6 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         described = check_value(VOCAB_KEY, config.get(VOCAB_KEY), dict | None)
         vocab = family.implied_vocab(config) if described is None else _read(Vocab, described)
         backbone = family.backbone(config, vocab)
-    network, file = filled_network(path, CONFIG, lambda: build(backbone, vocab=vocab))
     training: Config = {
         "backbone": backbone,
         "objective": {
@@ -292,7 +292,9 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         "noise": {"_target_": "dnadiff.diffusion.noise.LogLinear"},
         "time_conditioning": family.records_time and config.get("time_conditioning", False),
     }
-    denoiser, process = wrapped(network, training)
+    denoiser, process, file = filled_network(
+        path, CONFIG, lambda: wrapped(build(backbone, vocab=vocab), training)
+    )
     dna = DNATokenizer()
     tokenizer = dna if vocab == dna.vocab else UnknownTokenizer(vocab, path)
     return Loaded(denoiser.eval(), process, tokenizer, training, file, 0)
@@ -310,8 +312,10 @@ def load_gpt2(folder: str | os.PathLike[str], vocab: Vocab) -> CausalDenoiser:
     config = read_config(path / CONFIG, ("gpt2",))
     with names_file(path / CONFIG):
         backbone = gpt2_backbone(config)
-    network, _ = filled_network(path, CONFIG, lambda: build(backbone, vocab=vocab))
-    return CausalDenoiser(network).eval()
+    denoiser, *_ = filled_network(
+        path, CONFIG, lambda: (CausalDenoiser(build(backbone, vocab=vocab)), None)
+    )
+    return denoiser.eval()
 
 
 def export_published(
@@ -345,7 +349,7 @@ def export_published(
         config[DESCRIPTION_KEY] = DESCRIPTION
     for name in (CONFIG, TENSORS[0]):
         check_output(path / name, overwrite)
-    layout = denoiser.backbone.published_layout()
+    layout = layout_of(denoiser)
     weights = {
         name: tensor.to(dtype or tensor.dtype)
         for tensor, names in layout.weights

@@ -225,7 +225,7 @@ def test_no_memory_is_allocated_for_a_network_that_does_not_match_the_file(tmp_p
     def make():
         network = Caduceus(DNA, 60000, 1)
         devices.append({p.device.type for p in network.parameters()})
-        return network
+        return Denoiser(network), None
 
     with pytest.raises(ValueError, match="60000"):
         filled_network(folder, "config.json", make)

@@ -5,10 +5,11 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
 from dnadiff.diffusion.objective.base import MaskedObjective, Protocol, TrainingBatch
-from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions
+from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions, Share
 from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.soft_masks import SoftMasked
 from dnadiff.fields import checked
 
 Weighting: TypeAlias = Literal["nelbo", "cross_entropy"]  # whether the bound is differentiated
@@ -25,6 +26,9 @@ class MDLM(MaskedObjective):
             masked tokens, which gives rows with many masks more weight. `nll` is the bound either
             way.
         protocol: see `MaskedObjective`.
+        self_conditioning: None is one pass of the network. Otherwise a second pass reads what the
+            first one predicts (`SoftMasked`), in training for a sequence with this probability. The
+            bound holds for both passes together.
 
     Examples:
         >>> import torch
@@ -49,9 +53,17 @@ class MDLM(MaskedObjective):
         masking: Masking | None = None,
         weighting: Weighting = "nelbo",
         protocol: Protocol = "count",
+        self_conditioning: Share | None = None,
     ) -> None:
         super().__init__(process, masking, protocol)
-        self.bound = weighting == "nelbo"
+        self.bound, self.self_conditioning = weighting == "nelbo", self_conditioning
+
+    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
+        plain = super().denoiser(backbone, time_conditioning)
+        if self.self_conditioning is None:
+            return plain
+        noise, timed = self.process.noise, plain.time_conditioning
+        return SoftMasked(backbone, self.parameterization(), noise, timed, self.self_conditioning)
 
     def token_nll(
         self,

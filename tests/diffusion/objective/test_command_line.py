@@ -6,6 +6,7 @@ import yaml
 
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.diffusion.process import SUBS, Score, Softmax
+from dnadiff.diffusion.soft_masks import SoftMasked
 from dnadiff.options.command import compose
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import resolved
@@ -74,6 +75,28 @@ def test_a_learned_order_trains_samples_and_is_evaluated_by_its_own_bound(
     status, _, err = cli("train", *train_args("caduceus", 1, *fixed, "overwrite=true"))
     assert status == 0, err
     assert not checkpoint.load(tmp_path / "run").denoiser.learned
+
+
+def test_self_conditioning_starts_from_a_plain_model_and_is_exported(cli, train_args, tmp_path):
+    assert cli("train", *train_args("caduceus", 2, "hydra.run.dir=first"))[0] == 0
+    plain = [a for a in train_args("caduceus", 3) if "backbone" not in a]
+    soft = [*plain, "init_from=first", "objective.self_conditioning=0.5"]
+    status, _, err = cli("train", *soft, "trainer.strategy=fsdp2")
+    assert status == 1 and "trainer.strategy fsdp2 does not fit this objective" in err
+    status, _, err = cli("train", *soft, "optimizer.lr=1e-2")
+    assert status == 0, err
+    status, out, err = cli(
+        "sample", "checkpoint=run", "num_samples=2", "length=40", "sampler.num_groups=4"
+    )
+    assert status == 0 and "4 (14 sequences in them)" in out, err  # (1 + 2 + 2 + 2) twice
+    status, _, err = cli("export", "checkpoint=run", "output=shared")
+    assert status == 0, err
+    run, shared = (checkpoint.load(tmp_path / name).denoiser for name in ("run", "shared"))
+    assert isinstance(shared, SoftMasked) and run.scale != 0
+    ours, theirs = run.state_dict(), shared.state_dict()
+    assert ours.keys() == theirs.keys() and all((ours[key] == theirs[key]).all() for key in ours)
+    status, _, err = cli("evaluate", "checkpoint=shared", "data=fasta", plain[1], "orders=[]")
+    assert status == 0, err
 
 
 @pytest.mark.parametrize("backbone", [pytest.param("transformer", marks=pytest.mark.slow), "mamba"])
