@@ -113,7 +113,7 @@ def test_the_bound_is_above_the_exact_likelihood_of_every_string():
     denoiser = made(objective)
     log_p, found = exact_log_p(denoiser), bounds(objective, denoiser)
     torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0).double())
-    assert (found > -log_p + 1e-3).all() and (found < -log_p + 3).all()
+    assert (found > -log_p + 1e-3).all() and (found < -log_p + 6).all()
 
 
 def test_with_equal_scores_it_is_the_bound_of_mdlm():
