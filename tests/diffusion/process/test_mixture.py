@@ -89,21 +89,22 @@ def predictions(process, t):
 def bound(process, predict, order=60):
     """The bound of the four sequences by quadrature over time and enumeration of states, (4,)."""
     nodes, weights = np.polynomial.legendre.leggauss(order)
-    u, total = (nodes + 1) / 2, torch.zeros(4, dtype=torch.float64)
-    xt = torch.tensor(STATES)
+    u = torch.from_numpy((nodes + 1) / 2)
     # slopes are infinite at t = 0 and 1: integrate over an angle, slowly at both ends
-    angles, speed = math.pi / 2 * u**2 * (3 - 2 * u), math.pi / 2 * 6 * u * (1 - u)
-    for angle, weight in zip(angles, weights / 2 * speed * np.sin(2 * angles)):
-        t = math.sin(angle) ** 2
-        q, log_probs = marginal(process, t), predict(process, t).log()
-        times = torch.full((18,), t, dtype=torch.float64)
-        for row, x in enumerate(itertools.product(LETTERS, repeat=2)):
-            x0 = torch.tensor(x).expand(9, 2).flatten()
-            found = process.integrand(log_probs.view(18, 3), x0, xt.flatten(), times).view(9, 2)
-            probability = q[x[0]][xt[:, 0]] * q[x[1]][xt[:, 1]]
-            per_state = torch.where(probability > 0, probability * found.sum(-1), 0.0)
-            total[row] += weight * per_state.sum()
-    return total
+    angle, speed = math.pi / 2 * u**2 * (3 - 2 * u), math.pi / 2 * 6 * u * (1 - u)
+    t = angle.sin() ** 2
+    weight = torch.from_numpy(weights / 2) * speed * (2 * angle).sin()
+    shape = (order, 4, 9, 2)  # times, sequences, states, positions
+    mu = torch.stack([predict(process, float(each)) for each in t])[:, None].expand(*shape, 3)
+    x0 = torch.tensor(list(itertools.product(LETTERS, repeat=2)))[:, None].expand(shape)
+    xt, times = torch.tensor(STATES).expand(shape), t[:, None, None, None].expand(shape)
+    found = process.integrand(
+        mu.reshape(-1, 3).log(), x0.flatten(), xt.flatten(), times.flatten().contiguous()
+    ).view(shape)
+    q = torch.stack([marginal(process, float(each)) for each in t])  # (order, 2, 3)
+    chance = q[torch.arange(order)[:, None, None, None], x0, xt].prod(-1)
+    per_state = torch.where(chance > 0, chance * found.sum(-1), 0.0)
+    return weight @ per_state.sum(-1)
 
 
 def sampled(process, predict, steps):
