@@ -103,3 +103,24 @@ def test_changed_sequences_in_python_and_by_gibbs(uniform, trained, cli, tmp_pat
     write(tmp_path / "s.fa", "AGGA" * 5 + "A")
     status, _, err = cli(*given[:3], "start_t=0.5", "template=t.fa", "resample=true")
     assert status == 1 and "resample=true needs a sampler with importance weights" in err
+
+
+def test_corrected_sequences_on_the_command_line(uniform, cli, tmp_path):
+    start = "ACGTTGA" * 3
+    write(tmp_path / "s.fa", start)
+    given = ["sample", f"checkpoint={uniform}", "start=s.fa", "sampler=self_correction"]
+    status, _, err = cli(*given, "sampler.num_corrections=3", "num_samples=2", "output=a.fa")
+    assert status == 0, err
+    for about, text in records(tmp_path / "a.fa"):
+        changed = sum(a != b for a, b in zip(text, start, strict=True))
+        assert changed <= 3 and f"changes={changed} " in f"{about} "
+    inner = ["sampler@sampler.sampler=predictor_corrector", "sampler.sampler.num_steps=2"]
+    status, _, err = cli(*given, *inner, "start_t=0.5", "num_samples=2", "output=b.fa")
+    assert status == 0 and "sampler=self_correction" in (tmp_path / "b.fa").read_text(), err
+    status, _, err = cli(*given, "sampler@sampler.sampler=grouped", "output=c.fa")
+    assert status == 1 and "sampler Grouped needs an absorbing process" in err
+    for name in ("renoising", "predictor_corrector"):
+        free = ["sample", f"checkpoint={uniform}", "num_samples=2", "length=9:20"]
+        status, _, err = cli(*free, f"sampler={name}", "output=d.fa", "overwrite=true")
+        assert status == 0, err
+        assert all(set(text) <= set("ACGT") for _, text in records(tmp_path / "d.fa"))

@@ -93,7 +93,7 @@ class AdaptiveSampler(Sampler):
             score = in_chunks(self.score, log_probs, tokens)
             values = score.new_full(x.shape, -torch.inf).masked_scatter(masked, score)
             unmasked = total - masked.sum(-1, keepdim=True)
-            now = masked & self.choose(_ranks(values, tie), values, unmasked, total)
+            now = masked & self.choose(ranks(values, tie), values, unmasked, total)
             chosen = now[masked]
             if tokens is None:  # only the chosen positions need a draw
                 drawn = uniform[now.to(uniform.device)]
@@ -147,7 +147,7 @@ class StepsSampler(AdaptiveSampler):
         return rank < (-((-(step + 1) * total) // steps)) - unmasked
 
 
-def _ranks(values: Tensor, tie: Tensor) -> Tensor:
+def ranks(values: Tensor, tie: Tensor) -> Tensor:
     """Place of each position in descending order of `values (B, L)`, equal ones in the order of the
     permutations `tie (B, L)`.
 

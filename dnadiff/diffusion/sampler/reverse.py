@@ -48,18 +48,12 @@ class Reverse(GridSampler):
             step = process.reverse(self.adjust(log_probs), x[now], *at)
             if i == self.num_steps - 1:  # a schedule may leave noise at t = 0
                 step = step.masked_fill(~process.vocab.is_emitted(x.device), -torch.inf)
-            x = self.drawn(x, now, step, i, draws.at(i))
-            x = self.corrected(x, masked, i, times[i + 1], calls, process, draws.at(i))
+            if self.takes_argmax(i):
+                x = x.masked_scatter(now, step.argmax(-1).to(x))
+            else:
+                x = redrawn(x, now, step, draws.at(i).uniform("token", length))
+                x = self.corrected(x, masked, i, times[i + 1], calls, process, draws.at(i))
         return x
-
-    def drawn(self, x: Tensor, now: Tensor, log_probs: Tensor, step: int, draws: Draws) -> Tensor:
-        """x (B, L) with tokens from `log_probs (M, V)` at the positions `now (B, L)`."""
-        if self.takes_argmax(step):
-            return x.masked_scatter(now, log_probs.argmax(-1).to(x))
-        uniform = draws.uniform("token", x.shape[1])
-        return x.masked_scatter(
-            now, draw_in_chunks(log_probs, uniform[now.to(uniform.device)]).to(x)
-        )
 
     def corrected(
         self,
@@ -74,3 +68,10 @@ class Reverse(GridSampler):
         """x (B, L) after step number `step`, at time `s ()`, with changes that keep its
         distribution; none by default."""
         return x
+
+
+def redrawn(x: Tensor, now: Tensor, log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """x (B, L) with tokens from `log_probs (M, V)`, drawn with `uniform (B, L)`, at the positions
+    `now (B, L)`."""
+    drawn = draw_in_chunks(log_probs, uniform[now.to(uniform.device)])
+    return x.masked_scatter(now, drawn.to(x))

@@ -2,6 +2,7 @@
 a process and compared with what they draw."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -9,7 +10,12 @@ import torch
 from dnadiff.diffusion.hybrid import HybridProcess
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import MixtureProcess, UniformProcess
+from dnadiff.diffusion.sampler.gibbs import Gibbs
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.sampler.predictor_corrector import PredictorCorrector
+from dnadiff.diffusion.sampler.renoising import Renoising
 from dnadiff.diffusion.sampler.reverse import Reverse
+from dnadiff.diffusion.sampler.self_correction import SelfCorrection
 
 
 class Hybrid(MixtureProcess):
@@ -56,12 +62,24 @@ def reverse_step(table, t, s):
     return product(rows.view(size, shape[1], -1).nan_to_num(), table.states)
 
 
-def reversed_law(table, num_steps, start_t=1.0, begin=None):
+def correction(table, s, rate):
+    """The probability of each state after a correction at time s given each state, (S, S)."""
+    q = table.marginal(s)
+    noisy = table.at(s).exp().nan_to_num()[..., :-1] @ q
+    kept = (table.states[:, None] == table.states).double()  # (S, S, L)
+    tokens = torch.arange(table.length)
+    return ((1 - rate) * kept + rate * noisy[:, tokens, table.states]).prod(-1)
+
+
+def reversed_law(table, num_steps, start_t=1.0, begin=None, sweeps=0.0):
     """The exact distribution of the sequences after `num_steps` reverse steps, (27,)."""
     probability = prior(table) if begin is None else begin
     grid = torch.linspace(start_t, 0, num_steps + 1, dtype=torch.float64).float().double()
     for t, s in itertools.pairwise(grid.tolist()):
         probability = probability @ reverse_step(table, t, s)
+        if sweeps:
+            rate = 1 - math.exp(-sweeps / num_steps)
+            probability = probability @ correction(table, s, rate)
     return letters(table, probability)
 
 
@@ -126,3 +144,92 @@ def test_masks_refill_what_the_noise_hides_and_keep_the_rest(world):
     template = torch.where(frozen, start, model.vocab.mask_id)
     found = world.draw(sampler, model, 1, x_init=template, start=start, start_t=1.0, frozen=frozen)
     assert torch.equal(found.tokens[:, 1], start[:, 1])
+
+
+@each_kind
+def test_one_redrawn_token_keeps_the_noisy_distribution(kind, table):
+    model, rate = table(kind), 1e-7
+    for t in (0.0, 0.3, 0.8):
+        before = noised(model, t)
+        change = (before @ correction(model, t, rate) - before).abs().max() / rate
+        assert float(change) < 1e-6  # of first order in the rate; two at once are of second order
+
+
+@each_kind
+def test_corrections_approach_the_distribution_of_the_model(kind, table, world):
+    model = table(kind)
+    plain, once, often = (
+        distance(reversed_law(model, 16, sweeps=sweeps), world.joint) for sweeps in (0, 1, 16)
+    )
+    assert once < plain < often  # all tokens at once are no correction
+    assert distance(reversed_law(model, 64, sweeps=1.0), world.joint) < 0.01
+    law = reversed_law(model, 4, sweeps=2.0)
+    drawn = world.draw(PredictorCorrector(4, sweeps=2.0), model, 40_000)
+    assert agrees(world.frequencies(drawn.tokens, 3), law, 40_000) and drawn.nfe == 8
+    none = world.draw(PredictorCorrector(4, sweeps=0), model, 50)
+    plainly = world.draw(Reverse(4), model, 50)
+    assert torch.equal(none.tokens, plainly.tokens) and none.nfe == plainly.nfe == 4
+
+
+@each_kind
+def test_each_correction_raises_the_probability_by_the_ratio_of_the_token(kind, table, world):
+    model = table(kind)
+    start, log_p = model.sequences, world.joint.log()
+    index, steps = torch.tensor([9, 3, 1]), []
+    for number in range(1, 9):
+        sampler = SelfCorrection(Reverse(4), number, temperature=1.0)
+        steps.append(world.draw(sampler, model, 27, x_init=start).tokens)
+    gained = torch.stack([log_p[x @ index] for x in (start, *steps)]).diff(dim=0)
+    changed = torch.stack([start, *steps]).diff(dim=0).ne(0).sum(-1)
+    assert (changed <= 1).all() and torch.equal(changed > 0, gained > 1e-12)
+    assert (gained >= -1e-12).all() and int(changed.sum()) > 20
+    assert len(steps[-1].unique(dim=0)) < 12  # it ends in few probable sequences
+
+
+@each_kind
+def test_self_correction_leaves_frozen_tokens_and_finished_sequences(kind, table, world):
+    model = table(kind)
+    frozen = torch.zeros(27, 3, dtype=torch.bool)
+    frozen[:, 1] = True
+    sampler = SelfCorrection(Reverse(4), 50)
+    found = world.draw(sampler, model, 27, x_init=model.sequences, frozen=frozen)
+    assert torch.equal(found.tokens[:, 1], model.sequences[:, 1])
+    assert not torch.equal(found.tokens, model.sequences) and found.nfe < 20
+    again = world.draw(sampler, model, 27, x_init=found.tokens, frozen=frozen)
+    assert torch.equal(again.tokens, found.tokens) and again.nfe == 1
+    drawn = world.draw(sampler, model, 300).tokens  # after samples of Reverse
+    plain = world.draw(Reverse(4), model, 300).tokens
+    assert world.joint.log()[drawn @ torch.tensor([9, 3, 1])].mean() > (
+        world.joint.log()[plain @ torch.tensor([9, 3, 1])].mean() + 0.3
+    )
+
+
+@each_kind
+def test_renoising_keeps_more_with_a_larger_bound_and_is_not_exact(kind, table, world):
+    calls, distances = [], []
+    for bound in (0.0, 1.0, 10.0):
+        found = world.draw(Renoising(bound, 32), table(kind), 20_000)
+        assert (found.tokens < 3).all()
+        calls.append(found.rows)
+        distances.append(distance(world.frequencies(found.tokens, 3), world.joint))
+    assert calls[0] > calls[1] > calls[2] and found.nfe == 1
+    # one call draws all tokens independently
+    joint = world.joint.view(3, 3, 3)
+    alone = [joint.sum(axes) for axes in ((1, 2), (0, 2), (0, 1))]
+    independent = torch.einsum("a,b,c->abc", *alone).flatten()
+    assert distances[2] == pytest.approx(distance(independent, world.joint), abs=0.02)
+    three_steps = distance(reversed_law(table(kind), 3), world.joint)
+    assert three_steps < distances[0] < 0.65 * distances[2] and not Renoising.exact
+
+
+@each_kind
+def test_masked_samplers_refuse_noise_and_the_reverse(kind, table, world):
+    noisy, masked = table(kind), world.table()
+    for sampler in (Grouped(2), Gibbs()):
+        with pytest.raises(ValueError, match=r"sampler .* needs an absorbing process.* sampler="):
+            world.draw(sampler, noisy, 2)
+    for sampler in (PredictorCorrector(2), Renoising(), SelfCorrection(Reverse(2))):
+        with pytest.raises(ValueError, match=r"needs noise that replaces tokens.* sampler=grouped"):
+            world.draw(sampler, masked, 2)
+    with pytest.raises(ValueError, match="sampler Grouped needs an absorbing process"):
+        world.draw(SelfCorrection(Grouped(2)), noisy, 2)
