@@ -217,7 +217,7 @@ def settings_of(name):
 
 def draw(sampler, model, batch, seed=0, rows=None, x_init=None, **kwargs):
     """`batch` samples from all masks, or what becomes of a template."""
-    process = model.process
+    process = getattr(model, "process", None) or AbsorbingProcess(model.vocab, LogLinear(1e-3))
     x_init = torch.full((batch, model.length), model.vocab.mask_id) if x_init is None else x_init
     draws = Draws.for_batch(seed, len(x_init)) if rows is None else Draws(seed, rows)
     return sampler.sample(model, process, x_init, draws, **kwargs)
