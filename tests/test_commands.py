@@ -657,7 +657,7 @@ GROUPS = {
     "noise objective objective/masking objective/order optimizer "
     "process tokenizer trainer",
     "distill": "callbacks data data/split experiment logger lr_scheduler objective "
-    "objective/masking optimizer tokenizer trainer",
+    "objective/masking objective/order optimizer tokenizer trainer",
     "sample": "launcher method reward sampler sampler/cache sampler/remasking",
     "finetune": "adapter baselines head task",
     "genome": "data data/split launcher tokenizer",
