@@ -42,6 +42,7 @@ STEPS = {
     "learned_order": None,
     "predictor_corrector": ("num_steps", 1, 64),
     "reverse": ("num_steps", 1, 64),
+    "spaced": ("num_groups", 1, 3),
 }
 
 

@@ -15,6 +15,7 @@ from dnadiff.diffusion.sampler import base
 from dnadiff.diffusion.sampler.ancestral import Ancestral
 from dnadiff.diffusion.sampler.first_hitting import FirstHitting
 from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.sampler.spaced import Spaced
 from dnadiff.diffusion.vocab import Vocab
 
 TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
@@ -25,6 +26,7 @@ EVERY = {
     "ancestral": lambda: Ancestral(num_steps=6),
     "first_hitting": FirstHitting,
     "grouped": lambda: Grouped(num_groups=2),
+    "spaced": lambda: Spaced(num_groups=2),
 }
 
 
@@ -159,6 +161,7 @@ def test_the_distribution_tends_to_the_model_as_steps_grow(toy, oracle):
     few, many, exact = distance(Ancestral(1)), distance(Ancestral(64)), distance(FirstHitting())
     assert few > 5 * floor and many < 2 * floor and exact < 2 * floor
     assert distance(Grouped(3)) < 2 * floor
+    assert distance(Spaced(3)) < 2 * floor
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -229,3 +232,29 @@ def test_temperature_sharpens(toy, oracle):
 def test_impossible_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_spaced_groups_are_every_kth_masked_position(toy):
+    masked = torch.ones(4000, 11, dtype=torch.bool)
+    masked[:, 5], masked[0, 2:] = False, False
+    process = AbsorbingProcess(toy.vocab, LogLinear())
+    step = Spaced(4).plan(masked, process, Draws.for_batch(0, 4000)).step
+    assert sorted(step[0, :2].tolist()) == [0, 1]  # of a sequence with two masks
+    rows = step[1:][:, masked[1]]
+    assert (rows[:, 4:8] == rows[:, :4]).all() and (rows[:, 8:] == rows[:, :2]).all()
+    assert (rows[:, :4].sort().values == torch.arange(4)).all()
+    orders, counts = rows[:, :4].unique(dim=0, return_counts=True)
+    assert len(orders) == 24 and (counts / 3999 - 1 / 24).abs().max() < 0.02
+
+
+def test_spaced_positions_lose_less_of_a_chain_than_random_groups(make_oracle):
+    # Six bits, each of which is that before it with probability .9.
+    bits = torch.tensor(list(itertools.product((0, 1), repeat=6)))
+    joint = torch.where(bits[:, 1:] == bits[:, :-1], 0.9, 0.1).prod(-1) / 2
+    chain = make_oracle(bits, joint, BIT)
+    lost = {}
+    for sampler in (Grouped(3), Spaced(3), Spaced(6)):
+        tokens = run(sampler, chain, BIT, 20_000, 6).tokens
+        found = torch.bincount(tokens @ (2 ** torch.arange(5, -1, -1)), minlength=64) / 20_000
+        lost[type(sampler).__name__, sampler.num_groups] = float((found - joint).abs().sum() / 2)
+    assert lost["Spaced", 6] < 0.03 < lost["Spaced", 3] < 0.9 * lost["Grouped", 3]
