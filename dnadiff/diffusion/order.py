@@ -143,6 +143,8 @@ class OrderDenoiser(Denoiser, OrderedModel):
             return self._fixed(query.xt)
         with torch.no_grad():
             features = self.read_features(query)
+        # Otherwise the masked pass would use these copies of the weights, without gradients.
+        torch.clear_autocast_cache()
         return self.proposal(features, self._ranks(query.xt))
 
     def nll_and_scores(self, x0: Tensor, query: Query) -> tuple[Tensor, Tensor]:
