@@ -1,4 +1,5 @@
-"""The pictures of docs/concepts.md, made with the bundled model of E. coli.
+"""The pictures of docs/concepts.md, made with the bundled model of E. coli, and of
+docs/objectives.md.
 
 python scripts/docs/pictures.py [FOLDER]      # default: docs
 """
@@ -18,6 +19,12 @@ from torch import Tensor
 
 import dnadiff
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.hybrid import HybridProcess
+from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.process import AbsorbingProcess, UniformProcess
+from dnadiff.diffusion.token_masking import Spindle
 from dnadiff.model import Model
 
 START, LENGTH = 4_000_000, 512  # a held-out window
@@ -34,10 +41,14 @@ LETTERS = "ACGT"
 COLORS = {"A": "#1b9e77", "C": "#3b6fb6", "G": "#d99000", "T": "#c0392b"}
 GRAY = "#8a8f98"
 WIDTH = 0.2  # inches of a base
+INK = "#30343b"
+SENTENCE = "All happy families are alike; each unhappy one"
+TIMES = (0.25, 0.5)
+DRAWS = Draws.for_batch(219, 1)
 
 
 def main(folder: Path) -> None:
-    """Draw both pictures."""
+    """Draw the pictures."""
     matplotlib.use("svg")
     matplotlib.rcParams.update(
         {"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
@@ -49,6 +60,7 @@ def main(folder: Path) -> None:
     ]
     save(masking(model, x0[0, :SHOWN]), folder / "masking.svg")
     save(unmasking(model, x0), folder / "unmasking.svg")
+    save(corruption(), folder / "corruption.svg")
 
 
 def masking(model: Model, x0: Tensor) -> Figure:
@@ -58,9 +70,7 @@ def masking(model: Model, x0: Tensor) -> Figure:
     for axis, t in zip(axes, ROWS):
         for place, letter in enumerate(model.tokenizer.decode(x0)):
             if ranks[place] < round(t * SHOWN):
-                axis.add_patch(
-                    Rectangle((place + 0.04, 0.04), 0.92, 0.92, color=GRAY, alpha=0.35, linewidth=0)
-                )
+                hide(axis, place)
             else:
                 write(axis, place, letter)
     return figure
@@ -111,12 +121,46 @@ def unmasking(model: Model, x0: Tensor) -> Figure:
     return figure
 
 
-def rows(columns: int, titles: list[str]) -> tuple[Figure, list[Axes]]:
+def corruption() -> Figure:
+    """A sentence under each kind of noise at two times, with the same random numbers: masks are
+    gray, random characters are red."""
+    tokenizer = CharTokenizer(SENTENCE)
+    vocab, noise = tokenizer.vocab, LogLinear()
+    x0 = torch.from_numpy(tokenizer.encode(SENTENCE).astype(np.int64))[None]
+    spindle = Spindle(vocab, noise, strength=0.318)
+    spindle.observe(lambda: torch.bincount(x0[0], minlength=vocab.size))
+    processes = {
+        "absorbing": AbsorbingProcess(vocab, noise),
+        "uniform": UniformProcess(vocab, noise),
+        "hybrid": HybridProcess(vocab, noise, p_uniform=0.4),
+        "spindle": spindle,
+    }
+    titles = ["t = 0", *(f"{name}, t = {t:g}" for name in processes for t in TIMES)]
+    figure, (first, *others) = rows(len(SENTENCE), titles, margin=1.5)
+    states = [
+        p.corrupt(x0, torch.tensor([t]), x0 >= 0, DRAWS) for p in processes.values() for t in TIMES
+    ]
+    for axis, xt in zip([first, *others], [x0, *states]):
+        for place, (letter, now) in enumerate(zip(SENTENCE, xt[0].tolist())):
+            if now == vocab.mask_id:
+                hide(axis, place)
+            else:
+                shown = tokenizer.decode(np.array([now]))
+                write(axis, place, shown, color=INK if shown == letter else COLORS["T"])
+    return figure
+
+
+def hide(axis: Axes, place: int) -> None:
+    """One mask."""
+    axis.add_patch(Rectangle((place + 0.04, 0.04), 0.92, 0.92, color=GRAY, alpha=0.35, linewidth=0))
+
+
+def rows(columns: int, titles: list[str], margin: float = 1.1) -> tuple[Figure, list[Axes]]:
     """A figure with one row of bases for each title."""
-    figure = Figure(figsize=(1.1 + WIDTH * columns, 0.34 * len(titles)))
+    figure = Figure(figsize=(margin + WIDTH * columns, 0.34 * len(titles)))
     axes = []
     for number, title in enumerate(titles):
-        left, height = 1.1 / figure.get_figwidth(), 1 / len(titles)
+        left, height = margin / figure.get_figwidth(), 1 / len(titles)
         axis = figure.add_axes((left, 1 - (number + 0.9) * height, 1 - left, 0.8 * height))
         axis.set(xlim=(0, columns), ylim=(0, 1))
         axis.set_axis_off()
@@ -125,8 +169,10 @@ def rows(columns: int, titles: list[str]) -> tuple[Figure, list[Axes]]:
     return figure, axes
 
 
-def write(axis: Axes, place: int, letter: str, weight: str = "normal") -> None:
-    """One base."""
+def write(
+    axis: Axes, place: int, letter: str, weight: str = "normal", color: str | None = None
+) -> None:
+    """One base or character."""
     axis.text(
         place + 0.5,
         0.47,
@@ -134,7 +180,7 @@ def write(axis: Axes, place: int, letter: str, weight: str = "normal") -> None:
         ha="center",
         va="center",
         fontsize=10,
-        color=COLORS[letter],
+        color=color or COLORS[letter],
         weight=weight,
     )
 
