@@ -35,11 +35,12 @@ BOOK = Path(__file__).parents[2] / "../shared/data/text/war_and_peace.txt.gz"
 FIXED = ("objective=learned_order", "objective.learned=false")
 # What differs from the defaults of the package: training, and sampling.
 SYSTEMS = {
-    "ar": (["objective=ar"], ["sampler=ar"]),
+    "ar": (["objective=ar"], []),
     "mdlm": (["objective=mdlm"], []),
     "mdlm_nelbo": (["objective=mdlm", "objective.weighting=nelbo"], []),
-    "soft_masks": (["objective=mdlm", "objective/self_conditioning=soft_masks"], []),
+    "soft_masks": (["objective=mdlm", "objective.self_conditioning=0.5"], []),
     "learned_order": (["objective=learned_order"], []),
+    "learned_strided": (["objective=learned_order", "objective/order=strided"], []),
     "left_to_right": ([*FIXED, "objective/order=left_to_right"], []),
     "strided": ([*FIXED, "objective/order=strided"], []),
     "sedd": (["objective=sedd", "time_conditioning=false"], []),
@@ -47,10 +48,10 @@ SYSTEMS = {
     "genmd4": (["objective=genmd4", "process=token_rates"], []),
     "d3pm_uniform": (["objective=bound", "process=uniform", "objective.num_steps=1000"], []),
     "udlm": (["objective=bound", "process=uniform"], []),
-    "gidd": (["objective=bound", "process=hybrid"], []),
-    "sundae": (["objective=sundae"], []),
-    "diffusion_lm": (["objective=diffusion_lm"], []),
-    "analog_bits": (["objective=analog_bits"], []),
+    "gidd": (["objective=bound", "process=hybrid", "objective.weighting=dynamic"], []),
+    "sundae": (["objective=sundae", "process=uniform"], []),
+    "diffusion_lm": (["objective=diffusion_lm", "process=gaussian", "noise=sqrt"], []),
+    "analog_bits": (["objective=analog_bits", "process=gaussian", "noise=cosine_squared"], []),
 }
 SEEDS = {"mdlm": 3, "ar": 3, "learned_order": 3}
 TEXTS = {
