@@ -75,6 +75,10 @@ def test_diffusion_lm_has_a_bound_and_analog_bits_says_that_it_has_none(run, cli
         (["sample", "sampler=reverse", "output=x.fa"], "set sampler=ddim"),
         (["sample", "sampler=grouped", "output=x.fa"], "set sampler=ddim"),
         (["sample", "template=r.fa", "output=x.fa"], "a constraint on samples needs an absorbing"),
+        (
+            ["finetune", "task=demo_human_or_worm", "hydra.run.dir=x.run"],
+            "a classifier reads tokens",
+        ),
         (["compress", "input=r.fa", "output=x.dna"], "needs an absorbing process"),
         (["variants", "vcf=v.vcf", "genome=r.fa", "output=x.tsv"], "needs an absorbing process"),
     ],

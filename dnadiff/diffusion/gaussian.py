@@ -53,9 +53,11 @@ class GaussianProcess(Process):
         super().__init__(vocab, noise)
         self.t_min = t_min
 
-    def times(self, num_steps: int, device: torch.device | str = "cpu") -> Tensor:
-        """A uniform grid from t_min to 1: (num_steps + 1,) float64."""
-        return torch.linspace(self.t_min, 1, num_steps + 1, dtype=torch.float64, device=device)
+    def times(self, num_steps: int, like: Tensor, last: float = 1.0) -> Tensor:
+        """A uniform grid from t_min to `last`: (num_steps + 1,) float64, on the device of
+        `like`."""
+        grid = torch.linspace(self.t_min, last, num_steps + 1, dtype=torch.float64)
+        return grid.to(like.device)
 
     def snr(self, t: Tensor) -> Tensor:
         """alpha / (1 - alpha), the signal-to-noise ratio."""
@@ -131,7 +133,7 @@ class VectorDenoiser(BaseDenoiser):
     """
 
     codes: Tensor
-    bias: Tensor
+    bias: OptTensor
 
     def __init__(
         self,
@@ -153,20 +155,15 @@ class VectorDenoiser(BaseDenoiser):
             )
         self.process, self.time_conditioning = process, True
         self.sharpness, self.reads_estimate, self.clamps = sharpness, reads_estimate, clamps
-        learned, bias = isinstance(codes, nn.Parameter), torch.zeros(len(codes))
-        self.no_weight_decay = ("codes",) if learned else ()
-        for name, value in {"codes": codes, "bias": bias}.items():
-            if learned:
-                self.register_parameter(name, nn.Parameter(value))
-            else:
-                self.register_buffer(name, value, persistent=False)
+        if isinstance(codes, nn.Parameter):
+            self.codes, self.bias = codes, nn.Parameter(torch.zeros(len(codes)))
+            self.no_weight_decay = ("codes",)
+        else:
+            self.register_buffer("codes", codes, persistent=False)
+            self.bias = None
         width = codes.shape[1]
         self.input = nn.Linear(width * (1 + reads_estimate), backbone.d_model)
         self.output = nn.Linear(backbone.d_model, width)
-
-    def vectors(self, ids: Tensor) -> Tensor:
-        """The vectors of token ids: (...) -> (..., D)."""
-        return self.codes[ids]
 
     def denoise(
         self,
@@ -197,8 +194,8 @@ class VectorDenoiser(BaseDenoiser):
         """The nearest vector of a token that a sample may contain, for each of z (..., D)."""
         distance = self.codes.square().sum(-1) - 2 * linear(z, self.codes)
         banned = ~self.vocab.is_emitted(z.device)
-        return self.vectors(distance.masked_fill(banned, torch.inf).argmin(-1))
+        return self.codes[distance.masked_fill(banned, torch.inf).argmin(-1)]
 
     def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
         t = torch.full((len(ids),), self.process.t_min, device=ids.device)
-        return self._features(self.vectors(ids.long()), t, None, valid)
+        return self._features(self.codes[ids.long()], t, None, valid)

@@ -60,10 +60,15 @@ SAVED = {FINE_TUNED: "", SCRATCH: "scratch"}  # subfolders of saved networks
 
 
 def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
-    """The tokenizer of a model of DNA; ValueError if it was trained on text."""
+    """The tokenizer of a model of DNA; ValueError for one of text, or one that reads no tokens."""
     if not isinstance(loaded.tokenizer, DNATokenizer):
         raise ValueError(
             f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA"
+        )
+    if loaded.process.state == "vectors":
+        raise ValueError(
+            f"{loaded.path} has a network that reads vectors, and a classifier reads tokens; name "
+            "a run of another objective, such as mdlm"
         )
     return loaded.tokenizer
 

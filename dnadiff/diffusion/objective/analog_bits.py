@@ -24,7 +24,6 @@ class AnalogBits(Objective):
         scale: a bit is -scale or scale.
         self_conditioning: the share of batches in which the network reads an estimate of its own
             from a first pass without gradients; with 0 it has no input for it.
-        stratified: spread the times over the global batch.
     """
 
     process_type = GaussianProcess
@@ -39,10 +38,9 @@ class AnalogBits(Objective):
         process: GaussianProcess,
         scale: Positive = 1.0,
         self_conditioning: Fraction = 0.5,
-        stratified: bool = True,
     ) -> None:
         super().__init__(process)
-        self.scale, self.self_conditioning, self.stratified = scale, self_conditioning, stratified
+        self.scale, self.self_conditioning = scale, self_conditioning
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         check_fit(type(self), backbone)
@@ -53,8 +51,8 @@ class AnalogBits(Objective):
 
     def compute(self, denoiser: VectorDenoiser, batch: TrainingBatch) -> Loss:
         x0, weight, draws, cond, valid = batch
-        clean, t_min = denoiser.vectors(x0), self.process.t_min
-        t = t_min + (1 - t_min) * strata(draws, self.stratified, x0.device)
+        clean, t_min = denoiser.codes[x0], self.process.t_min
+        t = t_min + (1 - t_min) * strata(draws, True, x0.device)
         zt, estimate = self.process.corrupt(clean, t, weight > 0, draws), None
         if hash64(draws.seed, "estimate", draws.step) < self.self_conditioning * 2**64:
             with torch.no_grad():

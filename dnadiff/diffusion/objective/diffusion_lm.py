@@ -32,7 +32,6 @@ class DiffusionLM(Objective):
         weighting: `simple`: the mean squared error of the estimate at a uniform step, rounding, and
             the mean square of the end of the chain (section 4.1); `nelbo`: the bound. `nll` is the
             bound either way.
-        stratified: spread the steps over the global batch.
     """
 
     process_type = GaussianProcess
@@ -46,11 +45,9 @@ class DiffusionLM(Objective):
         width: PositiveInt = 16,
         num_steps: PositiveInt = 2000,
         weighting: Literal["simple", "nelbo"] = "simple",
-        stratified: bool = True,
     ) -> None:
         super().__init__(process)
         self.width, self.num_steps, self.weighting = width, num_steps, weighting
-        self.stratified = stratified
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         check_fit(type(self), backbone)
@@ -65,7 +62,7 @@ class DiffusionLM(Objective):
 
     def compute(self, denoiser: VectorDenoiser, batch: TrainingBatch) -> Loss:
         weight, num_tokens = batch.weight, batch.weight.sum()
-        u = strata(batch.draws, self.stratified, batch.x0.device)
+        u = strata(batch.draws, True, batch.x0.device)
         simple, bound = (
             mean_over((each * weight).sum(), num_tokens)
             for each in self._costs(denoiser, batch, u, self.weighting == "nelbo")
@@ -84,14 +81,14 @@ class DiffusionLM(Objective):
         divergence differs less from step to step.
         """
         x0, counted, process = batch.x0, batch.weight > 0, self.process
-        times = process.times(self.num_steps, x0.device)
+        times = process.times(self.num_steps, x0)
         place = times - times[0]
         if by_snr:
             place = process.snr(times[0]).log() - process.snr(times).log()
         place = place / place[-1]  # from 0 to 1
         step = torch.searchsorted(place, u.to(place), right=True).clamp(1, self.num_steps)
         t, s, share = times[step], times[step - 1], place[step] - place[step - 1]
-        clean = denoiser.vectors(x0)
+        clean = denoiser.codes[x0]
         zt, z0 = (process.corrupt(clean, at, counted, batch.draws) for at in (t, times[:1]))
         estimate = denoiser.denoise(zt, t, batch.cond, batch.valid)
         rounding = torch.zeros_like(batch.weight, dtype=clean.dtype)

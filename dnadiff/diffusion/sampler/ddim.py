@@ -1,8 +1,6 @@
 """Reverse steps of Gaussian noise on vectors, from noise to tokens."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -56,10 +54,6 @@ class DDIM(GridSampler):
                 "guidance=1"
             )
 
-    def fitted(self, denoiser: BaseDenoiser) -> DDIM:
-        assert isinstance(denoiser, VectorDenoiser)
-        return replace(self, clamp=denoiser.clamps) if self.clamp is None else self
-
     def fill(
         self,
         x: Tensor,
@@ -82,11 +76,10 @@ class DDIM(GridSampler):
         """As `fill`, for sequences with a position to fill."""
         denoiser, size = calls.denoiser, self.num_steps
         assert isinstance(process, GaussianProcess) and isinstance(denoiser, VectorDenoiser)
-        given, drawn = denoiser.vectors(x), masked[..., None]
+        given, drawn = denoiser.codes[x], masked[..., None]
+        clamp = denoiser.clamps if self.clamp is None else self.clamp
         noisy = process.maskable(x, calls.valid)  # others are clean in training too
-        times = torch.linspace(
-            calls.start_t or 1, process.t_min, size + 1, dtype=torch.float64, device=x.device
-        )
+        times = process.times(size, x, calls.start_t or 1.0).flip(0)
         z = process.prior(len(x), x.shape[1], x.device, draws, given.shape[-1]).to(given)
         if calls.start_t is not None:
             z = process.corrupt(given, times[:1], noisy, draws)
@@ -94,12 +87,11 @@ class DDIM(GridSampler):
         for i in range(size):
             z = torch.where(noisy[..., None], z, given)
             estimate = calls.denoise(z, times[i].expand(len(x)), estimate)
-            x0 = denoiser.nearest(estimate) if self.clamp else estimate
+            x0 = denoiser.nearest(estimate) if clamp else estimate
             step = times[i], (times[i + 1] - further).clamp(process.t_min)
             z = process.reverse(torch.where(drawn, x0, given), z, *step, self.eta)
-            if self.eta:
-                std = process.reverse_std(*step, self.eta)
-                z = z + std * normal(draws.at(i + 1), "step", z)
+            std = process.reverse_std(*step, self.eta)
+            z = z + std * normal(draws.at(i + 1), "step", z)
         uniform = draws.uniform("token", x.shape[1])[masked.to(draws.rows.device)]
         tokens = self.unmask(size - 1, denoiser.round(z[masked]), uniform)
         return x.masked_scatter(masked, tokens.to(x))

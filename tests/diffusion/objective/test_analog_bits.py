@@ -51,14 +51,14 @@ def test_a_base_has_two_bits_and_its_complement_the_other_ones():
 def test_bits_are_rounded_to_the_token_that_they_are_of(vocab):
     _, denoiser = model(vocab=vocab)
     tokens = torch.tensor(vocab.emitted)
-    noisy = denoiser.vectors(tokens) + 0.4 * torch.randn(50, len(tokens), denoiser.codes.shape[1])
+    noisy = denoiser.codes[tokens] + 0.4 * torch.randn(50, len(tokens), denoiser.codes.shape[1])
     log_probs = denoiser.round(noisy.clamp(-1.9, 1.9))
-    near = (noisy - denoiser.vectors(tokens)).abs().amax(-1) < 0.9
+    near = (noisy - denoiser.codes[tokens]).abs().amax(-1) < 0.9
     assert (log_probs.argmax(-1) == tokens)[near].all() and (log_probs.exp().amax(-1) > 0.99).all()
     anything = torch.randn(200, denoiser.codes.shape[1])
     assert vocab.is_emitted()[denoiser.round(anything).argmax(-1)].all()
     assert torch.equal(
-        denoiser.nearest(anything), denoiser.vectors(denoiser.round(anything).argmax(-1))
+        denoiser.nearest(anything), denoiser.codes[denoiser.round(anything).argmax(-1)]
     )
 
 
@@ -100,7 +100,7 @@ def test_without_self_conditioning_the_network_has_no_input_for_it():
 
 def test_sampling_with_the_posterior_mean_gives_the_tokens_and_carries_the_estimate():
     _, denoiser = model()
-    target = denoiser.vectors(torch.tensor([8, 10, 7, 9]))
+    target = denoiser.codes[torch.tensor([8, 10, 7, 9])]
     carried = []
 
     def oracle(z, t, cond=None, valid=None, estimate=None):

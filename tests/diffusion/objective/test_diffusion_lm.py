@@ -38,7 +38,7 @@ class World:
             torch.nn.init.normal_(weight, std=0.5)
         self.denoiser.eval().requires_grad_(False)
         self.denoiser.codes[:2, 0] = torch.tensor([-1.0, 0.8])
-        self.times = self.process.times(num_steps)
+        self.times = self.process.times(num_steps, GRID)
 
     def steps(self):
         """For each step: t, s, estimates of x0 at all grid points, and the Gaussian of z_s."""
@@ -62,7 +62,7 @@ class World:
 
     def terms(self, string):
         """Rounding, divergences of all steps and the end, of the whole string."""
-        x0 = self.denoiser.vectors(string)  # (2, 1)
+        x0 = self.denoiser.codes[string]  # (2, 1)
 
         def mean(values, t):
             alpha = self.process.noise.alpha(t)
@@ -97,7 +97,7 @@ def test_the_bound_is_above_the_exact_likelihood_of_every_string(world):
 
 def test_with_the_posterior_mean_it_is_close_and_half_of_the_divergence_is_no_bound():
     world = World(Sqrt(0.05))
-    clean, prior = world.denoiser.vectors(STRINGS), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
+    clean, prior = world.denoiser.codes[STRINGS], torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
 
     def posterior_mean(z, t, cond=None, valid=None, estimate=None):
         alpha = world.process.noise.alpha(t)[:, None, None, None]
@@ -121,7 +121,7 @@ def test_draws_have_the_mean_of_the_bound(world):
 
 
 def test_the_cost_of_a_step_is_the_divergence_of_its_gaussians(world):
-    x0 = world.denoiser.vectors(STRINGS[1])
+    x0 = world.denoiser.codes[STRINGS[1]]
     for t, s, estimate, step in world.steps():
         true = Normal(world.process.reverse(x0, PAIRS, t, s), step.scale)
         found = world.process.step_cost(estimate, x0, PAIRS, t, s)

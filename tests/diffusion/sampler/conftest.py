@@ -183,7 +183,7 @@ class VectorTable(VectorDenoiser):
         self.log_joint = joint.double().log()
         letters = range(vocab.size - 1)
         sequences = torch.tensor(list(itertools.product(letters, repeat=self.length)))
-        self.clean = self.vectors(sequences).double()
+        self.clean = self.codes[sequences].double()
 
     def denoise(self, z, t, cond=None, valid=None, estimate=None):
         assert t.shape == (len(z),) and ((t > 0) & (t <= 1)).all()
