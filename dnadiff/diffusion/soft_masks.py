@@ -65,6 +65,7 @@ class SoftMasked(Denoiser):
         masked = xt == self.vocab.mask_id
         with torch.no_grad():
             nats, ids, weights = self._most_probable(super().read_features(query)[masked])
+        torch.clear_autocast_cache()  # of copies of the weights that have no gradients
         share = self.scale * torch.sigmoid(self.steepness * (-nats - self.center))  # (M,)
         if self.training:
             given = torch.rand(len(xt), 1, device=xt.device) < self.probability

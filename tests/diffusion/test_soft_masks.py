@@ -72,8 +72,9 @@ def masked_half(vocab, rows=8, length=12):
     return x0, torch.where(hidden, vocab.mask_id, x0)
 
 
+@pytest.mark.parametrize("mixed", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
-def test_at_scale_0_it_is_the_model_of_one_pass(weighting):
+def test_at_scale_0_it_is_the_model_of_one_pass(weighting, mixed):
     process, backbone = AbsorbingProcess(DNA, LogLinear()), network(DNA)
     x0, _ = masked_half(DNA)
     losses, gradients = [], []
@@ -81,7 +82,8 @@ def test_at_scale_0_it_is_the_model_of_one_pass(weighting):
         objective = MDLM(process, weighting=weighting, self_conditioning=share)
         denoiser = objective.denoiser(backbone)
         denoiser.zero_grad()
-        losses.append(objective(denoiser, x0, torch.ones(x0.shape), Draws.for_batch(0, 8)))
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            losses.append(objective(denoiser, x0, torch.ones(x0.shape), Draws.for_batch(0, 8)))
         losses[-1].loss.backward()
         gradients.append([p.grad.clone() for p in backbone.parameters() if p.grad is not None])
     assert isinstance(denoiser, SoftMasked) and denoiser.scale == 0
