@@ -95,6 +95,17 @@ def test_formulas_for_masks_refuse_them(run, command, message, cli, tmp_path):
     assert not list(tmp_path.glob("x.*"))
 
 
+def test_an_exported_model_has_its_layers_too(run, cli, tmp_path):
+    status, _, err = cli("export", f"checkpoint={run}", "output=model")
+    if run.name == "diffusion_lm":  # of a Caduceus
+        assert status == 1 and "no time conditioning" in err and not (tmp_path / "model").exists()
+        return
+    assert status == 0, err
+    one, other = dnadiff.load(run, "cpu"), dnadiff.load(tmp_path / "model", "cpu")
+    sampler = DDIM(num_steps=4)
+    assert one.sample(2, length=12, sampler=sampler) == other.sample(2, length=12, sampler=sampler)
+
+
 def test_embeddings_read_the_vectors_of_the_tokens(run):
     model = dnadiff.load(run, "cpu")
     found = model.embed(["ACGTACGTAC", "GGGGGGGGGG"])

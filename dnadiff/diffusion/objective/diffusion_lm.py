@@ -22,8 +22,8 @@ class DiffusionLM(Objective):
     The bound is the sum of -log p(x0 | z_0), where z_0 are the vectors at `process.t_min`, of the
     divergence of each step, and of KL(q(z_T | x0) || prior). It holds for any embeddings.
 
-    Deviation: z_t given a token has the variance 1 - alpha(t). The published chain adds the noise of
-    its first vector to that.
+    Deviation: z_t given a token has the variance 1 - alpha(t). The published chain adds the noise
+    of its first vector to that.
 
     Args:
         process: Gaussian noise; the published schedule is `noise=sqrt`.
