@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.denoiser import Backbone, Denoiser, OptTensor, Query
+from dnadiff.diffusion.denoiser import Backbone, Denoiser, Query
 from dnadiff.diffusion.draws import draw
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import Parameterization
@@ -73,9 +73,9 @@ class OrderHead(nn.Module):
     """Scores from features: a quarter of a network of two layers, which starts at 0, and the scores
     of an order with a steepness that is learned.
 
-    Adam moves parameters by the same amount whether gradients are clear or noise. Random scores cost
-    KL(q || p), in proportion to their variance: a quarter keeps that small while there is nothing
-    to learn.
+    Adam moves parameters by the same amount whether gradients are clear or noise. Random scores
+    cost KL(q || p), in proportion to their variance: a quarter keeps that small while there is
+    nothing to learn.
     """
 
     def __init__(self, width: int, steepness: float) -> None:
@@ -177,8 +177,6 @@ def masked_log_softmax(scores: Tensor, masked: Tensor) -> Tensor:
     return torch.log_softmax(at_least_float32(scores).masked_fill(excluded, -torch.inf), -1)
 
 
-def columns_of(scores: OptTensor, masked: Tensor) -> Tensor:
+def columns_of(values: Tensor, masked: Tensor) -> Tensor:
     """Values (M,) at the M masked positions, row-major, as (B, L) with 0 elsewhere."""
-    assert scores is not None
-    empty = torch.zeros(masked.shape, dtype=scores.dtype, device=masked.device)
-    return empty.masked_scatter(masked, scores)
+    return values.new_zeros(masked.shape).masked_scatter(masked, values)

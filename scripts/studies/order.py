@@ -51,12 +51,12 @@ def orders(run: str, batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     return found, of_tokens, kind, [loaded.tokenizer.decode(np.array([name])) for name in names]
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run")
     parser.add_argument("--output", type=Path, default=Path("order.svg"))
     parser.add_argument("--batches", type=int, default=16)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     matplotlib.use("svg")
     found, of_tokens, kind, names = orders(args.run, args.batches)
     figure = Figure((11, 3), layout="constrained")

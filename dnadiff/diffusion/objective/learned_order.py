@@ -82,9 +82,10 @@ class LearnedOrder(Objective):
 
     Both are in proportion to exp(score). The scores of q come from the clean sequence, those of p
     from what is visible. It is the evidence lower bound of autoregression in any order with the
-    order as a latent variable. LoMDM (arXiv 2602.02112) has rates c t^(c - 1) that give the same
-    orders. Its bound (eq. 3) is that of the continuous-time process, which also tells the times:
-    this one is never above it. With equal scores it is the bound of `MDLM`.
+    order as a latent variable. In LoMDM (arXiv 2602.02112) position i is visible with probability
+    1 - t^c_i at time t, which gives the same orders for c = exp(score). Its bound (eq. 3) is that
+    of the continuous-time process, which also tells the times: this one is never above it. With
+    equal scores it is the bound of `MDLM`.
 
     One place k of the order is drawn for each sequence, and its term is summed over the next
     position: L sum_j q_j (log q_j - log p_j - log mu_j). This term is differentiated with respect
@@ -205,7 +206,7 @@ class LearnedOrder(Objective):
         with torch.no_grad():
             after = self.step(denoiser, batch, place, later=1)
             change = torch.where(after.masked, after.cost - now.cost, 0.0)
-            ordered = scores.double().masked_fill(~counted, -torch.inf)
+            ordered = scores.masked_fill(~counted, -torch.inf)
             ordered = ordered.gather(-1, place.rank.argsort(-1))
             log_c = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # at each place
             before = torch.arange(log_c.shape[1], device=log_c.device) <= place.number

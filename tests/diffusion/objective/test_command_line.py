@@ -1,6 +1,9 @@
 """Objectives through the command line: what is trained, what a checkpoint rebuilds, and what is
 refused before data is read."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -75,6 +78,12 @@ def test_a_learned_order_trains_samples_and_is_evaluated_by_its_own_bound(
     status, _, err = cli("train", *train_args("caduceus", 1, *fixed, "overwrite=true"))
     assert status == 0, err
     assert not checkpoint.load(tmp_path / "run").denoiser.learned
+    # its picture: every fourth position first, and then those to the right
+    study = runpy.run_path(str(Path(__file__).parents[3] / "scripts" / "studies" / "order.py"))
+    neighbors = study["orders"](str(tmp_path / "run"), 1)[2]  # none, left, right, both
+    assert neighbors == pytest.approx([0.25, 0.5, 0, 0.25], abs=0.03)
+    study["main"]([str(tmp_path / "run"), "--output", str(tmp_path / "order.svg"), "--batches=1"])
+    assert (tmp_path / "order.svg").read_text().count("<path") > 20
 
 
 def test_self_conditioning_starts_from_a_plain_model_and_is_exported(cli, train_args, tmp_path):
