@@ -142,6 +142,12 @@ class BaseDenoiser(nn.Module):
         none."""
         return self
 
+    @property
+    def outside_network(self) -> str:
+        """The names of the parameters that are trained besides the network."""
+        trained = (name for name, each in self.named_parameters() if each.requires_grad)
+        return ", ".join(name for name in trained if not name.startswith("backbone."))
+
     def check_window(self, length: int | None) -> None:
         """Raise ValueError if it cannot be trained on windows of `length` tokens (None if they have
         no fixed length)."""
@@ -155,13 +161,11 @@ class BaseDenoiser(nn.Module):
                 "two streams restart at every block; set "
                 "context_parallel=1, or another objective"
             )
-        for name, parameter in self.named_parameters():
-            if parameter.requires_grad and not name.startswith("backbone."):
-                raise ValueError(
-                    f"context_parallel {num_pieces} does not fit a model with parameters outside "
-                    f"its network ({name}), expected 1: each process would count their gradients; "
-                    "set context_parallel=1, or another objective"
-                )
+        if names := self.outside_network:
+            raise ValueError(
+                f"context_parallel {num_pieces} does not fit this objective, expected 1: each "
+                f"process would count the gradients of {names}; set context_parallel=1"
+            )
         self.backbone.check_pieces(num_pieces, length)
 
     def require_any_order(self, what: str) -> MaskedDenoiser:

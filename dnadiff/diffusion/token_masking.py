@@ -66,35 +66,31 @@ class TokenMasking(nn.Module, MaskingProcess):
         """m g'(m) / g(m), positive: the rate of a token relative to that of the schedule."""
 
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        rate = self.mask_probability(x0, t).detach()
-        return self.masked_at(x0, rate, maskable, draws)
+        return self.masked_at(x0, self.mask_probability(t, x0).detach(), maskable, draws)
 
-    def mask_probability(self, x0: Tensor, t: Tensor) -> Tensor:
-        """The probability that each token of `x0 (B, L)` is a mask at `t (B,)`: (B, L)."""
-        return self.masked(self._fraction(t)[:, None], self.values.to(t)[x0])
+    def mask_probability(self, t: Tensor, x0: Tensor | slice = slice(None)) -> Tensor:
+        """The probability that each token of `x0 (B, L)`, or of the vocabulary, is a mask at `t
+        (B,)`: (B, L) or (B, V)."""
+        return self.masked(self._fraction(t), self.values.to(t)[x0])
 
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         t = t.to(log_probs.dtype)
-        relative = self.elasticity(self._fraction(t)[:, None], self.values.to(t))  # (M, V)
+        relative = self.elasticity(self._fraction(t), self.values.to(t))  # (M, V)
         nll, own = (-each.gather(-1, x0[:, None]) for each in (log_probs, -relative))
         predicted = (relative * log_probs.exp()).sum(-1, keepdim=True)
         nats = self.noise.weight(t)[:, None] * (own * nll + predicted - own)
         return torch.where(self.changes(xt), nats[:, 0], 0.0)
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        now, then = (
-            self.masked(self._fraction(time)[:, None], self.values.to(time)) for time in (t, s)
-        )
-        unmask = (1 - then / now).clamp(0, 1).to(log_probs)  # of each token, given a mask at t
-        token = unmask.log() + log_probs
-        left = 1 - token.exp().sum(-1, keepdim=True)
-        smallest = torch.finfo(left.dtype).tiny  # the gradient of log 0 would be NaN
-        stay = torch.where(left > 0, left.clamp(min=smallest).log(), -torch.inf)
-        return self.stepped(token, stay, xt)
+        unmask = 1 - self.mask_probability(s) / self.mask_probability(t)  # of each token
+        token = unmask.clamp(0, 1).log().to(log_probs) + log_probs
+        stay = 1 - token.exp().sum(-1, keepdim=True)
+        smallest = torch.finfo(stay.dtype).tiny  # the gradient of log 0 would be NaN
+        return self.stepped(token, stay.clamp(min=smallest).log(), xt)
 
     def _fraction(self, t: Tensor) -> Tensor:
-        """m at times t, of their shape."""
-        return (1 - self.noise.alpha(t)) / self.noise.mask_probability(1.0)
+        """m at times t (B,): (B, 1)."""
+        return (1 - self.noise.alpha(t))[:, None] / self.noise.mask_probability(1.0)
 
 
 @checked

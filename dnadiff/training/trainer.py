@@ -181,15 +181,11 @@ def check_processes(trainer: Trainer, per_window: int) -> None:
 def check_sharded(trainer: Trainer, denoiser: BaseDenoiser) -> None:
     """Raise ValueError if a run with shards would train parameters outside the network, which
     nothing shards and whose gradients nothing adds up."""
-    outside = [
-        name
-        for name, parameter in denoiser.named_parameters()
-        if parameter.requires_grad and not name.startswith("backbone.")
-    ]
-    if outside and isinstance(trainer.strategy, ShardedStrategy):
+    names = denoiser.outside_network
+    if names and isinstance(trainer.strategy, ShardedStrategy):
         raise ValueError(
-            f"trainer.strategy fsdp2 does not fit this objective, expected ddp: it trains "
-            f"{', '.join(outside[:3])} besides the network; set trainer.strategy=ddp"
+            f"trainer.strategy fsdp2 does not fit this objective, expected ddp: it trains {names} "
+            "besides the network; set trainer.strategy=ddp"
         )
 
 

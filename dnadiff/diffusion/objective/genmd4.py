@@ -59,6 +59,6 @@ class GenMD4(Bound):
         nats = (self.token_bound(denoiser, batch, u).float() * weight).sum(-1)
         t = u**self.rates.time_power
         xt = self.rates.corrupt(x0, t, weight > 0, batch.draws)  # those of `token_bound`
-        hit = self.rates.mask_probability(x0, t)
+        hit = self.rates.mask_probability(t, x0)
         q = torch.where(self.rates.changes(xt), hit, 1 - hit)
         return nats, torch.where(weight > 0, q, 1.0).log().float().sum(-1)

@@ -77,7 +77,7 @@ def pairs():
 def letters(process, t):
     """q_t of a letter, (3, 4)."""
     time = torch.tensor([t], dtype=torch.float64)
-    hit = process.mask_probability(torch.arange(3)[None], time)[0].detach()
+    hit = process.mask_probability(time, torch.arange(3)[None])[0].detach()
     return torch.cat([torch.diag(1 - hit), hit[:, None]], 1)
 
 
@@ -259,7 +259,7 @@ def test_equal_rates_are_the_absorbing_process(noise):
 
 def test_rare_tokens_are_masked_first_by_the_spindle():
     process, t = spindle(), torch.linspace(0, 1, 101, dtype=torch.float64)
-    hit = process.mask_probability(torch.arange(3).expand(101, 3), t)
+    hit = process.mask_probability(t, torch.arange(3).expand(101, 3))
     assert (hit[0] == 0).all() and torch.allclose(hit[-1], torch.ones(3, dtype=torch.float64))
     assert (hit.diff(dim=0) > 0).all()
     middle = hit[1:-1]
@@ -270,7 +270,7 @@ def test_rare_tokens_are_masked_first_by_the_spindle():
     torch.testing.assert_close(process.values[:3], (h - (p * h).sum()) / h.max())
     steep = Spindle(VOCAB, LogLinear(0.0), 0.31)
     steep.information.copy_(torch.tensor([-1.0, 0.0, 1.0, 0.0]))
-    assert (steep.mask_probability(torch.arange(3).expand(101, 3), t).diff(dim=0) > 0).all()
+    assert (steep.mask_probability(t, torch.arange(3).expand(101, 3)).diff(dim=0) > 0).all()
 
 
 def test_gradients_of_the_exponents_are_those_of_the_bound():
