@@ -223,9 +223,6 @@ class Sqrt(MaskFraction):
     def time(self, fraction: Tensor) -> Tensor:
         return fraction**2
 
-    def weight(self, t: Tensor) -> Tensor:
-        return 0.5 / t
-
 
 @checked
 class ShiftedLogOdds(MaskFraction):

@@ -1,6 +1,7 @@
 """Reverse steps of Gaussian noise on vectors, from noise to tokens."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,7 +9,6 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser, normal
-from dnadiff.diffusion.process import AbsorbingProcess, Process
 from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draws_of_part
 from dnadiff.fields import Fraction, NonNegative, checked
 
@@ -59,7 +59,7 @@ class DDIM(GridSampler):
         x: Tensor,
         masked: Tensor,
         calls: CountedDenoiser,
-        process: AbsorbingProcess,
+        process: Any,
         draws: Draws,
     ) -> Tensor:
         rows = masked.any(-1).nonzero()[:, 0]
@@ -71,11 +71,15 @@ class DDIM(GridSampler):
         return x
 
     def _denoised(
-        self, x: Tensor, masked: Tensor, calls: CountedDenoiser, process: Process, draws: Draws
+        self,
+        x: Tensor,
+        masked: Tensor,
+        calls: CountedDenoiser,
+        process: GaussianProcess,
+        draws: Draws,
     ) -> Tensor:
         """As `fill`, for sequences with a position to fill."""
         denoiser, size = calls.denoiser, self.num_steps
-        assert isinstance(process, GaussianProcess) and isinstance(denoiser, VectorDenoiser)
         given, drawn = denoiser.codes[x], masked[..., None]
         clamp = denoiser.clamps if self.clamp is None else self.clamp
         noisy = process.maskable(x, calls.valid)  # others are clean in training too

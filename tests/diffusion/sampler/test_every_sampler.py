@@ -33,7 +33,7 @@ STEPS = {
     "ar": None,
     "block": ("num_groups", 1, 2),
     "confidence": ("num_steps", 1, 3),
-    "ddim": ("num_steps", 1, 192),
+    "ddim": ("num_steps", 1, 40),
     "entropy_bounded": ("bound", 10.0, 0.0),
     "first_hitting": None,
     "forward_backward": ("num_steps", 1, 96),
