@@ -288,13 +288,13 @@ class ConditionalSampler:
             return
         if self.denoiser.left_to_right:
             raise ValueError(
-                "start= changes sequences by a model that reads both sides of a token, and this one "
-                "goes from left to right; use one of objective=mdlm"
+                "start= changes sequences by a model that reads both sides of a token, and this "
+                "one goes from left to right; use one of objective=mdlm"
             )
         if self.start_t is None and not self.sampler.refines:
             raise ValueError(
-                "start= has complete sequences, which this sampler does not change; set start_t= to "
-                "the time of the noise to add, such as start_t=0.2, or sampler=gibbs, or "
+                "start= has complete sequences, which this sampler does not change; set start_t= "
+                "to the time of the noise to add, such as start_t=0.2, or sampler=gibbs, or "
                 "sampler=self_correction for noise that replaces tokens"
             )
 

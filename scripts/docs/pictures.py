@@ -1,5 +1,5 @@
-"""The pictures of docs/concepts.md, made with the bundled model of E. coli, and of
-docs/objectives.md.
+"""The pictures of docs/concepts.md, made with the bundled model of E. coli, of docs/objectives.md
+and of docs/samplers.md.
 
 python scripts/docs/pictures.py [FOLDER]      # default: docs
 """
@@ -19,11 +19,16 @@ from torch import Tensor
 
 import dnadiff
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.hybrid import HybridProcess
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.process import AbsorbingProcess, UniformProcess
+from dnadiff.diffusion.process import AbsorbingProcess, Process, UniformProcess
+from dnadiff.diffusion.sampler.base import Sampler
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.sampler.reverse import Reverse
+from dnadiff.diffusion.sampler.self_correction import SelfCorrection
 from dnadiff.diffusion.token_masking import Spindle
 from dnadiff.model import Model
 
@@ -45,10 +50,28 @@ INK = "#30343b"
 SENTENCE = "All happy families are alike; each unhappy one"
 TIMES = (0.25, 0.5)
 DRAWS = Draws.for_batch(219, 1)
+TOKENIZER = DNATokenizer()
+VOCAB, NOISE = TOKENIZER.vocab, LogLinear()
+WANTED, GIVEN = (
+    torch.from_numpy(TOKENIZER.encode(text).astype(np.int64))
+    for text in ("ACGTTGACCATGAT", "ACGATGACCTTGCT")  # what the model expects; what is edited
+)
+CELL, LINE, PANEL = 14, 17, (236, 156)  # pixels of the picture of samplers
+MASKS, UNIFORM = AbsorbingProcess(VOCAB, NOISE), UniformProcess(VOCAB, NOISE)
+# title, sampler, process, and the time of the noise on what is edited; None begins with noise
+PANELS: list[tuple[str, Sampler, Process, float | None]] = [
+    ("masks: sampler=grouped", Grouped(5), MASKS, None),
+    ("uniform: sampler=reverse", Reverse(5), UNIFORM, None),
+    ("hybrid: sampler=reverse", Reverse(5), HybridProcess(VOCAB, NOISE, 0.4), None),
+    ("masks: start= start_t=0.4", Grouped(3), MASKS, 0.4),
+    ("uniform: start= start_t=0.4", Reverse(5), UNIFORM, 0.4),
+    ("uniform: self_correction", SelfCorrection(Reverse(1)), UNIFORM, 0),
+]
 
 
 def main(folder: Path) -> None:
     """Draw the pictures."""
+    (folder / "samplers.svg").write_text(sampling() + "\n", encoding="utf-8")
     matplotlib.use("svg")
     matplotlib.rcParams.update(
         {"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
@@ -153,6 +176,47 @@ def corruption() -> Figure:
 def hide(axis: Axes, place: int) -> None:
     """One mask."""
     axis.add_patch(Rectangle((place + 0.04, 0.04), 0.92, 0.92, color=GRAY, alpha=0.35, linewidth=0))
+
+
+class Certain(MaskedDenoiser):
+    """Expects one sequence, each letter with the probability 0.94, and keeps what it reads."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(VOCAB)
+        self.process_type, self.time_conditioning = type(process), True
+        wanted = torch.nn.functional.one_hot(WANTED, VOCAB.size)
+        self.expected = (0.02 * VOCAB.is_emitted() + 0.92 * wanted).log()
+        self.read: list[Tensor] = []
+
+    def log_probs(self, *query: Tensor, **named: Tensor) -> Tensor:
+        self.read.append(query[0][0])
+        return self.expected[query[3][0]]
+
+
+def sampling() -> str:
+    """What the network reads in each call of six samplers, and the result, as SVG."""
+    drawn = []
+    for number, (title, sampler, process, start_t) in enumerate(PANELS):
+        model = Certain(process)
+        x = GIVEN[None] if start_t == 0 else torch.full((1, len(GIVEN)), VOCAB.mask_id)
+        start = (GIVEN[None], start_t) if start_t else (None, 1.0)
+        samples = sampler.sample(model, process, x, Draws.for_batch(4, 1), None, None, None, *start)
+        states = [GIVEN] * bool(start_t) + [*model.read, samples.tokens[0]]
+        left, top = number % 3 * PANEL[0] + 14, number // 3 * PANEL[1] + 26
+        drawn.append(f'<text x="{left}" y="{top - 4}" font-weight="600">{title}</text>')
+        for y, state in enumerate(states):
+            for place, token in enumerate(state):
+                at = f'x="{left + place * CELL}" y="{top + y * LINE + 13}"'
+                if token == VOCAB.mask_id:
+                    drawn.append(f'<text {at} fill="#b8bcc4">■</text>')
+                else:
+                    color = INK if token == samples.tokens[0, place] else COLORS["T"]
+                    letter = TOKENIZER.decode(state[place : place + 1])
+                    drawn.append(f'<text {at} fill="{color}">{letter}</text>')
+    size = f"0 0 {3 * PANEL[0]} {2 * PANEL[1]}"
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" font-size="13" '
+    back = 'font-family="ui-monospace, monospace"><rect width="100%" height="100%" fill="#fff"/>'
+    return "".join([head, back, *drawn, "</svg>"])
 
 
 def rows(columns: int, titles: list[str], margin: float = 1.1) -> tuple[Figure, list[Axes]]:

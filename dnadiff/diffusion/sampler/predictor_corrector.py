@@ -1,4 +1,4 @@
-"""Reverse steps with corrections between them, for noise that replaces tokens (arXiv 2205.14987)."""
+"""Corrections between reverse steps (arXiv 2205.14987), for noise that replaces tokens."""
 
 import math
 from dataclasses import dataclass, field

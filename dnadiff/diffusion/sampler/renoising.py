@@ -27,11 +27,10 @@ class Renoising(EntropyBounded):
     may be revised. A sequence is finished when no noise is left, or after `num_steps` calls, the
     last of which keeps everything. The network gets the time at which as many tokens are noise.
 
-    Not exact, whatever the bound: the network does not know which tokens are noise. On the
-    distribution over 27 sequences in the tests `Reverse` is closer to the model with as many calls;
-    this sampler is for models that are certain of many tokens. Deviations from DiffusionGemma: it
-    decides anew which positions are kept in each call, lowers the temperature from 0.8 to 0.4, and
-    returns the most probable tokens.
+    Not exact, whatever the bound: the network does not know which tokens are noise. With one token
+    per call, samples of the distribution over 27 sequences in the tests are at a total variation of
+    .18 to .23 from it. Deviations from DiffusionGemma: it decides again which positions are kept in
+    each call, lowers the temperature from 0.8 to 0.4, and returns the most probable tokens.
 
     Args:
         bound: nats per call; see `EntropyBounded`.

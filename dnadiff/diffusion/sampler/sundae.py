@@ -10,15 +10,16 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Share
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, draw_in_chunks
+from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler, draw_in_chunks
 from dnadiff.fields import Positive, PositiveInt, checked
 
 
 @checked
 @dataclass(eq=False)
-class UnrolledDenoising(Sampler):
-    """Start from noise; in every step draw all tokens from the predictions given the sequence of
-    the step before, and take over a random share of them (arXiv 2112.06749, section 2.2).
+class UnrolledDenoising(RefiningSampler):
+    """Start from noise or given sequences; in every step draw all tokens from the predictions given
+    the sequence of the step before, and take over a random share of them (arXiv 2112.06749, section
+    2.2).
 
     A sequence is finished when the network proposes no change of any of its tokens, or after
     `num_steps`. So a low temperature, at which proposals repeat, saves network calls. With few
@@ -61,7 +62,8 @@ class UnrolledDenoising(Sampler):
         draws: Draws,
     ) -> Tensor:
         size, length = x.shape
-        x = torch.where(masked, process.prior(size, length, x.device, draws), x)
+        empty = masked & (x == process.vocab.mask_id)
+        x = torch.where(empty, process.prior(size, length, x.device, draws), x)
         no_time, changing = x.new_ones(size, dtype=torch.float32), masked
         for step in range(self.num_steps):
             if not changing.any():

@@ -137,7 +137,7 @@ def test_it_stops_at_a_sequence_that_the_network_confirms_and_keeps_given_tokens
     assert (result.tokens == 1).all() and 3 < result.nfe < 30 and result.rows < 200 * result.nfe
     template = torch.tensor([[0, 2], [0, 0]])
     kept = drawn(UnrolledDenoising(), network, 2, template)
-    assert kept.tokens.tolist() == [[0, 1], [0, 0]]
+    assert kept.tokens.tolist() == [[0, 1], [1, 1]]  # a sequence without masks is corrected
 
 
 def test_a_model_with_times_is_refused():
