@@ -95,6 +95,26 @@ def test_masked_models_are_distilled_and_others_are_refused(
     assert student.denoiser.time_conditioning == teacher.denoiser.time_conditioning
 
 
+@pytest.mark.parametrize("data", ["data=text", "data=text data.wrap=false data.documents=line"])
+def test_a_student_of_a_text_model_reads_its_text(data, cli, train_args, tmp_path):
+    (tmp_path / "book.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 300)
+    protocol = "mdlm" if "wrap" in data else "count"
+    text = [*data.split(), "data.path=book.txt", f"objective.protocol={protocol}"]
+    status, _, err = cli("train", *train_args("dit", 1, data=text))
+    assert status == 0, err
+    status, _, err = cli("distill", "checkpoint=run", *steps(2, "student"))
+    assert status == 0, err
+    first, second = (
+        yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in ("run", "student")
+    )
+    assert first["data"] == second["data"]
+    assert second["objective"]["objective"]["protocol"] == protocol
+    status, _, err = cli(
+        "sample", "checkpoint=student", "num_samples=2", "length=16", "output=x.txt"
+    )
+    assert status == 0, err
+
+
 def test_wrong_use_is_one_line(cli, trained, tmp_path):
     for given, message in (
         (["checkpoint=nowhere"], "checkpoint nowhere does not exist"),

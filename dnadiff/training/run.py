@@ -246,8 +246,12 @@ def of_teacher(config: Config, trust: Sequence[str] = ()) -> Config:
     """
     name = config["checkpoint"]
     teacher = with_current_names(load_silently(name, trust).config)
-    data = config["data"] if "data" in config else run_config(teacher.get("data"))
-    check(data, None if "data" in config else (PACKAGE, *trust))
+    if "data" in config:
+        data = config["data"]
+    else:
+        own = teacher.get("data")
+        data = run_config(own) | {key: own[key] for key in ("tokenizer",) if key in own}
+        check(data, (PACKAGE, *trust))
     objective = config["objective"] | {"objective": teacher["objective"] | {"_partial_": True}}
     of_model = {key: teacher[key] for key in MODEL} | {"process": teacher.get("process", ABSORBING)}
     started = {"data": data, "objective": objective, "init_from": name, "context_parallel": 1}
