@@ -12,7 +12,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.process import AbsorbingProcess, Parameterization
+from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import draw_in_chunks
 from dnadiff.fields import Config, PositiveInt, checked
 
@@ -34,7 +34,8 @@ class SDTT(Objective):
     bound of the student, as in `MDLM`. With `teacher_steps=1` the target is the student of the
     beginning of the round, so loss and gradient are 0.
 
-    Deviation: with averaged weights (`EMA`) the teacher is a copy of the live ones.
+    As in the published code, the teacher is a copy of the live weights, also with averaged ones
+    (`EMA`). Times are spread over the global batch.
 
     Args:
         process: the absorbing process.
@@ -44,7 +45,6 @@ class SDTT(Objective):
         num_rounds: rounds.
         steps_per_round: optimizer steps of a round.
         teacher_steps: n.
-        stratified: spread the times over the global batch.
 
     Attributes:
         teacher: of the current round; None before the first batch.
@@ -64,7 +64,6 @@ class SDTT(Objective):
         num_rounds: PositiveInt = 4,
         steps_per_round: PositiveInt = 500,
         teacher_steps: PositiveInt = 2,
-        stratified: bool = True,
     ) -> None:
         super().__init__(process)
         self.of_teacher = objective(process=process)
@@ -81,13 +80,10 @@ class SDTT(Objective):
             )
         self.num_steps, self.num_rounds = num_steps, num_rounds
         self.steps_per_round, self.teacher_steps = steps_per_round, teacher_steps
-        self.stratified, self.masks_padding = stratified, self.of_teacher.masks_padding
+        self.masks_padding = self.of_teacher.masks_padding
         self.teacher: MaskedDenoiser | None = None
         self._round = -1
         self._resumed: Config = {}
-
-    def parameterization(self) -> Parameterization:
-        return self.of_teacher.parameterization()
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         return self.of_teacher.denoiser(backbone, time_conditioning)
@@ -128,7 +124,7 @@ class SDTT(Objective):
         x0, weight, noise = batch.x0, batch.weight, self.process.noise
         number = self.round_of(batch.draws.step)
         teacher = self.begin_round(number, denoiser)
-        t = strata(batch.draws, self.stratified, x0.device)
+        t = strata(batch.draws, True, x0.device)
         maskable = torch.ones_like(x0, dtype=torch.bool) if self.masks_padding else weight > 0
         xt = self.process.corrupt(x0, t, maskable, batch.draws)
         chosen = (xt == self.process.vocab.mask_id) & (weight > 0)
