@@ -24,7 +24,7 @@ class DistillOptions(TrainingOptions):
     What you may want to set: objective.num_steps, objective.num_rounds, objective.steps_per_round
     (their product with num_rounds is trainer.max_steps), optimizer.lr (5e-4), data.length and
     data.batch_size with data=. The run folder is one of training: all commands take it as
-    checkpoint=, which is its last checkpoint. Its likelihood is worse than the teacher's.
+    checkpoint=, which is its last checkpoint. Its likelihood is usually worse than the teacher's.
     """
 
     checkpoint: Checkpoint

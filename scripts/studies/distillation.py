@@ -36,7 +36,8 @@ class Study:
     """The pieces `DATA-student` and `DATA-MODEL-results`."""
 
     def __init__(self, folder: Path, size: dict) -> None:
-        self.kept, self.size, self.runs, self.pieces = study.Kept(folder, size), size, folder, {}
+        self.kept, self.size = study.Kept(folder, size), size
+        self.runs, self.pieces = folder / "runs", {}
         for data, (teacher, *same) in TEACHERS.items():
             run = self.runs / f"{data}-run"
             rounds = ["objective.num_steps=64", "objective.num_rounds=3"]
