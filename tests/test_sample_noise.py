@@ -4,6 +4,8 @@ messages for those that do not."""
 import pytest
 
 import dnadiff
+from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.design.request import starting_from
 from dnadiff.diffusion.sampler.reverse import Reverse
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.train import train
@@ -124,3 +126,13 @@ def test_corrected_sequences_on_the_command_line(uniform, cli, tmp_path):
         status, _, err = cli(*free, f"sampler={name}", "output=d.fa", "overwrite=true")
         assert status == 0, err
         assert all(set(text) <= set("ACGT") for _, text in records(tmp_path / "d.fa"))
+
+
+def test_a_text_to_change_is_read_as_its_tokens():
+    tokenizer = CharTokenizer("a dgot")
+    request = starting_from(tokenizer, [("sample", "a dog")], 2)
+    assert len(request) == 2 and request.lengths == (5, 5)
+    assert tokenizer.decode(request[1].start) == "a dog"
+    assert (request[1].pattern.ids == tokenizer.vocab.mask_id).all()
+    with pytest.raises(ValueError, match="'x' at position 3 is not among the 6 characters"):
+        starting_from(tokenizer, [("sample", "a xog")], 2)
