@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from dnadiff.fields import Json, JsonMap, Natural, PositiveInt
+from dnadiff.fields import Json, JsonDict, JsonMap, Natural, PositiveInt
 from dnadiff.options.base import Accelerator, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import Progress, table
@@ -20,11 +20,12 @@ _OF_SAMPLING = ("sampler", "num_samples", "length", "stride", "seed")  # keys of
 
 class JudgeTextOptions(Options):
     """Judge text samples: generative perplexity under a local autoregressive model, entropy and
-    repetition, compared with real text.
+    repetition, compared with real text; or similarity to references.
 
         python -m dnadiff.judge_text checkpoint=RUN judge=AR_RUN
         python -m dnadiff.judge_text checkpoint=RUN judge=AR_RUN sampler=semi_ar length=4096
         python -m dnadiff.judge_text samples=texts.jsonl judge=AR_RUN
+        python -m dnadiff.judge_text samples=targets.jsonl reference=pairs.tsv
 
     Repetition lowers the generative perplexity: compare it together with the entropy of the same
     tokens, and both with those of real text (the test part of the judge's own data).
@@ -36,9 +37,12 @@ class JudgeTextOptions(Options):
     """run to sample from"""
     samples: str | None = None
     """or a file with texts: .jsonl with a field text, or .txt with blank lines between texts"""
-    judge: str
+    judge: str | None = None
     """a run of objective=ar, or a folder with GPT-2 (config.json, model.safetensors,
     tokenizer.json)"""
+    reference: str | None = None
+    """instead of a judge: a text for each of samples=, in lines or the targets of pairs, for BLEU,
+    chrF and ROUGE"""
     num_samples: PositiveInt = 16
     """number of samples"""
     length: PositiveInt | None = None
@@ -61,6 +65,12 @@ class JudgeTextOptions(Options):
     def _names_one_source(self) -> Self:
         if (self.checkpoint is None) == (self.samples is None):
             raise ValueError("give either checkpoint=RUN, which is sampled, or samples=FILE")
+        is_similarity = self.reference is not None
+        if (self.judge is None) != is_similarity or (is_similarity and self.samples is None):
+            raise ValueError(
+                "give either judge=, a run of objective=ar or a folder with GPT-2, or reference= "
+                "with a text for each of samples=FILE"
+            )
         return self
 
 
@@ -71,7 +81,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
 
     from dnadiff.design.request import Free
     from dnadiff.design.samples import check_settings, resolved_sampler
-    from dnadiff.genomics.metrics import text_quality
+    from dnadiff.genomics.metrics import text_quality, translation
     from dnadiff.model import Model
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
@@ -82,7 +92,18 @@ def judge_text(options: JudgeTextOptions) -> Result:
             f"{key} is for samples of checkpoint=, and the texts of "
             f"samples={options.samples} exist already; leave it out"
         )
-    judge = text_quality.JudgeModel.load(options.judge, options.trust, options.device)
+    if options.samples is not None and options.reference is not None:
+        written = text_quality.read_texts(options.samples, keeps_empty=True)
+        metrics = translation.similarity(written, options.reference)
+        similar: JsonDict = {"samples": options.samples, "reference": options.reference}
+        similar |= {"texts": len(written), "metrics": metrics}
+        write_json(output, similar)
+        shown = [
+            (m["metric"], *(f"{m[key]:.2f}" for key in ("value", "low", "high"))) for m in metrics
+        ]
+        print(f"{table(shown, ('', '%', 'from', 'to'))}\nfiles are in {output}")
+        return Result(similar, (output,), metrics)
+    judge = text_quality.JudgeModel.load(str(options.judge), options.trust, options.device)
     samples: dict[str, Json] = {"source": options.samples}
     drawn, starts, is_same = None, [0], False
     if options.samples is not None:

@@ -31,7 +31,7 @@ VALUES = (
 )
 CONDITIONS = (
     *("motif", "prompt", "label", "feature", "template", "infill", "genome"),
-    *("start", "start_t"),
+    *("start", "start_t", "input"),
 )
 
 
@@ -47,6 +47,8 @@ class SampleOptions(ModelOptions, ShardedOptions):
 
     python -m dnadiff.sample checkpoint=RUN start=x.fa start_t=0.2 output=y.fa
 
+    python -m dnadiff.sample checkpoint=RUN input=sources.txt output=targets.jsonl
+
     python -m dnadiff.sample checkpoint=RUN reward=motif reward.motif=TATAAT method=smc
     output=designs.fa
     """
@@ -59,7 +61,8 @@ class SampleOptions(ModelOptions, ShardedOptions):
     method: Group = group("best_of_n")
     """best_of_n, smc, svdd, classifier_guidance, metropolis, resample_move"""
     num_samples: PositiveInt = 16
-    """number of sequences; with templates or intervals, for each of them"""
+    """number of sequences; with templates or intervals, for each of them; for each source of input=
+    1 unless it is set"""
     length: PositiveInt | str | None = None
     """tokens, or a range to draw from such as 200:1000; with infill the window that the network
     reads; null: the training window"""
@@ -69,6 +72,11 @@ class SampleOptions(ModelOptions, ShardedOptions):
     """'motif=[TATAAT@100,CCAAT@-40:-]': MOTIF@start[:strand], 0-based, negative from the end"""
     prompt: str | None = None
     """the beginning of each sequence"""
+    input: str | None = None
+    """sources of a model of data=pairs, one in each line, or a file of pairs: writes their
+    targets"""
+    length_beam: PositiveInt = 3
+    """with input=: lengths of the target that are tried; the best by the bound per token is kept"""
     infill: str | list[str] | None = None
     """BED (or GTF, GFF, chr1:1001-2000) of intervals to design again"""
     feature: str | None = None
@@ -104,8 +112,8 @@ class SampleOptions(ModelOptions, ShardedOptions):
     beta: NonNegative = 10.0
     """with a reward: inverse temperature; larger values weight the reward more against the model"""
     num_draws: Natural = 8
-    """with a reward: network calls for the bound on the log-probability of each design; 0 leaves it
-    out"""
+    """with a reward, or several lengths of input=: network calls for the bound on each
+    log-probability; 0 leaves it out, and with input= tries one length"""
     report: str | None = None
     """.html page about designs: reward against likelihood, logo, k-mers, diversity"""
     real: str | None = None
@@ -128,6 +136,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
                 "write=designed is for infill=, which has flanks to leave out; leave write out"
             )
         for one, other in (
+            *(("input", key) for key in (*CONDITIONS[:-1], "length", "gc", "resample", "reward")),
             ("template", "prompt"),
             ("infill", "template"),
             ("infill", "prompt"),
@@ -160,7 +169,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
 @command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import generate, reward, samples
+    from dnadiff.design import generate, reward, samples, translation
     from dnadiff.design import request as requests
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
@@ -181,7 +190,12 @@ def sample(options: SampleOptions) -> list[Job]:
     output = expand_user(options.output or options.run_dir / f"samples.{'fa' if is_dna else 'txt'}")
     samples.check_suffix(output, is_dna)
     model.conditioned(options.label, options.guidance)
-    request = make_request(options, model)
+    if options.input is None:
+        request = make_request(options, model)
+    else:
+        each = options.num_samples if any(options.given("num_samples")) else 1
+        beam = options.length_beam if options.num_draws else 1
+        request = translation.read_sources(options.input, model.loaded, each, beam)
     low, high = request.lengths
     sampler = model.sampler_options(options)
     source = (sampler, model.loaded, model.stored_curve)
@@ -195,6 +209,8 @@ def sample(options: SampleOptions) -> list[Job]:
     )
     if method is None:
         generator.check_start(request)
+    if isinstance(request, translation.Sources):
+        generator = translation.Translator(generator, request, options.num_draws)
     gc = options.gc
     if gc is not None:
         gc = generate.check_gc(gc, request, model.tokenizer)
@@ -204,13 +220,16 @@ def sample(options: SampleOptions) -> list[Job]:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
     optional = options.only("start", "start_t", "feature")
     optional = {k: v for k, v in optional.items() if v is not None}
+    if options.input is not None:
+        optional |= options.only("input", "length_beam", "num_draws")
+        optional["num_samples"] = request.each
     settings_of_output = {
         "model": disk.hash_file(model.path),
         **options.only(*VALUES),
         "gc": gc,
         "template": content(options.template),
         "infill": content(options.infill),
-        **{key: content(value) if key == "start" else value for key, value in optional.items()},
+        **{k: content(v) if k in ("start", "input") else v for k, v in optional.items()},
         "genome": request.genome.digest if isinstance(request, requests.Infill) else None,
         "lengths": [low, high],
         "sampler": settings,
@@ -298,6 +317,8 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
     the key."""
     if not options.reward:
         defaults = {key: SampleOptions.model_fields[key].default for key in ONLY_WITH_REWARD}
+        if options.input is not None:
+            del defaults["num_draws"]
         for key, default in {**defaults, "method": DEFAULT_METHOD}.items():
             if getattr(options, key) != default:
                 raise ValueError(

@@ -387,6 +387,14 @@ class SequenceDataModule:
     def check_training(self) -> None:
         """Check before training what `prepare` has not checked yet; nothing by default."""
 
+    def check_corruption(self, protocol: str) -> None:
+        """Raise ValueError if a protocol masks what must stay visible; nothing by default."""
+
+    def measured(self) -> Config:
+        """What a checkpoint records of the training part for sampling, by the names of arguments;
+        nothing by default."""
+        return {}
+
     def check_step(self, world_size: int, accumulated: int) -> None:
         """Check that there is an optimizer step of `accumulated` batches in each of `world_size`
         processes; nothing by default."""

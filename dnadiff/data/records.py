@@ -443,6 +443,8 @@ class PaddedCutter:
         length: maximum length of a row, `ends` included.
         ends: put around every record, and counted.
         step: rows are padded to a multiple of this; None: to `length`.
+        separator: the id of a token: what is before its first place, and itself, has weight 0;
+            None: everything counts.
     """
 
     def __init__(
@@ -452,8 +454,10 @@ class PaddedCutter:
         vocab: Vocab,
         ends: Ends = None,
         step: int | None = None,
+        separator: int | None = None,
     ) -> None:
         self.records, self.length, self.ends, self.step = records, length, ends, step
+        self.separator = separator
         self.pad_id, self.tokens = vocab.pad_id, TokenTable(vocab)
 
     def __call__(
@@ -474,7 +478,11 @@ class PaddedCutter:
         valid = np.zeros(ids.shape, bool)
         for number, text in enumerate(rows):
             ids[number, : len(text)], valid[number, : len(text)] = text, True
-        return {"ids": ids, "weight": self.tokens.is_emitted(ids) & valid, "valid": valid}
+        weight = self.tokens.is_emitted(ids) & valid
+        if self.separator is not None:
+            separates = ids == self.separator
+            weight *= np.cumsum(separates, 1) > separates
+        return {"ids": ids, "weight": weight, "valid": valid}
 
 
 def between(ends: Ends, text: NDArray) -> NDArray:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -123,6 +123,37 @@ def read_documents(
         else:
             is_line = documents == "line"
             yield from (line.strip() if is_line else line if line.strip() else "" for line in file)
+
+
+def read_sides(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
+    """Source and target of each row: the two columns of a table or of lines of JSON, or a line of
+    any other file (`.tsv` too) with a tab between them. Blank lines are left out.
+
+    With one column, lines may have one side, and a table gives that side only.
+
+    Raises:
+        FileNotFoundError, ValueError: naming file and line, also of an empty side.
+    """
+    rows: Iterable[tuple[int | str, list[str]]]
+    kind = format_of(path)
+    if kind is not None and kind.name != "tsv":
+        rows = (
+            (n, [joined(row, [c], path) for c in columns]) for n, row in kind.rows(path, columns)
+        )
+    else:
+        with open_text(path) as file:
+            rows = [(n, line.split("\t")) for n, line in enumerate(file, 1) if line.strip()]
+    for number, given in rows:
+        sides, where = [side.strip() for side in given], f"{path}: line {number}"
+        if "" in sides:
+            name = ("source", "target")[sides.index("") > 0]
+            raise ValueError(f"{where} has an empty {name}; complete or remove the pair")
+        if len(sides) < len(columns) or len(sides) > 2:
+            raise ValueError(
+                f"{where} has {len(sides) - 1} tabs; expected source, tab and target, or a .jsonl "
+                f"file with {' and '.join(columns)}"
+            )
+        yield sides
 
 
 def joined(

@@ -310,6 +310,7 @@ class HeldOut:
         first, *rest = models
         trust = settings.trust
         data, own = data_of(first, settings.data, settings.length, trust)
+        data.check_corruption(settings.protocol)
         for other in rest:
             check_length(settings.length or data.length, other.denoiser.max_length, "b")
         tiles, part = data.test_windows(settings.part, settings.length), settings.part

@@ -62,7 +62,7 @@ def resolve(path: str | Path) -> Path:
         return stored(parse(text.removeprefix(CACHED)))
     if text.startswith(_BUNDLED):
         return bundled(text.removeprefix(_BUNDLED))
-    found = existing(text)
+    found = existing(text.removeprefix(CACHED))  # a file of this machine is its own copy
     if found.is_dir():
         raise ValueError(f"{path} is a folder; name the file in it")
     check_regular(found, path)

@@ -63,6 +63,7 @@ MAY_CHANGE = (
     *(*PROCESSES, "data.batch_size", "trainer.max_steps", "trainer.max_epochs", "trainer.max_time"),
     *("trainer.val_check_interval", "trainer.log_every_n_steps"),
     *("data.num_workers", "data.start_method", "data.num_proc", "data.max_valid_windows"),
+    "data.lengths",  # of the same data
     *("callbacks.checkpoints", "callbacks.progress"),
     *("init_from", "matmul_precision", *(f"backbone.{key}" for key in COMPUTED)),
 )
@@ -219,7 +220,7 @@ class TrainingRun:
             self.weight_decay,
             self.seed,
             {
-                "config": config,
+                "config": {**config, "data": {**config["data"], **data.measured()}},
                 "tokenizer": data.tokenizer.config(),
                 "split_hash": about["split_hash"],
                 "digest": data.digest,
@@ -228,6 +229,7 @@ class TrainingRun:
             self.context_parallel,
         )
         chosen = [*self.callbacks.values(), *(self.trainer.get("callbacks") or ())]
+        data.check_corruption(getattr(module.objective, "protocol", "count"))
         callbacks = [build(each, trust=None) for each in chosen if each]
         for callback in callbacks:
             if isinstance(callback, Checkpoints):

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -117,6 +117,9 @@ class TextDataModule(SequenceDataModule):
         ValueError: for settings that contradict each other.
     """
 
+    files: ClassVar[type[Files]] = Files  # which read documents
+    bucket: int | None = None  # batches of padded text have a multiple of so many columns
+    separator: int | None = None  # the id after a source, which does not count
     n_policy = "every token is counted, those that begin and end a text included; padding is not"
 
     def __init__(
@@ -237,7 +240,7 @@ class TextDataModule(SequenceDataModule):
             return HubPart(self.hub, source, self.name, self.streaming)
         paths = self._paths[source]
         assert paths is not None  # `sources` leaves those out
-        return Files(paths, self.documents, self.column, keep_line_ends)
+        return self.files(paths, self.documents, self.column, keep_line_ends)
 
     def _tokenized_in(self, source: str) -> Documents:
         return self.documents_in(source, keep_line_ends=self.tokenizer.eos_id is None)
@@ -419,7 +422,8 @@ class TextDataModule(SequenceDataModule):
     def train_batches(self) -> SampledWindows:
         if not self.wrap:
             documents = self._documents_to_pad(TRAIN)
-            cut = PaddedCutter(self.tokens(TRAIN), self.length, self.vocab, self.ends)
+            how = self.vocab, self.ends, self.bucket, self.separator
+            cut = PaddedCutter(self.tokens(TRAIN), self.length, *how)
             return PaddedDocuments(documents, cut, self.seed, self.epoch_size or len(documents))
         where = self._stream(TRAIN), self._part(TRAIN), self._text_length(self.length)
         once = self.windows == "blocks"
@@ -434,7 +438,7 @@ class TextDataModule(SequenceDataModule):
             where = self._stream(split), self._part(split), inside
             return TiledWindows(*where, self.vocab, ends=self.ends)
         tokens, documents = self.tokens(split), self._documents_to_pad(split)
-        cut = PaddedCutter(tokens, length, self.vocab, self.ends)
+        cut = PaddedCutter(tokens, length, self.vocab, self.ends, None, self.separator)
         zeros = np.zeros_like(documents)
         windows = Intervals(documents, zeros, zeros + length)
         return PaddedTiles(tokens, windows, length, self.vocab, cut=cut)

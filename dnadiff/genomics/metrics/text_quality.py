@@ -93,9 +93,10 @@ class JudgeModel:
         return token_nats(self.denoiser, tensors, self.length, batch_size)
 
 
-def read_texts(path: str | Path) -> list[str]:
+def read_texts(path: str | Path, keeps_empty: bool = False) -> list[str]:
     """The texts of a file: the field `text` of each line of a .jsonl, or the paragraphs between
-    blank lines of a .txt; plain or compressed."""
+    blank lines of a .txt; plain or compressed. Empty ones are left out unless `keeps_empty`, which
+    is for files that `sample` writes."""
     name = shown(path)
     if bare_name(path).endswith(".jsonl"):
         rows = JsonLines.rows(name, ("text",))
@@ -103,10 +104,10 @@ def read_texts(path: str | Path) -> list[str]:
         if not all(isinstance(text, str) for text in texts):
             raise ValueError(f"{name}: expected a string as text in each line; correct the file")
     elif bare_name(path).endswith(".txt"):
-        texts = read_text(path).split("\n\n")
+        texts = read_text(path).removesuffix("\n\n").split("\n\n")
     else:
         raise ValueError(f"{name} must be a .jsonl or a .txt file, plain or compressed")
-    texts = [text for text in texts if text.strip()]
+    texts = [text for text in texts if keeps_empty or text.strip()]
     if not texts:
         raise ValueError(f"{name} contains no text; give a file with texts")
     return texts
