@@ -97,18 +97,20 @@ def test_the_first_check_of_a_network_runs_on_the_device_of_the_training(trained
             places.append(str(device))
             return self
 
-        def nll(self, ids, *rest):
-            assert {one.device.type for one in (ids, *rest) if one is not None} == {"meta"}
-            places.append("nll")
+    def objective(denoiser, x0, weight, draws):
+        assert {x0.device.type, weight.device.type, draws.rows.device.type} == {"meta"}
+        places.append("loss")
 
-    module = SimpleNamespace(denoiser=Denoiser(), configure_optimizers=lambda num_steps: None)
+    module = SimpleNamespace(
+        denoiser=Denoiser(), objective=objective, configure_optimizers=lambda num_steps: None
+    )
     window = {"ids": torch.full((8,), 7)}
     train.sanity_check(
         module,
         SimpleNamespace(length=8, labels=(), test_windows=lambda part: [window]),
         torch.device("meta"),
     )
-    assert places == ["meta", "nll", "cpu"]
+    assert places == ["meta", "loss", "cpu"]
 
 
 def test_both_validations_have_the_precision_of_the_training(cli, train_args, tmp_path):
