@@ -76,6 +76,7 @@ def test_resuming_within_a_round_changes_nothing(cli, trained, tmp_path):
         ("mlm", "dit", []),
         ("block_mdlm", "dit", []),
         ("ar", "transformer", []),
+        ("bound", "dit", ["process=uniform"]),
     ],
 )
 def test_masked_models_are_distilled_and_others_are_refused(
@@ -84,9 +85,13 @@ def test_masked_models_are_distilled_and_others_are_refused(
     status, _, err = cli("train", *train_args(backbone, 1, f"objective={objective}", *more))
     assert status == 0, err
     status, _, err = cli("distill", "checkpoint=run", *steps(2, "student"))
-    if objective in ("ar", "block_mdlm"):
-        name = {"ar": "AR", "block_mdlm": "BlockMDLM"}[objective]
-        assert status == 1 and f"error: objective {name} cannot be distilled" in err
+    refused = {
+        "ar": "error: objective AR cannot be distilled",
+        "block_mdlm": "error: objective BlockMDLM cannot be distilled",
+        "bound": "its formulas do not hold; name a model of objective=mdlm, d3pm, sedd or mlm",
+    }
+    if objective in refused:
+        assert status == 1 and refused[objective] in err
         assert "Traceback" not in err and not (tmp_path / "student").exists()
         return
     assert status == 0, err
@@ -124,3 +129,9 @@ def test_wrong_use_is_one_line(cli, trained, tmp_path):
         status, _, err = cli("distill", f"checkpoint={trained}", *steps(1, "student"), *given)
         assert status == 1 and message in err and "Traceback" not in err, err
         assert not (tmp_path / "student").exists()
+
+
+def test_training_has_no_teacher_to_distill(cli, train_args, tmp_path):
+    status, _, err = cli("train", *train_args("dit", 1, "objective=sdtt"))
+    assert status == 1 and "use python -m dnadiff.distill checkpoint=RUN" in err
+    assert "Traceback" not in err and not (tmp_path / "run").exists()

@@ -360,7 +360,7 @@ class Checkpoints(Callback):
         nll = trainer.callback_metrics.get("valid/nll")
         if nll is not None and not trainer.sanity_checking and float(nll) < self.best:
             self.best = float(nll)
-            if cast(DiffusionModule, pl_module).objective.keeps_best:
+            if not cast(DiffusionModule, pl_module).objective.distills:
                 trainer.save_checkpoint(self.folder / "best.ckpt", weights_only=False)
         if self._saved_step == trainer.global_step:
             # last.ckpt of this step was written before the validation: a run resumed from it must

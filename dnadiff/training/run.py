@@ -16,6 +16,7 @@ from lightning import Trainer
 from dnadiff.data.base import SequenceDataModule, run_config
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, Json, JsonDict, Natural, check_value
 from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
@@ -203,7 +204,13 @@ class TrainingRun:
         denoiser.check_window(length)
         if self.context_parallel > 1:
             denoiser.check_pieces(self.context_parallel, length)
-        check_search(self.callbacks, build_objective(self.recorded, process, trust=None))
+        objective = build_objective(self.recorded, process, trust=None)
+        if objective.distills and not self.init_from:
+            raise ValueError(
+                "this objective distills a trained model, and there is none: use python -m "
+                "dnadiff.distill checkpoint=RUN"
+            )
+        check_search(self.callbacks, objective)
 
     def assemble(self, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
         """The Trainer, without loggers, and the LightningModule of a run."""
@@ -244,10 +251,14 @@ def of_teacher(config: Config, trust: Sequence[str] = ()) -> Config:
     its network, noise and objective, and its data unless others are given.
 
     Raises:
-        ValueError: if the model does not record its data, or they are to be downloaded.
+        ValueError: if the model has another process than masks, or does not record its data, or
+            they are to be downloaded.
     """
     name = config["checkpoint"]
-    teacher = with_current_names(load_silently(name, trust).config)
+    loaded = load_silently(name, trust)
+    remedy = "name a model of objective=mdlm, d3pm, sedd or mlm"
+    require("distillation", loaded.denoiser, AbsorbingProcess, remedy)
+    teacher = with_current_names(loaded.config)
     if "data" in config:
         data = config["data"]
     else:

@@ -103,7 +103,8 @@ class Objective(ABC):
         everywhere: whether the cost of every token can be computed, also of those not masked.
         masks_padding: whether padding is masked like any token, and the network does not know of
             it.
-        keeps_best: whether the weights with the lowest validation loss are the best ones.
+        distills: whether it trains a student of the model that the run starts from. Then the
+            weights with the lowest validation loss are not the best ones.
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
@@ -117,7 +118,7 @@ class Objective(ABC):
     own_bound: bool = False
     no_likelihood: ClassVar[str] = "its loss bounds no likelihood"
     everywhere: ClassVar[bool] = True
-    keeps_best: ClassVar[bool] = True
+    distills: ClassVar[bool] = False
     masks_padding: bool = False
 
     def __init__(self, process: Process) -> None:

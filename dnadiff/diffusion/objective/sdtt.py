@@ -35,7 +35,8 @@ class SDTT(Objective):
     beginning of the round, so loss and gradient are 0.
 
     As in the published code, the teacher is a copy of the live weights, also with averaged ones
-    (`EMA`). Times are spread over the global batch.
+    (`EMA`). Times are spread over the global batch. A teacher with self-conditioning always reads
+    its first pass, a student in the share of batches that its training had.
 
     Args:
         process: the absorbing process.
@@ -54,7 +55,7 @@ class SDTT(Objective):
             would have less than one step.
     """
 
-    keeps_best = False
+    distills = True
 
     def __init__(
         self,

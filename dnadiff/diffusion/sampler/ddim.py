@@ -20,9 +20,9 @@ class DDIM(GridSampler):
     12), where every position is rounded to a token.
 
     With eta = 1 it is ancestral sampling (DDPM, arXiv 2006.11239), whose distribution is that of
-    the model's bound if it has as many steps and does not clamp. The vectors at given tokens of a
-    template follow the noise backwards to these tokens: they are kept, and guide the others
-    approximately.
+    the model's bound if it has as many steps and does not clamp. Given tokens have no noise, as in
+    training on pairs, whose bound and samples are of one model. A model that was trained on noise
+    everywhere has not seen this: its samples for a template are approximate.
 
     A network that reads its last estimate gets that of the step before (Analog Bits, arXiv
     2208.04202, algorithm 2). Temperature and truncation apply to the rounding.
@@ -82,18 +82,17 @@ class DDIM(GridSampler):
         denoiser, size = calls.denoiser, self.num_steps
         given, drawn = denoiser.codes[x], masked[..., None]
         clamp = denoiser.clamps if self.clamp is None else self.clamp
-        noisy = process.maskable(x, calls.valid)  # others are clean in training too
         times = process.times(size, x, calls.start_t or 1.0).flip(0)
         z = process.prior(len(x), x.shape[1], x.device, draws, given.shape[-1]).to(given)
         if calls.start_t is not None:
-            z = process.corrupt(given, times[:1], noisy, draws)
+            z = process.corrupt(given, times[:1], masked, draws)
         further, estimate = self.time_difference * (times[0] - times[1]), None
         for i in range(size):
-            z = torch.where(noisy[..., None], z, given)
+            z = torch.where(drawn, z, given)
             estimate = calls.denoise(z, times[i].expand(len(x)), estimate)
             x0 = denoiser.nearest(estimate) if clamp else estimate
             step = times[i], (times[i + 1] - further).clamp(process.t_min)
-            z = process.reverse(torch.where(drawn, x0, given), z, *step, self.eta)
+            z = process.reverse(x0, z, *step, self.eta)
             std = process.reverse_std(*step, self.eta)
             z = z + std * normal(draws.at(i + 1), "step", z)
         uniform = draws.uniform("token", x.shape[1])[masked.to(draws.rows.device)]
