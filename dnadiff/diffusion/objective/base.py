@@ -183,9 +183,10 @@ class Objective(ABC):
 
     def without_likelihood(self) -> ValueError:
         """Why there is no likelihood, and what to do instead."""
+        command = "judge_text" if self.process.vocab.complement is None else "judge"
         return ValueError(
             f"objective {type(self).__name__} has no likelihood: {self.no_likelihood}; judge its "
-            "samples instead (python -m dnadiff.judge)"
+            f"samples instead (python -m dnadiff.{command})"
         )
 
     def where(self, chosen: Tensor) -> Positions:

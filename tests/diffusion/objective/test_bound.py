@@ -95,8 +95,10 @@ def test_an_objective_without_likelihood_says_why():
     denoiser = Unbounded(process).denoiser(network()).eval()
     denoiser.process_type, denoiser.bound = type(process), Unbounded(process).token_bound
     x0 = torch.full((1, 4), 8)
-    with pytest.raises(ValueError, match=r"Unbounded has no likelihood: it is a chain.*judge"):
+    with pytest.raises(ValueError, match=r"has no likelihood: it is a chain.*dnadiff\.judge\)"):
         estimate(denoiser, process, [(x0, {"all": x0 == 8})])
+    of_text = Unbounded(UniformProcess(SMALL, LogLinear())).without_likelihood()
+    assert "dnadiff.judge_text)" in str(of_text)
 
 
 SMALL = Vocab(3, 2, 2, (2,))  # two letters and a mask
