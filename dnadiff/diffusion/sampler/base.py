@@ -334,9 +334,7 @@ class Sampler(Configurable, ABC):
         one for each position."""
         return length
 
-    def positions(
-        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: OptTensor
-    ) -> Tensor:
+    def positions(self, x: Tensor, process: Process, frozen: Tensor, valid: OptTensor) -> Tensor:
         """The positions (B, L) bool to fill: the masked ones that are not `frozen (B, L)`."""
         return (x == process.vocab.mask_id) & ~frozen
 
@@ -344,7 +342,7 @@ class Sampler(Configurable, ABC):
     def sample(
         self,
         denoiser: BaseDenoiser,
-        process: AbsorbingProcess,
+        process: Process,
         x_init: Tensor,
         draws: Draws,
         frozen: OptTensor = None,
@@ -393,7 +391,7 @@ class Sampler(Configurable, ABC):
         x: Tensor,
         masked: Tensor,
         calls: CountedDenoiser,
-        process: AbsorbingProcess,
+        process: Any,
         draws: Draws,
     ) -> Tensor:
         """Draw tokens for the positions to fill.
@@ -402,7 +400,8 @@ class Sampler(Configurable, ABC):
             x: (B, L) a copy of the template, which may be changed in place.
             masked: (B, L) bool, positions to fill (see `positions`).
             calls: the denoiser; its `valid` marks padding.
-            process: defines the mask id, and the times that a network may be conditioned on.
+            process: of `process_type`; defines the noise, and the times that a network may be
+                conditioned on.
             draws: random numbers.
 
         Returns:
@@ -416,9 +415,7 @@ class RefiningSampler(Sampler):
 
     refines = True
 
-    def positions(
-        self, x: Tensor, process: AbsorbingProcess, frozen: Tensor, valid: OptTensor
-    ) -> Tensor:
+    def positions(self, x: Tensor, process: Process, frozen: Tensor, valid: OptTensor) -> Tensor:
         masked = super().positions(x, process, frozen, valid)
         tokens = process.vocab.is_emitted(x.device)[x] & ~frozen
         tokens = tokens if valid is None else tokens & valid

@@ -1,7 +1,6 @@
 """Reverse steps of Gaussian noise on vectors, from noise to tokens."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ class DDIM(GridSampler):
         x: Tensor,
         masked: Tensor,
         calls: CountedDenoiser,
-        process: Any,
+        process: GaussianProcess,
         draws: Draws,
     ) -> Tensor:
         rows = masked.any(-1).nonzero()[:, 0]

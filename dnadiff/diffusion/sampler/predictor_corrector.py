@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor
 
@@ -53,7 +52,7 @@ class PredictorCorrector(Reverse):
         step: int,
         s: Tensor,
         calls: CountedDenoiser,
-        process: Any,  # a `MixtureProcess`
+        process: MixtureProcess,
         draws: Draws,
     ) -> Tensor:
         chosen = draws.uniform("correct", x.shape[1]) < -math.expm1(-self.sweeps / self.num_steps)

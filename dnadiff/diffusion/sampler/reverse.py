@@ -1,11 +1,13 @@
 """Reverse steps of any process (`dnadiff.diffusion.process.Process.reverse`) on a grid of
 times."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.process import AbsorbingProcess, Process
+from dnadiff.diffusion.process import Process
 from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draw_in_chunks
 
 
@@ -31,7 +33,7 @@ class Reverse(GridSampler):
         x: Tensor,
         masked: Tensor,
         calls: CountedDenoiser,
-        process: AbsorbingProcess,
+        process: Process,
         draws: Draws,
     ) -> Tensor:
         length, times = x.shape[1], self.times(x.device)
@@ -62,7 +64,7 @@ class Reverse(GridSampler):
         step: int,
         s: Tensor,
         calls: CountedDenoiser,
-        process: AbsorbingProcess,
+        process: Any,  # of `process_type`
         draws: Draws,
     ) -> Tensor:
         """x (B, L) after step number `step`, at time `s ()`, with changes that keep its

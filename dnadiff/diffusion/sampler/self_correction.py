@@ -2,7 +2,6 @@
 arXiv 2503.04482)."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,7 +58,7 @@ class SelfCorrection(RefiningSampler):
         x: Tensor,
         masked: Tensor,
         calls: CountedDenoiser,
-        process: Any,  # a `MixtureProcess`
+        process: MixtureProcess,
         draws: Draws,
     ) -> Tensor:
         noisy = masked if calls.start_t is not None else masked & (x == process.vocab.mask_id)

@@ -9,7 +9,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Share
-from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess
+from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler, draw_in_chunks
 from dnadiff.fields import Positive, PositiveInt, checked
 
@@ -58,7 +58,7 @@ class UnrolledDenoising(RefiningSampler):
         x: Tensor,
         masked: Tensor,
         calls: CountedDenoiser,
-        process: AbsorbingProcess,
+        process: MixtureProcess,
         draws: Draws,
     ) -> Tensor:
         size, length = x.shape
