@@ -15,7 +15,8 @@ be idle while the process queues the loss and the backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import torch
@@ -48,6 +49,15 @@ Kind: TypeAlias = Literal["log_probs", "x0_log_probs", "log_score"]
 # From this size of the vocabulary on, losses do not hold the logits; smaller arrays are not worth
 # computing twice.
 FUSED_TOKENS = 1024
+
+
+@contextmanager
+def without_gradients() -> Iterator[None]:
+    """A pass without gradients before another pass of the same network, which would otherwise use
+    the copies of the weights that autocast made in this one, and get no gradients either."""
+    with torch.no_grad():
+        yield
+    torch.clear_autocast_cache()
 
 
 class Query(NamedTuple):

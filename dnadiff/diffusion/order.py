@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.denoiser import Backbone, Denoiser, Query
+from dnadiff.diffusion.denoiser import Backbone, Denoiser, Query, without_gradients
 from dnadiff.diffusion.draws import draw
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import Parameterization
@@ -141,10 +141,8 @@ class OrderDenoiser(Denoiser, OrderedModel):
         """The scores of q for the clean sequences `xt`: (B, L). No gradient reaches the network."""
         if not self.learned:
             return self._fixed(query.xt)
-        with torch.no_grad():
+        with without_gradients():
             features = self.read_features(query)
-        # Otherwise the masked pass would use these copies of the weights, without gradients.
-        torch.clear_autocast_cache()
         return self.proposal(features, self._ranks(query.xt))
 
     def nll_and_scores(self, x0: Tensor, query: Query) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.denoiser import Backbone, Denoiser, OptTensor, Query
+from dnadiff.diffusion.denoiser import Backbone, Denoiser, OptTensor, Query, without_gradients
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import Parameterization, emitted_log_probs
 from dnadiff.diffusion.sampler.adaptive import entropy
@@ -63,9 +63,8 @@ class SoftMasked(Denoiser):
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         xt, network = query.xt.long(), self.backbone
         masked = xt == self.vocab.mask_id
-        with torch.no_grad():
+        with without_gradients():
             nats, ids, weights = self._most_probable(super().read_features(query)[masked])
-        torch.clear_autocast_cache()  # of copies of the weights that have no gradients
         share = self.scale * torch.sigmoid(self.steepness * (-nats - self.center))  # (M,)
         if self.training:
             given = torch.rand(len(xt), 1, device=xt.device) < self.probability

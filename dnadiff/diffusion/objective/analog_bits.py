@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
+from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, without_gradients
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit
@@ -55,9 +55,8 @@ class AnalogBits(Objective):
         t = t_min + (1 - t_min) * strata(draws, True, x0.device)
         zt, estimate = self.process.corrupt(clean, t, weight > 0, draws), None
         if hash64(draws.seed, "estimate", draws.step) < self.self_conditioning * 2**64:
-            with torch.no_grad():
+            with without_gradients():
                 estimate = denoiser.denoise(zt, t, cond, valid)
-            torch.clear_autocast_cache()  # of weights without gradients
         error = (denoiser.denoise(zt, t, cond, valid, estimate) - clean).square().mean(-1)
         return Loss.mean((error * weight).sum(), weight.sum())
 
