@@ -13,7 +13,7 @@ from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
 from dnadiff.diffusion.objective.analog_bits import AnalogBits
-from dnadiff.diffusion.order import LeftToRight, OrderDenoiser
+from dnadiff.diffusion.order import Order, OrderDenoiser
 from dnadiff.diffusion.process import SUBS
 from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
@@ -262,7 +262,7 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
         BlockBackbone: lambda network: BlockDenoiser(network, 5),
     }.get(sampler.reads, Denoiser)(network)
     if name == "learned_order":
-        denoiser = OrderDenoiser(network, SUBS(vocab), LogLinear(), False, LeftToRight(0.1), True)
+        denoiser = OrderDenoiser(network, SUBS(vocab), LogLinear(), False, Order(0.1), True)
     methods = {CausalBackbone: ["step"], BlockBackbone: ["step_block", "advance"]}.get(
         sampler.reads, ["features"]
     )

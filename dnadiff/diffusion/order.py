@@ -7,7 +7,6 @@ random order, and so masked diffusion.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,49 +23,28 @@ from dnadiff.networks.backbone.layers import at_least_float32
 _SCALE = 0.25  # of learned scores
 
 
+@checked
 @dataclass(eq=False)
-class Order(ABC):
+class Order:
     """Scores that depend on the position alone: they fall by `steepness` per rank.
 
     Args:
-        steepness: nats per rank. 0 is random order; from about 10 on, ranks are never swapped.
+        steepness: nats per rank. 0 is random order; from about 10 on, ranks are never swapped. With
+            a small one many positions compete, about 1/steepness of them from left to right.
+        stride: None is from left to right. Otherwise every `stride`-th position comes first, then
+            the positions to the right of these, and so on; each such class in random order.
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable: ClassVar[bool] = True
 
     steepness: NonNegative = 0.0
+    stride: PositiveInt | None = None
 
-    @abstractmethod
     def ranks(self, length: int, device: torch.device | str = "cpu") -> Tensor:
         """The rank (L,) of each position, float32; low ranks come first, equal ones in random
         order."""
-
-
-@checked
-@dataclass(eq=False)
-class LeftToRight(Order):
-    """From left to right. With a small steepness many positions to the right of the visible ones
-    compete, about 1/steepness of them."""
-
-    def ranks(self, length: int, device: torch.device | str = "cpu") -> Tensor:
-        return torch.arange(length, dtype=torch.float32, device=device)
-
-
-@checked
-@dataclass(eq=False)
-class Strided(Order):
-    """Every `stride`-th position first, then the positions to the right of these, and so on; those
-    of one such class in random order.
-
-    Args:
-        stride: classes of positions.
-    """
-
-    stride: PositiveInt = 4
-
-    def ranks(self, length: int, device: torch.device | str = "cpu") -> Tensor:
-        return torch.arange(length, device=device).remainder(self.stride).float()
+        return torch.arange(length, device=device).remainder(self.stride or length).float()
 
 
 class OrderHead(nn.Module):
@@ -91,21 +69,7 @@ class OrderHead(nn.Module):
         return _SCALE * found - self.steepness * ranks
 
 
-class OrderedModel(ABC):
-    """A model that unmasks in any order and says which token is next."""
-
-    @abstractmethod
-    def draw_next(self, query: Query, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw one of the requested positions of each sequence: its column (B,), and the
-        log-probabilities (B, V) of its token.
-
-        Args:
-            query: at least one position of each sequence is requested.
-            uniform: (B,) float64 in (0, 1).
-        """
-
-
-class OrderDenoiser(Denoiser, OrderedModel):
+class OrderDenoiser(Denoiser):
     """A masked diffusion model with an order of its own (`LearnedOrder`).
 
     Args:
@@ -155,6 +119,13 @@ class OrderDenoiser(Denoiser, OrderedModel):
         return nll, self.model(features, self._ranks(query.xt)[index])
 
     def draw_next(self, query: Query, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw one of the requested positions of each sequence: its column (B,), and the
+        log-probabilities (B, V) of its token.
+
+        Args:
+            query: at least one position of each sequence is requested.
+            uniform: (B,) float64 in (0, 1).
+        """
         features, xt = self.read_features(query), query.xt
         scores = self.model(features, self._ranks(xt)) if self.learned else self._fixed(xt)
         column = draw(scores.masked_fill(~query.requested, -torch.inf), uniform)

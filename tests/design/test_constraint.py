@@ -11,7 +11,6 @@ from dnadiff.design.generate import effective_size, systematic_resample
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.order import OrderedModel
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.base import BidirectionalBackbone, BlockBackbone, State
 from dnadiff.options.command import compose
@@ -89,7 +88,7 @@ class Exact(MaskedDenoiser):
     around = advance  # never called: a block is longer than the sequence
 
 
-class OrderedExact(Exact, OrderedModel):
+class OrderedExact(Exact):
     """With the order from right to left."""
 
     def draw_next(self, query, uniform):

@@ -25,7 +25,7 @@ from dnadiff.design.request import (
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.noise import LogLinear
-from dnadiff.diffusion.order import LeftToRight, OrderDenoiser
+from dnadiff.diffusion.order import Order, OrderDenoiser
 from dnadiff.diffusion.process import AbsorbingProcess, Score
 from dnadiff.networks.backbone.base import BlockBackbone, CausalBackbone
 from dnadiff.options.command import compose
@@ -96,7 +96,7 @@ def generator(name, backbone, tilt=0.0, guidance=None, sedd=False):
         backbone, 0 if guidance is None else 2, sedd=sedd, blocks=sampler.reads is BlockBackbone
     )
     if name == "learned_order":
-        order = LeftToRight(0.1)
+        order = Order(0.1)
         denoiser = OrderDenoiser(denoiser.backbone, None, LogLinear(1e-3), False, order, False)
     labels = None if guidance is None else torch.tensor([[0.0, 1.0]])
     denoiser = denoiser if guidance in (None, 1) else Guided(denoiser, guidance)

@@ -13,7 +13,6 @@ from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, che
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.objective.mdlm import Weighting
 from dnadiff.diffusion.order import (
-    LeftToRight,
     Order,
     OrderDenoiser,
     columns_of,
@@ -23,19 +22,19 @@ from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.fields import checked
 
 
-class Place(NamedTuple):
-    """One place of an order that was drawn from q for each sequence.
+class OrderPrefix(NamedTuple):
+    """An order that was drawn from q for each sequence, of which the first positions are visible.
 
     Attributes:
         scores: (B, L) of q.
         rank: (B, L) the place of each counted position in the order.
-        number: (B, 1) k, positions that are visible.
+        num_visible: (B, 1) k, in 0..L - 1.
         counted: (B, L) bool, positions that have a place.
     """
 
     scores: Tensor
     rank: Tensor
-    number: Tensor
+    num_visible: Tensor
     counted: Tensor
 
     @property
@@ -43,30 +42,30 @@ class Place(NamedTuple):
         """L, (B, 1)."""
         return self.counted.sum(-1, keepdim=True)
 
-    def masked(self, later: int = 0) -> Tensor:
-        """The positions (B, L) bool that are masked `later` places after this one."""
-        return self.counted & (self.rank >= self.number + later)
+    def masked(self, num_more: int = 0) -> Tensor:
+        """The positions (B, L) bool that are masked when `num_more` more are visible."""
+        return self.counted & (self.rank >= self.num_visible + num_more)
 
 
-class Step(NamedTuple):
-    """What the masked positions of one place cost, (B, L) each, 0 where nothing is masked.
+class NextCosts(NamedTuple):
+    """What each masked position costs if it comes next, (B, L) each, 0 where nothing is masked.
 
     Attributes:
         masked: bool.
         q: the probability of each to come next.
-        order: log q - log p of that; only p has gradients.
+        log_ratio: log q - log p of that; only p has gradients. The weight of the token does not
+            matter: it would favor orders in which tokens of low weight come first.
         nll: -log p of its token, times its weight.
     """
 
     masked: Tensor
     q: Tensor
-    order: Tensor
+    log_ratio: Tensor
     nll: Tensor
 
     @property
     def cost(self) -> Tensor:
-        """What each position costs if it comes next."""
-        return self.order + self.nll
+        return self.log_ratio + self.nll
 
     @property
     def expected(self) -> Tensor:
@@ -76,11 +75,11 @@ class Step(NamedTuple):
 
 @checked
 class LearnedOrder(Objective):
-    """E_{order ~ q} sum_i log q_i - log p_i - log mu_i, a bound on -log p(x0): i goes through the
-    places of the order, and q_i and p_i are the probabilities of its position among those that are
-    still masked.
+    """The bound E_{order ~ q} sum_i log q_i - log p_i - log mu_i on -log p(x0), where i goes through
+    the places of the order.
 
-    Both are in proportion to exp(score). The scores of q come from the clean sequence, those of p
+    q_i and p_i are the probabilities of the next position among those that are still masked, mu_i
+    that of its token. The former are in proportion to exp(score). The scores of q come from the clean sequence, those of p
     from what is visible. It is the evidence lower bound of autoregression in any order with the
     order as a latent variable. In LoMDM (arXiv 2602.02112) position i is visible with probability
     1 - t^c_i at time t, which gives the same orders for c = exp(score). Its bound (eq. 3) is that
@@ -127,7 +126,7 @@ class LearnedOrder(Objective):
         stratified: bool = True,
     ) -> None:
         super().__init__(process)
-        self.order, self.learned = order or LeftToRight(), learned
+        self.order, self.learned = order or Order(), learned
         self.bound, self.stratified = weighting == "nelbo", stratified
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> OrderDenoiser:
@@ -144,28 +143,28 @@ class LearnedOrder(Objective):
     def compute(self, denoiser: OrderDenoiser, batch: TrainingBatch) -> Loss:
         weight, num_tokens = batch.weight, batch.weight.sum()
         u = strata(batch.draws, self.stratified, batch.x0.device)
-        place = self.place(denoiser, batch, u)
-        step, num_counted = self.step(denoiser, batch, place), place.num_counted
-        loss = Loss.mean(step.expected * num_counted, num_tokens)
+        prefix = self.draw_prefix(denoiser, batch, u)
+        costs, num_averaged = self.next_costs(denoiser, batch, prefix), num_tokens
+        loss = Loss.mean(costs.expected * prefix.num_counted, num_tokens)
         if not self.bound:
-            num_masked = torch.where(step.masked, weight, 0.0).sum()
-            of_order = (step.q * step.order).sum(-1, keepdim=True)
-            total = (step.nll + torch.where(step.masked, of_order, 0.0)).sum()
-            loss = Loss(mean_over(total, num_masked), loss.nll, num_tokens, num_masked)
-        if not place.scores.requires_grad:
+            num_averaged = torch.where(costs.masked, weight, 0.0).sum()
+            of_order = (costs.q * costs.log_ratio).sum(-1, keepdim=True)
+            total = (costs.nll + torch.where(costs.masked, of_order, 0.0)).sum()
+            loss = Loss(mean_over(total, num_averaged), loss.nll, num_tokens, num_averaged)
+        if not prefix.scores.requires_grad:
             return loss
-        # Optimizers like Adam ignore the scale of what reaches the scores alone; gradient clipping
-        # does not.
-        scale = num_counted.clamp(min=1).square()[:, 0]
-        surrogate = (self.order_surrogate(denoiser, batch, place, step) / scale).mean()
+        # Every sequence counts as in the bound. Optimizers like Adam ignore the scale of what
+        # reaches the scores alone; gradient clipping does not, so it is divided by the window.
+        surrogate = self.order_surrogate(denoiser, batch, prefix, costs)
+        surrogate = mean_over(surrogate, num_averaged) / batch.x0.shape[1]
         return loss._replace(loss=loss.loss + surrogate - surrogate.detach())
 
     def token_bound(self, denoiser: OrderDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
-        place = self.place(denoiser, batch, u)
-        return self.step(denoiser, batch, place).expected * place.num_counted
+        prefix = self.draw_prefix(denoiser, batch, u)
+        return self.next_costs(denoiser, batch, prefix).expected * prefix.num_counted
 
-    def place(self, denoiser: OrderDenoiser, batch: TrainingBatch, u: Tensor) -> Place:
-        """An order from q and one of its places for each sequence: floor(u L) of 0..L - 1."""
+    def draw_prefix(self, denoiser: OrderDenoiser, batch: TrainingBatch, u: Tensor) -> OrderPrefix:
+        """An order from q for each sequence, with floor(u L) of its L positions visible."""
         x0, counted = batch.x0, batch.weight > 0
         clean = torch.zeros(len(x0), device=x0.device)
         scores = denoiser.proposal_scores(batch.query(x0, clean, None))
@@ -176,21 +175,21 @@ class LearnedOrder(Objective):
         noisy = noisy.masked_fill(~counted.to(local), -torch.inf)
         rank = noisy.argsort(-1, descending=True).argsort(-1).to(x0.device)
         total = counted.sum(-1)
-        number = torch.minimum((u * total).floor().long(), (total - 1).clamp(min=0))
-        return Place(scores, rank, number[:, None], counted)
+        num_visible = torch.minimum((u * total).floor().long(), (total - 1).clamp(min=0))
+        return OrderPrefix(scores, rank, num_visible[:, None], counted)
 
-    def step(
-        self, denoiser: OrderDenoiser, batch: TrainingBatch, place: Place, later: int = 0
-    ) -> Step:
-        """The costs of the masked positions, `later` places after `place`."""
-        x0, masked = batch.x0, place.masked(later)
+    def next_costs(
+        self, denoiser: OrderDenoiser, batch: TrainingBatch, prefix: OrderPrefix, num_more: int = 0
+    ) -> NextCosts:
+        """The costs of the masked positions when `num_more` positions more are visible."""
+        x0, masked = batch.x0, prefix.masked(num_more)
         xt = torch.where(masked, self.process.vocab.mask_id, x0)
         total = self.process.maskable(x0, batch.valid).sum(-1)
         t = self.process.time_at(masked.sum(-1), total).float()
         nll, scores = denoiser.nll_and_scores(x0, batch.query(xt, t, masked))
-        log_q = masked_log_softmax(place.scores.detach(), masked)
+        log_q = masked_log_softmax(prefix.scores.detach(), masked)
         log_p = masked_log_softmax(columns_of(scores, masked), masked)
-        return Step(
+        return NextCosts(
             masked,
             torch.where(masked, log_q.exp(), 0.0),
             torch.where(masked, log_q - log_p, 0.0),
@@ -198,22 +197,26 @@ class LearnedOrder(Objective):
         )
 
     def order_surrogate(
-        self, denoiser: OrderDenoiser, batch: TrainingBatch, place: Place, now: Step
+        self,
+        denoiser: OrderDenoiser,
+        batch: TrainingBatch,
+        prefix: OrderPrefix,
+        now: NextCosts,
     ) -> Tensor:
         """What has the derivative of each sequence's bound, in nats, with respect to the scores of
         q: (B,), from a second pass in which the next position is visible."""
-        scores, counted = place.scores, place.counted
+        scores, counted = prefix.scores, prefix.counted
         with torch.no_grad():
-            after = self.step(denoiser, batch, place, later=1)
+            after = self.next_costs(denoiser, batch, prefix, num_more=1)
             change = torch.where(after.masked, after.cost - now.cost, 0.0)
             ordered = scores.masked_fill(~counted, -torch.inf)
-            ordered = ordered.gather(-1, place.rank.argsort(-1))
+            ordered = ordered.gather(-1, prefix.rank.argsort(-1))
             log_c = ordered.flip(-1).logcumsumexp(-1).flip(-1)  # at each place
-            before = torch.arange(log_c.shape[1], device=log_c.device) <= place.number
-            before &= counted.any(-1, keepdim=True)
-            ratio = (log_c.gather(-1, place.number) - log_c).exp()
-            waited = torch.where(before, ratio, 0.0).sum(-1, keepdim=True)  # A_k C_k
-            weight = waited.to(change) * place.num_counted * now.q * change
-        chosen = counted & (place.rank == place.number)
+            until_now = torch.arange(log_c.shape[1], device=log_c.device) <= prefix.num_visible
+            until_now &= counted.any(-1, keepdim=True)
+            ratio = (log_c.gather(-1, prefix.num_visible) - log_c).exp()
+            a_c = torch.where(until_now, ratio, 0.0).sum(-1, keepdim=True)  # A_k C_k
+            weight = a_c.to(change) * prefix.num_counted * now.q * change
+        chosen = counted & (prefix.rank == prefix.num_visible)
         of_chosen = torch.where(chosen, scores, 0.0).sum(-1, keepdim=True)
         return (weight * (of_chosen - scores)).sum(-1)

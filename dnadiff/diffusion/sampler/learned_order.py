@@ -1,11 +1,13 @@
 """The order that the model draws itself, one token at a time (objective=learned_order)."""
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, Query
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.order import OrderedModel
+from dnadiff.diffusion.order import OrderDenoiser
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, time_of
 
@@ -28,7 +30,7 @@ class LearnedOrderSampler(Sampler):
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
         super().check_model(denoiser)
-        if not isinstance(denoiser.unwrapped, OrderedModel):
+        if not hasattr(denoiser.unwrapped, "draw_next"):
             raise ValueError(
                 "LearnedOrderSampler samples from a model of objective=learned_order, and this one "
                 "has no order of its own; set sampler=first_hitting, confidence or another sampler"
@@ -45,7 +47,7 @@ class LearnedOrderSampler(Sampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        model, length = calls.denoiser.unwrapped, x.shape[1]
+        model, length = cast(OrderDenoiser, calls.denoiser.unwrapped), x.shape[1]
         order, token = (draws.uniform(purpose, length) for purpose in ("order", "token"))
         while (active := masked.any(-1).nonzero()[:, 0]).numel():
             left, local = masked[active].sum(-1) - 1, active.to(order.device)

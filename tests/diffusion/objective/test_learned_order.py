@@ -13,10 +13,10 @@ from dnadiff.diffusion.likelihood.estimates import OWN
 from dnadiff.diffusion.likelihood.estimators import estimate, exact_nelbo
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.base import TrainingBatch
-from dnadiff.diffusion.objective.learned_order import LearnedOrder, Place
+from dnadiff.diffusion.objective.learned_order import LearnedOrder, OrderPrefix
 from dnadiff.diffusion.objective.masking import ExactCount
 from dnadiff.diffusion.objective.mdlm import MDLM
-from dnadiff.diffusion.order import LeftToRight, Strided, columns_of, masked_log_softmax
+from dnadiff.diffusion.order import Order, columns_of, masked_log_softmax
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.learned_order import LearnedOrderSampler
 from dnadiff.diffusion.vocab import Vocab
@@ -63,16 +63,17 @@ def every_order(objective, denoiser, x0, weight=None):
     scores = denoiser.proposal_scores(batch.query(batch.x0, torch.zeros(len(ORDERS)), None))
     rank, log_q, costs, expected, surrogate = ORDERS.argsort(-1), 0.0, 0.0, 0.0, 0.0
     for k in range(L):
-        number = torch.full((len(ORDERS), 1), k)
-        place = Place(scores, rank, number, torch.ones_like(rank, dtype=torch.bool))
-        step = objective.step(denoiser, batch, place)
+        num_visible = torch.full((len(ORDERS), 1), k)
+        everywhere = torch.ones_like(rank, dtype=torch.bool)
+        prefix = OrderPrefix(scores, rank, num_visible, everywhere)
+        step = objective.next_costs(denoiser, batch, prefix)
         now = ORDERS[:, k, None]
-        log_next = masked_log_softmax(scores, place.masked()).gather(-1, now)[:, 0]
+        log_next = masked_log_softmax(scores, prefix.masked()).gather(-1, now)[:, 0]
         # `costs` has log q without its gradient
         costs = costs + (log_next - log_next.detach() + step.cost.gather(-1, now)[:, 0])
         log_q, expected = log_q + log_next, expected + step.expected.sum(-1)
         if scores.requires_grad:
-            surrogate = surrogate + objective.order_surrogate(denoiser, batch, place, step) / L
+            surrogate = surrogate + objective.order_surrogate(denoiser, batch, prefix, step) / L
     return log_q.exp(), costs, expected, surrogate
 
 
@@ -109,7 +110,7 @@ def bounds(objective, denoiser):
 
 
 def test_the_bound_is_above_the_exact_likelihood_of_every_string():
-    objective = LearnedOrder(PROCESS, LeftToRight(0.5))
+    objective = LearnedOrder(PROCESS, Order(0.5))
     denoiser = made(objective)
     log_p, found = exact_log_p(denoiser), bounds(objective, denoiser)
     torch.testing.assert_close(log_p.exp().sum(), torch.tensor(1.0).double())
@@ -129,7 +130,7 @@ def test_with_equal_scores_it_is_the_bound_of_mdlm():
 
 def test_it_is_never_above_the_bound_in_continuous_time():
     # LoMDM's equation 3 with rates c/t: sum over masked positions of c log c/c^ - c log mu - c + c^
-    objective = LearnedOrder(PROCESS, LeftToRight(0.4))
+    objective = LearnedOrder(PROCESS, Order(0.4))
     denoiser = made(objective)
     nodes, weights = numpy.polynomial.legendre.leggauss(200)
     times, found = (nodes - 1) * 30, bounds(objective, denoiser)  # log t from -60 to 0
@@ -151,7 +152,7 @@ def test_it_is_never_above_the_bound_in_continuous_time():
 
 
 def test_the_gradient_of_the_order_is_that_of_the_enumerated_bound():
-    objective = LearnedOrder(PROCESS, LeftToRight(0.3))
+    objective = LearnedOrder(PROCESS, Order(0.3))
     denoiser = made(objective)
     for x0, weight in ((STRINGS[3], None), (STRINGS[6], torch.tensor([[0.5, 1.0, 0.25]]))):
         weight = None if weight is None else weight.expand(len(ORDERS), L)
@@ -163,8 +164,27 @@ def test_the_gradient_of_the_order_is_that_of_the_enumerated_bound():
         torch.testing.assert_close(found, true, atol=1e-9, rtol=1e-6)
 
 
+@pytest.mark.parametrize("weighting", ["nelbo", "cross_entropy"])
+def test_the_order_of_a_batch_is_learned_from_the_mean_over_its_tokens(weighting):
+    objective = LearnedOrder(PROCESS, Order(0.3), weighting=weighting)
+    denoiser = made(objective)
+    parameters = list(denoiser.proposal.parameters())
+
+    def gradients(*weight):
+        # that of the loss, times the number of tokens of which it is a mean
+        batch = batch_of(STRINGS[[3, 6]], torch.tensor(weight))
+        loss = objective.compute(denoiser, batch)
+        averaged = loss.num_tokens if loss.num_averaged is None else loss.num_averaged
+        return torch.autograd.grad(loss.loss * averaged, parameters)
+
+    none, short, whole = [0.0, 0.0, 0.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]
+    both, first, second = gradients(short, whole), gradients(short, none), gradients(none, whole)
+    assert all(float(each.abs().max()) > 1e-3 for each in (first[0], second[0]))
+    torch.testing.assert_close(both, tuple(a + b for a, b in zip(first, second)))
+
+
 def test_the_gradient_of_the_model_is_that_of_the_enumerated_bound():
-    objective = LearnedOrder(PROCESS, LeftToRight(0.3))
+    objective = LearnedOrder(PROCESS, Order(0.3))
     denoiser = made(objective)
     parameters = [*denoiser.model.parameters(), *denoiser.backbone.parameters()]
     chance, costs, expected, _ = every_order(objective, denoiser, STRINGS[5])
@@ -178,7 +198,7 @@ def test_the_gradient_of_the_model_is_that_of_the_enumerated_bound():
 
 
 def test_a_draw_of_the_bound_has_it_as_mean_and_counts_tokens_of_weight_alone():
-    objective = LearnedOrder(PROCESS, LeftToRight(0.5))
+    objective = LearnedOrder(PROCESS, Order(0.5))
     denoiser = made(objective)
     rows = STRINGS.repeat_interleave(2000, 0)
     u = (torch.arange(2000).repeat(8).double() + 0.5) / 2000
@@ -197,7 +217,7 @@ def test_a_draw_of_the_bound_has_it_as_mean_and_counts_tokens_of_weight_alone():
 
 
 def test_the_sampler_draws_from_the_distribution_that_is_bounded():
-    denoiser = made(LearnedOrder(PROCESS, LeftToRight(0.5)))
+    denoiser = made(LearnedOrder(PROCESS, Order(0.5)))
     x = PROCESS.prior(60_000, L)
     found = LearnedOrderSampler().sample(denoiser, PROCESS, x, Draws.for_batch(0, len(x)))
     assert (found.nfe, found.rows) == (L, L * len(x))
@@ -207,7 +227,7 @@ def test_the_sampler_draws_from_the_distribution_that_is_bounded():
 
 
 def test_a_wrapped_model_is_called_for_the_order_and_for_the_token():
-    denoiser = made(LearnedOrder(PROCESS, LeftToRight(0.5)))
+    denoiser = made(LearnedOrder(PROCESS, Order(0.5)))
     sampler, x, draws = LearnedOrderSampler(), PROCESS.prior(50, L), Draws.for_batch(0, 50)
     plain = sampler.sample(denoiser, PROCESS, x, draws)
     wrapped = sampler.sample(DenoiserWrapper(denoiser), PROCESS, x, draws)
@@ -216,9 +236,9 @@ def test_a_wrapped_model_is_called_for_the_order_and_for_the_token():
 
 
 def test_fixed_orders_are_exact_in_one_pass():
-    assert LeftToRight(1.0).ranks(4).tolist() == [0, 1, 2, 3]
-    assert Strided(10.0, stride=3).ranks(7).tolist() == [0, 1, 2, 0, 1, 2, 0]
-    objective = LearnedOrder(PROCESS, LeftToRight(60.0), learned=False)
+    assert Order(1.0).ranks(4).tolist() == [0, 1, 2, 3] and Order(1.0).ranks(0).shape == (0,)
+    assert Order(10.0, stride=3).ranks(7).tolist() == [0, 1, 2, 0, 1, 2, 0]
+    objective = LearnedOrder(PROCESS, Order(60.0), learned=False)
     denoiser = made(objective)
     assert not any("proposal" in name or "model" in name for name in denoiser.state_dict())
     found = bounds(objective, denoiser)  # the chain rule from left to right
@@ -293,4 +313,4 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"objective=learned_order.*set sampler="):
         LearnedOrderSampler().sample(plain, PROCESS, x, Draws.for_batch(0, 1))
     with pytest.raises(ValueError, match="steepness"):
-        LeftToRight(-1.0)
+        Order(-1.0)

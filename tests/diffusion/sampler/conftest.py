@@ -13,7 +13,6 @@ from dnadiff.diffusion.draws import draw as draw_ids
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
 from dnadiff.diffusion.noise import CosineSquared, LogLinear
 from dnadiff.diffusion.objective.analog_bits import bits
-from dnadiff.diffusion.order import OrderedModel
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, UniformProcess
 from dnadiff.diffusion.sampler.learned_order import LearnedOrderSampler
 from dnadiff.diffusion.sampler.sundae import UnrolledDenoising
@@ -160,7 +159,7 @@ class NoisyTable(Table):
         return found[positions]
 
 
-class OrderedTable(Table, OrderedModel):
+class OrderedTable(Table):
     """The same distribution with an order: the last position is half as probable as the others."""
 
     def draw_next(self, query, uniform):
