@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from dnadiff.data.tokenizer import SEPARATOR
 from dnadiff.design.translation import Translator, read_sources
 from dnadiff.diffusion.draws import Draws
 from dnadiff.model import Model
@@ -206,6 +207,8 @@ def test_a_run_of_pairs_resumes_and_is_exported(cli, runs, tmp_path):
     for source in ("r", "e"):
         status, _, err = cli("sample", f"checkpoint={source}", *args, f"output={source}.txt")
         assert status == 0, err
+        model = checkpoint.load(tmp_path / source)
+        assert model.process.separator == model.tokenizer.encode(SEPARATOR).item()
     assert (tmp_path / "r.txt").read_text() == (tmp_path / "e.txt").read_text()
 
 

@@ -34,6 +34,7 @@ TOKENIZER_JSON, VOCAB_TXT = "tokenizer.json", "vocab.txt"
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 # Files that define a tokenizer, preferred first.
 FILE_SETS = ((TOKENIZER_JSON,), *BPE_FILES, (VOCAB_TXT,))
+SEPARATOR, END = "\x1f", "\x1e"  # ASCII's separators of units and of records
 _PIECE = 1 << 20  # characters encoded at once: each takes about 20 bytes until it has its id
 _LETTER_OF_ID = np.frombuffer(b"\0\0\0_\0\0\0ACGTN", dtype=np.uint8)  # 0: no letter; MASK is 3
 _BASE_OF_ID = np.full(256, 4, dtype=np.uint8)
@@ -153,6 +154,24 @@ class DNATokenizer(Tokenizer):
 
     def config(self) -> Config:
         return {"_target_": "dnadiff.data.tokenizer.DNATokenizer"}
+
+
+def marks(tokenizer: Tokenizer) -> tuple[int, int]:
+    """The ids of the tokens after a source and after a target, of pairs of texts.
+
+    Raises:
+        ValueError: if the tokenizer has none.
+    """
+    if (end := tokenizer.eos_id) is not None:
+        return end, end
+    try:
+        (separator,), (end,) = (tokenizer.encode(mark).tolist() for mark in (SEPARATOR, END))
+    except ValueError:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name} has no token that ends a text, which data=pairs needs "
+            "after a source; name one by tokenizer.eos, or set tokenizer=characters"
+        ) from None
+    return separator, end
 
 
 def encoded(tokenizer: Tokenizer, sequence: DNASequence, where: str) -> TokenIds:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.data.text.pairs import COLUMNS, marks, target_lengths
+from dnadiff.data.text.pairs import COLUMNS, target_lengths
+from dnadiff.data.tokenizer import marks
 from dnadiff.design.generate import ConditionalSampler, SampleBatch
 from dnadiff.design.request import FREE, Pattern, Request, Target
 from dnadiff.formats.documents import read_sides

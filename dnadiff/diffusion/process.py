@@ -179,6 +179,7 @@ class Process(ABC):
         sampler: the word of the sampler that is used unless another one is chosen.
         state: what a network reads: token ids (B, L), or vectors (B, L, D).
         time_power: k of the times t = u^k, u uniform, at which `integrand` has little variance.
+        separator: the token after a source, if training is on pairs; None otherwise.
     """
 
     buildable: ClassVar[bool] = (
@@ -189,6 +190,7 @@ class Process(ABC):
     sampler: ClassVar[str] = "reverse"
     state: ClassVar[Literal["ids", "vectors"]] = "ids"
     time_power: float = 1.0
+    separator: int | None = None
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
         self.vocab, self.noise = vocab, noise
@@ -197,10 +199,14 @@ class Process(ABC):
         """The positions of `x (B, L)` that the process can change: masks and tokens that a sample
         may contain, (B, L) bool.
 
-        An N of a genome, the special tokens of DNA and positions outside `valid` stay visible at
-        all times.
+        An N of a genome, the special tokens of DNA, positions outside `valid`, and a source with
+        its `separator` stay visible at all times.
         """
         found = self.vocab.is_emitted(x.device)[x] | (x == self.vocab.mask_id)
+        if self.separator is not None:
+            separates = x == self.separator
+            before = separates.cumsum(-1) - separates.int()  # separators
+            found &= (before > 0) | ~separates.any(-1, keepdim=True)
         return found if valid is None else found & valid
 
     def observe(self, token_counts: Callable[[], Tensor]) -> None:

@@ -199,7 +199,8 @@ class TrainingRun:
         before any data is read."""
         stand_in = CharTokenizer("ab") if "tokenizer" in self.data else DNATokenizer()
         with on_meta_device():  # no memory for weights
-            denoiser, process = build_denoiser(self.recorded, stand_in, trust=None)
+            recorded = {**self.recorded, "data": None}  # its tokens are not those of the stand-in
+            denoiser, process = build_denoiser(recorded, stand_in, trust=None)
         length = self.data.get("length")
         denoiser.check_window(length)
         if self.context_parallel > 1:
@@ -217,6 +218,7 @@ class TrainingRun:
         torch.set_float32_matmul_precision(self.matmul_precision)
         torch.manual_seed(self.seed)
         config, about = self.recorded, data.describe()
+        config = {**config, "data": {**config["data"], **data.measured()}}
         denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
         process.observe(lambda: torch.from_numpy(data.token_counts()))
         module = DiffusionModule(
@@ -227,7 +229,7 @@ class TrainingRun:
             self.weight_decay,
             self.seed,
             {
-                "config": {**config, "data": {**config["data"], **data.measured()}},
+                "config": config,
                 "tokenizer": data.tokenizer.config(),
                 "split_hash": about["split_hash"],
                 "digest": data.digest,

@@ -18,7 +18,7 @@ from torch.nn import Module
 from typing_extensions import TypedDict
 
 from dnadiff.data.base import SequenceDataModule, run_data
-from dnadiff.data.tokenizer import DNATokenizer, Tokenizer
+from dnadiff.data.tokenizer import DNATokenizer, Tokenizer, marks
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
@@ -412,7 +412,11 @@ def build_denoiser(
         ValueError: if objective, backbone and time conditioning are incompatible.
     """
     config = resolved(config, trust)
-    return wrapped(build(config["backbone"], vocab=tokenizer.vocab, trust=trust), config, trust)
+    backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
+    denoiser, process = wrapped(backbone, config, trust)
+    if (config.get("data") or {}).get("lengths"):  # of pairs
+        process.separator, _ = marks(tokenizer)
+    return denoiser, process
 
 
 def wrapped(

@@ -23,32 +23,13 @@ from dnadiff.data.splits import PARTS, Split
 from dnadiff.data.text.corpus import Documents, Encoder, Files, Paths
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.text.pretrained import TokenizerSource
-from dnadiff.data.tokenizer import TextTokenizer, Tokenizer
+from dnadiff.data.tokenizer import END, SEPARATOR, TextTokenizer, marks
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.formats.documents import read_sides
 from dnadiff.store.disk import json_hash
 
-SEPARATOR, END = "\x1f", "\x1e"  # ASCII's separators of units and of records
 COLUMNS = ("source", "target")
 _MOST = 100_000  # pairs whose lengths are counted
-
-
-def marks(tokenizer: Tokenizer) -> tuple[int, int]:
-    """The ids of the tokens after a source and after a target.
-
-    Raises:
-        ValueError: if the tokenizer has none.
-    """
-    if (end := tokenizer.eos_id) is not None:
-        return end, end
-    try:
-        (separator,), (end,) = (tokenizer.encode(mark).tolist() for mark in (SEPARATOR, END))
-    except ValueError:
-        raise ValueError(
-            f"the tokenizer {tokenizer.name} has no token that ends a text, which data=pairs needs "
-            "after a source; name one by tokenizer.eos, or set tokenizer=characters"
-        ) from None
-    return separator, end
 
 
 class Pairs(Files):

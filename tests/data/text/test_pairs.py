@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.text.pairs import END, SEPARATOR, PairsDataModule, target_lengths
+from dnadiff.data.text.pairs import PairsDataModule, target_lengths
 from dnadiff.data.text.pretrained import Pretrained
-from dnadiff.data.tokenizer import CharTokenizer
+from dnadiff.data.tokenizer import END, SEPARATOR, CharTokenizer
 from dnadiff.formats.documents import read_sides
 
 BOTH = ["source", "target"]
