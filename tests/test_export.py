@@ -12,6 +12,7 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import dnadiff
 from dnadiff import evaluate
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import Denoiser
@@ -138,6 +139,31 @@ def test_a_run_is_exported_with_its_likelihood_and_a_card(cli, evaluated, tmp_pa
     model, shared = checkpoint.load(evaluated), checkpoint.load(folder)
     ids = torch.tensor([[7, 3, 3, 10]])
     assert torch.equal(model.denoiser.log_probs(ids), shared.denoiser.log_probs(ids))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "chosen"),
+    [
+        ("caduceus", ["objective=bound", "process=uniform"]),
+        ("caduceus_ps", ["objective=bound", "process=hybrid"]),
+        ("caduceus", ["objective=bound", "process=spindle"]),
+        ("caduceus", ["objective=genmd4", "process=token_rates"]),
+        ("caduceus", ["objective=sedd"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[-1],
+)
+def test_a_model_that_needs_the_time_is_the_same_model_after_export(
+    backbone, chosen, cli, train_args, tmp_path
+):
+    status, _, err = cli("train", *train_args("caduceus", 2, *chosen, f"backbone={backbone}"))
+    assert status == 0, err
+    status, _, err = cli("export", "checkpoint=run", "output=model")
+    assert status == 0, err
+    run, shared = (dnadiff.load(tmp_path / name, "cpu") for name in ("run", "model"))
+    assert run.denoiser.time_conditioning and shared.denoiser.time_conditioning
+    texts = ["ACGTTGAACG", "TTGGCATGCA"]
+    assert (run.nll(texts, num_draws=4) == shared.nll(texts, num_draws=4)).all()
+    assert run.sample(2, length=12) == shared.sample(2, length=12)
 
 
 def test_groups_are_chosen_from_the_exported_evaluation(cli, evaluated, tmp_path):

@@ -57,14 +57,12 @@ class Family(NamedTuple):
 
     Attributes:
         objective: class of the published training.
-        records_time: the file records whether the network is conditioned on time.
         implied_vocab: of a configuration, the vocabulary if the file does not describe one.
         backbone: of a configuration and its vocabulary, the network, as a `_target_` and its
             arguments; ValueError for a value of the wrong type or size, or that is not supported.
     """
 
     objective: str
-    records_time: bool
     implied_vocab: Callable[[Config], Vocab]
     backbone: Callable[[Config, Vocab], Config]
 
@@ -115,11 +113,12 @@ class _Mamba:
     d_conv: Width = 4
     expand: Width = 2
     dt_rank: Width | Literal["auto"] | None = None
+    time_conditioning: bool = False  # no key of published files
 
 
 @dataclass(frozen=True)
 class _Labels:
-    num_labels: Width
+    num_labels: Natural
     cond_dim: Width
 
 
@@ -188,8 +187,8 @@ def mdlm_vocab(config: Config) -> Vocab:
 
 
 FAMILIES = {
-    "caduceus": Family("mlm.MLM", False, lambda config: DNATokenizer().vocab, caduceus_backbone),
-    "mdlm": Family("mdlm.MDLM", True, mdlm_vocab, mdlm_backbone),
+    "caduceus": Family("mlm.MLM", lambda config: DNATokenizer().vocab, caduceus_backbone),
+    "mdlm": Family("mdlm.MDLM", mdlm_vocab, mdlm_backbone),
 }
 
 
@@ -290,7 +289,7 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
             "_partial_": True,
         },
         "noise": {"_target_": "dnadiff.diffusion.noise.LogLinear"},
-        "time_conditioning": family.records_time and config.get("time_conditioning", False),
+        "time_conditioning": (config | backbone).get("time_conditioning", False),
     }
     denoiser, process, file = filled_network(
         path, CONFIG, lambda: wrapped(build(backbone, vocab=vocab), training)

@@ -45,6 +45,8 @@ def test_published_names_of_tied_and_untied_projections():
         {"bidirectional_weight_tie": False},
         {"rms_norm": False, "d_state": 5, "dt_rank": 3},
         {"num_labels": 3, "cond_dim": 7},
+        {"time_conditioning": True, "cond_dim": 7},
+        {"num_labels": 3, "time_conditioning": True},
     ],
     ids=str,
 )
@@ -68,11 +70,17 @@ def test_names_of_a_layout_are_unique():
         assert len(names) == len(set(names))
 
 
-def test_networks_without_a_published_form_are_refused():
-    for num_labels in (0, 2):
-        with pytest.raises(
-            ValueError, match="no time conditioning; a network built with it cannot be exported"
-        ):
-            Caduceus(DNA, 16, 1, num_labels=num_labels, time_conditioning=True).published_layout()
+def test_published_code_refuses_a_network_that_needs_the_time():
+    # It hands everything in ssm_cfg to its mixer, which has these arguments only.
+    accepted = {"d_state", "d_conv", "expand", "dt_rank", "conv_bias", "bias"}
+    for timed in (False, True):
+        for kind in (Caduceus, CaduceusPS):
+            config = kind(DNA, 16, 1, time_conditioning=timed).published_layout().config
+            assert config["ssm_cfg"].keys() - accepted == (
+                {"time_conditioning"} if timed else set()
+            )
+
+
+def test_a_network_without_layers_is_refused():
     with pytest.raises(ValueError, match="n_layers 0 must be an integer of at least 1"):
         Caduceus(DNA, 16, 0).published_layout()

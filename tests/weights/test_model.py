@@ -5,11 +5,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
-from dnadiff.diffusion.denoiser import Denoiser
+from dnadiff.diffusion.denoiser import CausalDenoiser, Denoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
+from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.store.objects import build
 from dnadiff.store.remote import is_hub_commit
 from dnadiff.weights import published
@@ -379,12 +380,27 @@ def test_exports_are_replaced_only_with_overwrite_and_leave_no_other_files(tmp_p
         published.export_published(denoiser, tmp_path / "out")
     published.export_published(denoiser, tmp_path / "out", overwrite=True)
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"config.json", "model.safetensors"}
-    with pytest.raises(ValueError, match="no time conditioning"):
-        timed = Caduceus(DNA, 16, 1, time_conditioning=True)
-        published.export_published(
-            Denoiser(timed, noise=LogLinear(), time_conditioning=True), tmp_path / "none"
-        )
+    with pytest.raises(ValueError, match="Mamba has no published format"):
+        published.export_published(CausalDenoiser(Mamba(DNA, 16, 1)), tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("num_labels", [0, 3])
+@pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
+def test_a_network_with_a_time_input_is_read_with_it(kind, num_labels, tmp_path):
+    network = kind(DNA, 16, 2, num_labels=num_labels, time_conditioning=True, cond_dim=5)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    denoiser = Denoiser(network, noise=LogLinear(), time_conditioning=True).eval()
+    published.export_published(denoiser, tmp_path / "timed")
+    again = published.load_published(tmp_path / "timed")
+    ids, cond = torch.randint(7, 11, (2, 9)), torch.eye(3)[:2] if num_labels else None
+    ids[:, ::2] = DNA.mask_id
+    early, late = (again.log_probs(ids, torch.full((2,), t), cond) for t in (0.1, 0.9))
+    assert torch.equal(early, denoiser.log_probs(ids, torch.full((2,), 0.1), cond))
+    assert torch.equal(late, denoiser.log_probs(ids, torch.full((2,), 0.9), cond))
+    assert not torch.equal(early, late)
 
 
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])

@@ -288,17 +288,13 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
         super().__init__(vocab, d_model, n_layers, mixer, **options)
 
     def published_layout(self) -> PublishedLayout:
-        """The layout of Caduceus-Ph; ValueError if the network has time conditioning.
+        """The layout of Caduceus-Ph.
 
-        Deviation: a network with labels has `dnadiff_labels` in its config.json and tensors of
-            other names for them. Published code reports these tensors as unused, and its network
-            is this one without a label.
+        Deviation: a network with labels or time conditioning has `dnadiff_labels` in its
+            config.json and tensors of other names for them. Published code reports these tensors
+            as unused, and its network is this one without a label. Without the time it would be
+            another model: it refuses `time_conditioning` in `ssm_cfg`, which it gives to its mixer.
         """
-        if self.takes_sigma:
-            raise ValueError(
-                "the published Caduceus has no time conditioning; a network built with it cannot "
-                "be exported"
-            )
         block = self.layers[0]
         assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
         mixer, direction = block.mixer, block.mixer.fwd
@@ -317,6 +313,7 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
                 "dt_rank": direction.dt_rank,
                 "conv_bias": True,
                 "bias": False,
+                **({"time_conditioning": True} if self.takes_sigma else {}),
             },
             "rms_norm": isinstance(self.norm_f, RMSNorm),
             "norm_epsilon": self.norm_f.eps,
@@ -329,12 +326,10 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
             "complement_map": None,
             "tie_word_embeddings": True,
         }
-        if self.condition is not None:
-            label_map = self.condition.label_map
-            assert label_map is not None
+        if block.adaLN_modulation is not None:
             config["dnadiff_labels"] = {
-                "num_labels": label_map.in_features,
-                "cond_dim": label_map.out_features,
+                "num_labels": self.num_labels,
+                "cond_dim": block.adaLN_modulation.weight.shape[1],
             }
         # The published convolution is a Conv1d with one input channel per group: (E, 1, K).
         weights = [
