@@ -11,6 +11,7 @@ import torch
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.gaussian import GaussianProcess
 from dnadiff.diffusion.noise import LogLinear, NoiseSchedule
 from dnadiff.diffusion.objective.analog_bits import AnalogBits
 from dnadiff.diffusion.order import Order, OrderDenoiser
@@ -268,7 +269,7 @@ def test_samplers_fill_templates_and_count_correctly(name, kind):
     )
     config = composed("train", f"process={process_for(settings)}")
     process = build(config["process"], vocab=vocab, noise=build(config["noise"]))()
-    if process.state == "vectors":
+    if isinstance(process, GaussianProcess):
         denoiser, methods = AnalogBits(process).denoiser(network).eval(), ["mix"]
     denoiser.process_type = type(process)
     for method in ["step_block", "around"] if name == "fast_dllm" else methods:

@@ -26,8 +26,8 @@ from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import (
     SUBS,
     AbsorbingProcess,
+    BaseProcess,
     Parameterization,
-    Process,
     emitted_log_probs,
     require,
 )
@@ -121,7 +121,7 @@ class BaseDenoiser(nn.Module):
 
     backbone: Backbone
     reads: type[Backbone] = BidirectionalBackbone
-    process_type: type[Process] = AbsorbingProcess
+    process_type: type[BaseProcess] = AbsorbingProcess
     sampler: str = "grouped"
     bound: Callable[..., Tensor] | None = None
     block_size: int | None = None

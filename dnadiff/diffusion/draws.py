@@ -39,6 +39,11 @@ def float64_device(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "mps" else device
 
 
+def widest_dtype(device: torch.device | str) -> torch.dtype:
+    """float64, or float32 on Apple GPUs."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
 @lru_cache(
     maxsize=4096, typed=True
 )  # 1, True and numpy.int64(1) are equal keys of an untyped cache

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
-from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.draws import Draws, float64_device
 from dnadiff.diffusion.noise import NoiseSchedule
-from dnadiff.diffusion.process import Emitted, Parameterization, Process, emitted_log_probs
+from dnadiff.diffusion.process import BaseProcess, emitted_log_probs
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import checked
 from dnadiff.networks.backbone.base import Backbone, OptTensor
@@ -27,12 +27,12 @@ def normal(draws: Draws, purpose: str, like: Tensor) -> Tensor:
 
 
 @checked
-class GaussianProcess(Process):
+class GaussianProcess(BaseProcess):
     """z_t = sqrt(alpha) x0 + sqrt(1 - alpha) n with standard normal n, for vectors x0 (B, L, D)
     (arXiv 2006.11239, eq. 4, whose alpha-bar is alpha(t) of the schedule).
 
-    Here xt are vectors, and where other processes take predictions of tokens, this one takes an
-    estimate of x0.
+    Here xt are vectors, and the network estimates x0. What depends on times alone is computed in
+    float64, on the CPU for a device without it.
 
     Args:
         vocab: the vocabulary.
@@ -41,7 +41,6 @@ class GaussianProcess(Process):
     """
 
     described = "Gaussian noise on vectors"
-    state = "vectors"
     example, sampler = "gaussian", "ddim"
 
     def __init__(
@@ -54,61 +53,40 @@ class GaussianProcess(Process):
         self.t_min = t_min
 
     def times(self, num_steps: int, like: Tensor, last: float = 1.0) -> Tensor:
-        """A uniform grid from t_min to `last`: (num_steps + 1,) float64, on the device of
-        `like`."""
+        """A uniform grid from t_min to `last`: (num_steps + 1,) float64, on the device of `like` if
+        it has float64."""
         grid = torch.linspace(self.t_min, last, num_steps + 1, dtype=torch.float64)
-        return grid.to(like.device)
+        return grid.to(float64_device(like.device))
 
     def snr(self, t: Tensor) -> Tensor:
         """alpha / (1 - alpha), the signal-to-noise ratio."""
         alpha = self.noise.alpha(t)
         return alpha / (1 - alpha)
 
-    def parameterization(self) -> Parameterization:
-        return Emitted(self.vocab)  # of the inner products that `VectorDenoiser` rounds by
-
-    def prior(
-        self,
-        batch_size: int,
-        length: int,
-        device: torch.device | str = "cpu",
-        draws: Draws | None = None,
-        width: int = 1,
-    ) -> Tensor:
-        draws = draws or Draws.for_batch(0, batch_size)
-        return normal(draws, "prior", torch.empty(batch_size, length, width, device=device))
-
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         alpha = self.noise.alpha(t)[:, None, None]
         zt = alpha.sqrt().to(x0) * x0 + (1 - alpha).sqrt().to(x0) * normal(draws, "noise", x0)
         return torch.where(maskable[..., None], zt, x0)
 
-    def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
-        rate = -self.noise.dalpha(t) / (1 - self.noise.alpha(t)) ** 2  # of the SNR
-        return rate.to(x0) / 2 * (x0 - log_probs).square().sum(-1)
-
-    def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
+    def step_cost(self, estimate: Tensor, x0: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """KL(q(z_s | z_t, x0) || p(z_s | z_t)) of each position, where p has the variance of q
         (arXiv 2107.00630, eq. 13 and 14); t and s broadcast with positions."""
-        return (self.snr(s) - self.snr(t)).to(x0) / 2 * (x0 - log_probs).square().sum(-1)
+        return (self.snr(s) - self.snr(t)).to(x0) / 2 * (x0 - estimate).square().sum(-1)
 
     def reverse(
-        self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor, eta: float = 1.0
-    ) -> Tensor:
-        """The mean of z_s given z_t and an estimate of x0; t and s are scalars, `eta` as in
-        `reverse_std`."""
-        (alpha_t, alpha_s), std = self.noise.alpha(torch.stack([t, s])), self.reverse_std(t, s, eta)
-        noise = (xt - alpha_t.sqrt() * log_probs) / (1 - alpha_t).sqrt()
-        return alpha_s.sqrt() * log_probs + (1 - alpha_s - std**2).clamp(min=0).sqrt() * noise
-
-    def reverse_std(self, t: Tensor, s: Tensor, eta: float = 1.0) -> Tensor:
-        """The standard deviation of z_s given z_t and x0: eta times that of the posterior
-        q(z_s | z_t, x0) (arXiv 2010.02502, eq. 16)."""
+        self, estimate: Tensor, zt: Tensor, t: Tensor, s: Tensor, eta: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Mean (..., D) and standard deviation () of z_s given z_t and an estimate of x0; t and s
+        are scalars. The deviation is eta times that of the posterior q(z_s | z_t, x0) (arXiv
+        2010.02502, eq. 16)."""
         alpha_t, alpha_s = self.noise.alpha(torch.stack([t, s]))
-        return eta * ((1 - alpha_s) / (1 - alpha_t) * (1 - alpha_t / alpha_s)).sqrt()
+        std = eta * ((1 - alpha_s) / (1 - alpha_t) * (1 - alpha_t / alpha_s)).sqrt()
+        of_noise = ((1 - alpha_s - std**2).clamp(min=0) / (1 - alpha_t)).sqrt()
+        of_x0 = alpha_s.sqrt() - of_noise * alpha_t.sqrt()
+        return of_x0.to(zt) * estimate + of_noise.to(zt) * zt, std.to(zt)
 
     def ends(self, x0: Tensor) -> Tensor:
-        alpha = self.noise.alpha(torch.ones(1, dtype=torch.float64, device=x0.device)).to(x0)
+        alpha = self.noise.alpha(torch.ones(1, dtype=torch.float64)).to(x0)
         return (alpha * (x0.square() - 1) - torch.log1p(-alpha)).sum(-1) / 2
 
 
@@ -182,7 +160,7 @@ class VectorDenoiser(BaseDenoiser):
     ) -> Tensor:
         if self.reads_estimate:
             z = torch.cat([z, torch.zeros_like(z) if estimate is None else estimate], -1)
-        sigma = self.process.noise.sigma(t)
+        sigma = self.process.noise.sigma(t).float().to(z.device)
         self.backbone.check_inputs(z, sigma, cond)
         return self.backbone.mix(self.input(z), sigma, cond, valid)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -166,8 +166,8 @@ class Score(SUBS):
         return torch.where(_is_token(xt, logits), 0.0, log_score)
 
 
-class Process(ABC):
-    """Adds noise to each token, from none at t = 0 to the prior at t = 1.
+class BaseProcess(ABC):
+    """Adds noise to each token or to its vector, from none at t = 0 to the prior at t = 1.
 
     Args:
         vocab: the vocabulary.
@@ -177,19 +177,15 @@ class Process(ABC):
         described: what it does, for messages.
         example: the word on the command line of a process of this kind.
         sampler: the word of the sampler that is used unless another one is chosen.
-        state: what a network reads: token ids (B, L), or vectors (B, L, D).
-        time_power: k of the times t = u^k, u uniform, at which `integrand` has little variance.
         separator: the token after a source, if training is on pairs; None otherwise.
     """
 
     buildable: ClassVar[bool] = (
         True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     )
-    described: ClassVar[str] = "a process"
-    example: ClassVar[str] = "uniform"
-    sampler: ClassVar[str] = "reverse"
-    state: ClassVar[Literal["ids", "vectors"]] = "ids"
-    time_power: float = 1.0
+    described: ClassVar[str]
+    example: ClassVar[str]
+    sampler: ClassVar[str]
     separator: int | None = None
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
@@ -214,6 +210,32 @@ class Process(ABC):
         default. `token_counts()` is how often each token occurs, (V,)."""
 
     @abstractmethod
+    def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
+        """xt given x0: `x0 (B, L)`, `t (B,)`, `maskable (B, L)` bool (others stay visible) ->
+        `(B, L)`; vectors are `(B, L, D)`."""
+
+    def changes(self, xt: Tensor) -> Tensor:
+        """Where a reverse step may change xt: bool, of its shape."""
+        return torch.ones_like(xt, dtype=torch.bool)
+
+    def ends(self, x0: Tensor) -> Tensor:
+        """KL(q_1(. | x0) || prior) of each position, nats: 0 if nothing of x0 is left at t = 1."""
+        return torch.zeros(x0.shape, device=x0.device)
+
+
+class Process(BaseProcess):
+    """Noise that leaves tokens: xt are ids (B, L).
+
+    Attributes:
+        time_power: k of the times t = u^k, u uniform, at which `integrand` has little variance.
+    """
+
+    described = "a process of tokens"
+    example = "uniform"
+    sampler = "reverse"
+    time_power: float = 1.0
+
+    @abstractmethod
     def parameterization(self) -> Parameterization:
         """What the logits of a network mean, unless the objective says otherwise."""
 
@@ -226,15 +248,6 @@ class Process(ABC):
         draws: Draws | None = None,
     ) -> Tensor:
         """x at t = 1, without any x0: `(batch_size, length)`; None are the draws of seed 0."""
-
-    @abstractmethod
-    def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        """xt given x0: `x0 (B, L)`, `t (B,)`, `maskable (B, L)` bool (others stay visible) ->
-        `(B, L)`."""
-
-    def changes(self, xt: Tensor) -> Tensor:
-        """Where a reverse step may change xt: bool, of its shape."""
-        return torch.ones_like(xt, dtype=torch.bool)
 
     @abstractmethod
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
@@ -252,10 +265,6 @@ class Process(ABC):
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """Log-probabilities of the tokens at time s < t, given xt: (M, V); arguments as in
         `integrand`."""
-
-    def ends(self, x0: Tensor) -> Tensor:
-        """KL(q_1(. | x0) || prior) of each position, nats: 0 if nothing of x0 is left at t = 1."""
-        return torch.zeros(x0.shape, device=x0.device)
 
     def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         """-log p(x0 | xt) of each position where one step reverts everything, as at t = 0: nats,
@@ -280,16 +289,16 @@ class Process(ABC):
 class Noised(Protocol):
     """A model that was trained to revert a process, such as a denoiser."""
 
-    process_type: type[Process]
+    process_type: type[BaseProcess]
 
 
 def require(
-    user: str, given: Process | Noised, needed: type[Process], remedy: str | None = None
+    user: str, given: BaseProcess | Noised, needed: type[BaseProcess], remedy: str | None = None
 ) -> None:
     """Raise a ValueError for a process, or a model of a process, whose formulas `user` does not
     have: its results would be numbers of another model. `remedy` None is a model that fits."""
-    kind = type(given) if isinstance(given, Process) else given.process_type
-    if not issubclass(kind, needed) or kind.state != needed.state:
+    kind = type(given) if isinstance(given, BaseProcess) else given.process_type
+    if not issubclass(kind, needed):
         raise ValueError(
             f"{user} needs {needed.described}, and this model has {kind.described} "
             f"({kind.__name__}), for which its formulas do not hold; "

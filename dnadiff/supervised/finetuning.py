@@ -14,6 +14,7 @@ import torch
 from dnadiff.data.kmers import KmerSet
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
+from dnadiff.diffusion.process import Process
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, is_built
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, log, table
@@ -65,7 +66,7 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
         raise ValueError(
             f"{loaded.path} was trained on text, and the tasks are DNA; name a run trained on DNA"
         )
-    if loaded.process.state == "vectors":
+    if not isinstance(loaded.process, Process):
         raise ValueError(
             f"{loaded.path} has a network that reads vectors, and a classifier reads tokens; name "
             "a run of another objective, such as mdlm"

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, OptTensor, Query
-from dnadiff.diffusion.draws import Draws, float64_device, hash64
+from dnadiff.diffusion.draws import Draws, float64_device, hash64, widest_dtype
 from dnadiff.diffusion.likelihood.estimates import (
     BLOCKS,
     COUNT,
@@ -342,10 +342,14 @@ def _own_draw(
     """Draw number `draw` of the bound of the objective, in stratum draw // 2 of num_draws // 2."""
     counted = batch.groups["all"]
     exact = float64_device(counted.device)
-    u = (draws.uniform("count").to(exact).double() + draw // 2) / (num_draws // 2)
+    u = (draws.uniform("count") + draw // 2) / (num_draws // 2)
     given = TrainingBatch(batch.ids, counted.float(), draws, batch.cond, batch.valid)
     assert denoiser.bound is not None
-    nats = denoiser.bound(denoiser, given, u.to(counted.device)).to(exact).double()
+    nats = (
+        denoiser.bound(denoiser, given, u.to(counted.device, widest_dtype(counted.device)))
+        .to(exact)
+        .double()
+    )
     return Draw(counted.sum(-1), per_group(nats, batch.groups))
 
 

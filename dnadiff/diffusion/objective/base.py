@@ -21,7 +21,7 @@ from dnadiff.diffusion.denoiser import (
 )
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking, Positions
-from dnadiff.diffusion.process import SUBS, AbsorbingProcess, Parameterization, Process, require
+from dnadiff.diffusion.process import SUBS, AbsorbingProcess, BaseProcess, Parameterization, require
 from dnadiff.fields import Config
 
 _CHECKED = 16  # calls on a GPU per check for whose result the process waits
@@ -110,7 +110,7 @@ class Objective(ABC):
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable: ClassVar[bool] = True
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
-    process_type: ClassVar[type[Process]] = AbsorbingProcess
+    process_type: ClassVar[type[BaseProcess]] = AbsorbingProcess
     time_conditioning: ClassVar[bool] = False
     takes_time: ClassVar[bool] = True
     trains_bound: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class Objective(ABC):
     distills: ClassVar[bool] = False
     masks_padding: bool = False
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: BaseProcess) -> None:
         remedy = f"set process={self.process_type.example}"
         require(f"objective {type(self).__name__}", process, self.process_type, remedy)
         self.process = cast(AbsorbingProcess, process)  # see `process_type`

@@ -77,14 +77,15 @@ class DiffusionLM(Objective):
     ) -> tuple[Tensor, Tensor]:
         """The simple loss and a draw of the bound, (B, L) each, 0 where the weight is 0.
 
-        u chooses a step: uniform, or in proportion to its change of log SNR, at which the
+        u chooses a step: uniform, or in proportion to its change of log(1 + SNR), at which the
         divergence differs less from step to step.
         """
         x0, counted, process = batch.x0, batch.weight > 0, self.process
         times = process.times(self.num_steps, x0)
         place = times - times[0]
         if by_snr:
-            place = process.snr(times[0]).log() - process.snr(times).log()
+            place = (1 - process.noise.alpha(times)).log()
+            place = place - place[0]
         place = place / place[-1]  # from 0 to 1
         step = torch.searchsorted(place, u.to(place), right=True).clamp(1, self.num_steps)
         t, s, share = times[step], times[step - 1], place[step] - place[step - 1]
@@ -95,7 +96,7 @@ class DiffusionLM(Objective):
         rounding[counted] = -denoiser.round(z0[counted]).gather(-1, x0[counted][:, None])[:, 0]
         error, last = (clean - estimate).square().mean(-1), process.noise.alpha(times[-1])
         simple = error + rounding + last.to(clean) * clean.square().mean(-1)
-        divergence = process.step_cost(estimate, clean, zt, t[:, None], s[:, None])
+        divergence = process.step_cost(estimate, clean, t[:, None], s[:, None])
         divergence = divergence / share.to(clean)[:, None]
         bound = rounding + divergence + process.ends(clean)
         return simple * counted, torch.where(counted, bound, 0.0)

@@ -19,7 +19,7 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.draws import Draws, hash64, widest_dtype
 from dnadiff.diffusion.noise import LARGEST_CUT, NoiseSchedule, refuse_cut
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.fields import Fraction, PositiveInt, checked
@@ -89,9 +89,7 @@ def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
         first = hash64(draws.seed, "stratum", draws.step) % draws.global_batch_size
         place = draws.rows if draws.place is None else draws.place
         u = (u + (place.to(u.device) + first) % draws.global_batch_size) / draws.global_batch_size
-    return u.to(
-        device, torch.float32 if device.type == "mps" else torch.float64
-    )  # Apple GPUs have no float64
+    return u.to(device, widest_dtype(device))
 
 
 class Masking:

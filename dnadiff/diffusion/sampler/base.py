@@ -31,8 +31,8 @@ from dnadiff.diffusion.denoiser import (
     Query,
     State,
 )
-from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64
-from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64, widest_dtype
+from dnadiff.diffusion.process import AbsorbingProcess, BaseProcess, Process, require
 from dnadiff.fields import JsonDict, Positive, PositiveFraction, PositiveInt, checked
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
@@ -169,7 +169,7 @@ class CountedDenoiser:
         block, inner = self._block(x, rows, columns), self.denoiser.for_rows(rows, columns)
         if self.denoiser.block_size is not None:
             inner = InBlock(inner, state)
-        return CountedDenoiser(inner, block.cond, block.valid)
+        return CountedDenoiser(inner, block.cond, block.valid, self.start_t)
 
     def in_context(self, x: Tensor, rows: Tensor, read: slice, columns: slice) -> CountedDenoiser:
         """A counter for some `columns` of some `rows` of the batch, which reads the tokens in
@@ -281,7 +281,7 @@ class Sampler(Configurable, ABC):
 
     exact = False  # without an annotation, which would make it an argument
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
-    process_type: ClassVar[type[Process]] = AbsorbingProcess
+    process_type: ClassVar[type[BaseProcess]] = AbsorbingProcess
     refines: ClassVar[bool] = False
     moves_window: ClassVar[bool] = False
     has_weights: ClassVar[bool] = False
@@ -377,7 +377,7 @@ class Sampler(Configurable, ABC):
         masked, x = fitted.positions(x_init, process, frozen, valid), x_init.clone()
         if start is not None:
             t = torch.full((len(x),), start_t, device=x.device)
-            if process.state == "ids":  # vectors get their noise in `fill`
+            if isinstance(process, Process):  # vectors get their noise in `fill`
                 start = process.corrupt(start, t, masked, draws)
             x = torch.where(masked, start, x)
             masked = masked & process.changes(x)
@@ -555,8 +555,8 @@ class GridSampler(Sampler):
         return super().supports_weights(length) and draws
 
     def times(self, device: torch.device | str = "cpu") -> Tensor:
-        """The grid, (T + 1,) float64 from 1 to 0."""
-        return torch.linspace(1, 0, self.num_steps + 1, dtype=torch.float64, device=device)
+        """The grid, (T + 1,) float64 if the device has it, from 1 to 0."""
+        return torch.linspace(1, 0, self.num_steps + 1, dtype=widest_dtype(device), device=device)
 
     def leaves_masks(self, step: int) -> bool:
         """Whether this step unmasks nothing: the last one with `noise_removal=none`."""

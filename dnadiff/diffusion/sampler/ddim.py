@@ -61,10 +61,14 @@ class DDIM(GridSampler):
         process: GaussianProcess,
         draws: Draws,
     ) -> Tensor:
+        if calls.start_t is not None and calls.start_t <= process.t_min:
+            raise ValueError(
+                f"start_t {calls.start_t} must be above {process.t_min} (process.t_min), the time "
+                "at which vectors are rounded to tokens; set start_t=0.2 or another higher time"
+            )
         rows = masked.any(-1).nonzero()[:, 0]
         if len(rows) and not self.leaves_masks(self.num_steps - 1):
             part, noise = calls.part(x, rows, slice(None)), draws_of_part(draws, "", 0, rows)
-            part.start_t = calls.start_t
             x[rows] = self._denoised(x[rows], masked[rows], part, process, noise)
             calls.add(part)
         return x
@@ -82,7 +86,7 @@ class DDIM(GridSampler):
         given, drawn = denoiser.codes[x], masked[..., None]
         clamp = denoiser.clamps if self.clamp is None else self.clamp
         times = process.times(size, x, calls.start_t or 1.0).flip(0)
-        z = process.prior(len(x), x.shape[1], x.device, draws, given.shape[-1]).to(given)
+        z = normal(draws, "prior", given)
         if calls.start_t is not None:
             z = process.corrupt(given, times[:1], masked, draws)
         further, estimate = self.time_difference * (times[0] - times[1]), None
@@ -90,10 +94,9 @@ class DDIM(GridSampler):
             z = torch.where(drawn, z, given)
             estimate = calls.denoise(z, times[i].expand(len(x)), estimate)
             x0 = denoiser.nearest(estimate) if clamp else estimate
-            step = times[i], (times[i + 1] - further).clamp(process.t_min)
-            z = process.reverse(x0, z, *step, self.eta)
-            std = process.reverse_std(*step, self.eta)
-            z = z + std * normal(draws.at(i + 1), "step", z)
+            s = (times[i + 1] - further).clamp(process.t_min)
+            mean, std = process.reverse(x0, z, times[i], s, self.eta)
+            z = mean + std * normal(draws.at(i + 1), "step", z)
         uniform = draws.uniform("token", x.shape[1])[masked.to(draws.rows.device)]
         tokens = self.unmask(size - 1, denoiser.round(z[masked]), uniform)
         return x.masked_scatter(masked, tokens.to(x))

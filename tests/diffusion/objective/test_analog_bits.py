@@ -141,6 +141,21 @@ def test_given_tokens_are_kept_and_seen_without_noise_as_in_training():
         assert torch.equal(z, denoiser.codes[[8, 11]].expand_as(z))
 
 
+def test_a_start_without_a_step_before_the_rounding_is_refused():
+    _, denoiser = model()
+    template = torch.full((1, 4), DNA.mask_id)
+    for start_t in (1e-4, 1e-5):
+        with pytest.raises(ValueError, match=rf"start_t {start_t} must be above 0\.0001 .process"):
+            DDIM(num_steps=2).sample(
+                denoiser,
+                denoiser.process,
+                template,
+                Draws.for_batch(0, 1),
+                start=torch.full((1, 4), 8),
+                start_t=start_t,
+            )
+
+
 def test_the_same_sample_has_the_same_noise_in_every_batch():
     _, denoiser = model()
     denoiser.denoise = lambda z, *_: z

@@ -1,21 +1,30 @@
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.diffusion import gaussian
 from dnadiff.diffusion import process as processes
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.likelihood import estimators
-from dnadiff.diffusion.noise import LogLinear
+from dnadiff.diffusion.noise import CosineSquared, LogLinear
+from dnadiff.diffusion.objective import masking
+from dnadiff.diffusion.objective.analog_bits import AnalogBits
+from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.process import SUBS, AbsorbingProcess
+from dnadiff.diffusion.sampler import base as samplers
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.networks.backbone.dit import DiT
 
 TABLES = runpy.run_path(str(Path(__file__).parents[2] / "posteriors.py"))
 plug_in_posterior, posterior = TABLES["plug_in_posterior"], TABLES["posterior"]
 
 VOCAB = Vocab(4, 3, 3, (3,))
+DNA = DNATokenizer().vocab
 UNIFORM = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0], dtype=torch.float64).log()
 
 
@@ -122,32 +131,79 @@ class NoFloat64(TorchFunctionMode):
         return found
 
 
-def test_masks_are_drawn_on_a_device_without_float64(monkeypatch):
-    for module in (processes, estimators):
-        monkeypatch.setattr(module, "float64_device", lambda device: torch.device("cpu"))
-    monkeypatch.setattr(torch.Tensor, "to", to_the_cpu(torch.Tensor.to))
+@pytest.fixture
+def without_float64(monkeypatch):
+    """Makes the meta device one without float64."""
+    substitutes = {
+        torch.Tensor: {"to": to_the_cpu(torch.Tensor.to)},
+        processes: {"float64_device": lambda device: torch.device("cpu")},
+        gaussian: {"float64_device": lambda device: torch.device("cpu")},
+        estimators: {
+            "float64_device": lambda device: torch.device("cpu"),
+            "widest_dtype": lambda device: torch.float32,
+        },
+        masking: {"widest_dtype": lambda device: torch.float32},
+        samplers: {"widest_dtype": lambda device: torch.float32},
+    }
+    for owner, changed in substitutes.items():
+        for name, value in changed.items():
+            monkeypatch.setattr(owner, name, value)
+    with NoFloat64():
+        yield
+
+
+def test_vectors_get_noise_and_lose_it_on_a_device_without_float64(without_float64):
+    process = gaussian.GaussianProcess(DNA, CosineSquared())
+    objective, draws = AnalogBits(process), Draws.for_batch(0, 2)
+    denoiser = objective.denoiser(DiT(DNA, 8, 1, 2, 8))
+    denoiser.codes = torch.ones(12, 2, device="meta")
+    denoiser.backbone.mix = lambda h, sigma, cond, valid: h + sigma[:, None, None]
+    for layer in (denoiser.input, denoiser.output):
+        layer.to("meta")
+    x0, weight = torch.full((2, 5), 8, device="meta"), torch.ones(2, 5, device="meta")
+    assert objective.compute(denoiser, TrainingBatch(x0, weight, draws)).loss.is_meta
+    times, clean = process.times(3, x0), denoiser.codes[x0]
+    assert times.dtype == torch.float64 and process.times(3, clean, 0.5)[-1] == 0.5
+    zt = process.corrupt(clean, times[2:], weight > 0, draws)
+    estimate = denoiser.denoise(zt, times[2].expand(2))
+    mean, std = process.reverse(estimate, zt, times[2], times[1])
+    cost = process.step_cost(estimate, clean, times[1:3, None], times[:2, None])
+    for each in (zt, estimate, mean, std, cost, process.ends(clean)):
+        assert each.is_meta and each.dtype == torch.float32
+
+
+def test_own_bounds_and_grids_of_times_on_a_device_without_float64(without_float64):
+    seen = []
+
+    def bound(denoiser, batch, u):
+        seen.append((u.device.type, u.dtype))
+        return u[:, None] * batch.weight
+
+    ids = torch.zeros(2, 5, dtype=torch.int64, device="meta")
+    batch = estimators.WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})
+    draw = estimators._own_draw(SimpleNamespace(bound=bound), batch, 1, 4, Draws.for_batch(0, 2))
+    assert draw.nats["all"].dtype == torch.float64 and seen == [("meta", torch.float32)]
+    assert samplers.GridSampler.times(SimpleNamespace(num_steps=4), "meta").is_meta
+
+
+def test_masks_are_drawn_on_a_device_without_float64(without_float64):
     process, draws = AbsorbingProcess(Vocab(4, 3, 3, (3,)), LogLinear()), Draws.for_batch(0, 2)
     x0, maskable = (
         torch.zeros(2, 5, dtype=torch.int64, device="meta"),
         torch.ones(2, 5, dtype=torch.bool, device="meta"),
     )
-    with NoFloat64():
-        assert process.corrupt_rate(
-            x0, torch.full((2,), 0.5, device="meta"), maskable, draws
-        ).is_meta
-        assert process.corrupt_count(
-            x0, torch.tensor([1, 2], device="meta"), maskable, draws
-        ).is_meta
-        assert estimators.stratified_counts(
-            torch.tensor([3, 4], device="meta"), 0, 2, draws
-        ).is_meta
+    rate, count = torch.full((2,), 0.5, device="meta"), torch.tensor([1, 2], device="meta")
+    assert process.corrupt_rate(x0, rate, maskable, draws).is_meta
+    assert process.corrupt_count(x0, count, maskable, draws).is_meta
+    assert estimators.stratified_counts(count, 0, 2, draws).is_meta
 
 
 def to_the_cpu(to):
     """`Tensor.to`, with zeros for values that a meta tensor does not have."""
 
     def moved(x, *args, **kwargs):
-        to_cpu = any(isinstance(arg, torch.device) and arg.type == "cpu" for arg in args)
+        devices = (getattr(arg, "device", arg) for arg in args)
+        to_cpu = any(isinstance(each, torch.device) and each.type == "cpu" for each in devices)
         return (
             torch.zeros(x.shape, dtype=x.dtype) if x.is_meta and to_cpu else to(x, *args, **kwargs)
         )
