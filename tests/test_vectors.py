@@ -112,6 +112,28 @@ def test_embeddings_read_the_vectors_of_the_tokens(run):
     torch.testing.assert_close(*torch.from_numpy(constant))
 
 
+def test_a_time_before_the_rounding_is_refused_and_leaves_no_file(run, cli, tmp_path):
+    (tmp_path / "s.fa").write_text(">s\nACGTACGTACGTACGTACGT\n")
+    given = [f"checkpoint={run}", "start=s.fa", "start_t=5e-5", "output=c.fa"]
+    status, _, err = cli("sample", *given)
+    assert status == 1 and err.count("\n") < 4
+    assert "start_t 5e-05 must be above 0.0001 (process.t_min)" in err
+    assert [each.name for each in tmp_path.iterdir()] == ["s.fa"]
+
+
+def test_a_run_with_layers_of_other_shapes_starts_no_other_objective(run, cli, tmp_path):
+    data = run.parent / "tiny.fa"
+    given = ["train", "data=fasta", f"data.path={data}", "data.length=32", "data.batch_size=4"]
+    given += ["process=gaussian", f"init_from={run}", "hydra.run.dir=new", "trainer.max_steps=1"]
+    other = next(words for kind, words in KINDS.items() if kind != run.name)
+    narrow = ["objective=diffusion_lm", "objective.width=8"]
+    for words in (other[:2], narrow) if run.name == "diffusion_lm" else (other[:2],):
+        status, _, err = cli(*given, *words, "trainer.accelerator=cpu")
+        assert status == 1 and err.count("\n") < 4, err
+        assert f"init_from={run} has " in err and "as in that run, or leave out init_from" in err
+        assert not (tmp_path / "new").exists()
+
+
 def test_a_run_needs_its_process_and_the_time(cli, tmp_path):
     (tmp_path / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 300 + "\n")
     given = ["train", "data=fasta", "data.path=tiny.fa", "data.length=32", "hydra.run.dir=run"]

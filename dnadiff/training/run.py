@@ -148,6 +148,7 @@ class TrainingRun:
         data.check_training()
         trainer, module = self.assemble(run_dir, data)
         if initial is not None:
+            check_shapes(module.denoiser, initial.denoiser, self.init_from)
             # what only one of both has beside the network, such as counts of tokens, stays
             module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
         groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
@@ -610,6 +611,19 @@ def clear(run_dir: Path) -> None:
     for name in REMOVED:
         (run_dir / name).unlink(missing_ok=True)
     shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
+
+
+def check_shapes(denoiser: torch.nn.Module, initial: torch.nn.Module, name: str | None) -> None:
+    """Refuse an `initial` model, called `name`, whose trained tensors do not fit: layers of
+    vectors depend on the objective."""
+    own = denoiser.state_dict()
+    for key, value in initial.state_dict().items():
+        if key in own and value.shape != own[key].shape:
+            raise ValueError(
+                f"init_from={name} has {key} of shape {tuple(value.shape)}, and this objective "
+                f"needs {tuple(own[key].shape)}; set objective= and its options, such as "
+                "objective.width, as in that run, or leave out init_from"
+            )
 
 
 def use_initial_network(config: Config, initial: Config, overrides: Sequence[str]) -> Config:
