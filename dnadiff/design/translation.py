@@ -59,7 +59,7 @@ def read_sources(path: str, model: Loaded, each: int, beam: int) -> Sources:
             f"{data.get('name') or 'other data'}; give prompt= or template= instead"
         )
     separator, window = marks(tokenizer)[0], model.training_length()
-    for number, (source, *_) in enumerate(read_sides(path, COLUMNS[:1]), 1):
+    for number, (_, (source, *_)) in enumerate(read_sides(path, COLUMNS[:1]), 1):
         where = f"{shown(path)}: source {number}"
         try:
             ids = tokenizer.encode(source).astype(np.int64)

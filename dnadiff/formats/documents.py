@@ -125,14 +125,15 @@ def read_documents(
             yield from (line.strip() if is_line else line if line.strip() else "" for line in file)
 
 
-def read_sides(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
-    """Source and target of each row: the two columns of a table or of lines of JSON, or a line of
+def read_sides(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """File with line, and source and target, of each row: the two columns of a table or of lines of JSON, or a line of
     any other file (`.tsv` too) with a tab between them. Blank lines are left out.
 
     With one column, lines may have one side, and a table gives that side only.
 
     Raises:
-        FileNotFoundError, ValueError: naming file and line, also of an empty side.
+        FileNotFoundError, ValueError: naming file and line, also of an empty side and of ASCII's
+            separators, which are the ends of sides in windows.
     """
     rows: Iterable[tuple[int | str, list[str]]]
     kind = format_of(path)
@@ -153,7 +154,12 @@ def read_sides(path: str, columns: Sequence[str]) -> Iterator[list[str]]:
                 f"{where} has {len(sides) - 1} tabs; expected source, tab and target, or a .jsonl "
                 f"file with {' and '.join(columns)}"
             )
-        yield sides
+        if mark := re.search("[\x1c-\x1f]", "".join(sides)):
+            raise ValueError(
+                f"{where} contains the control character U+{ord(mark[0]):04X}, which separates "
+                "texts; remove it"
+            )
+        yield where, sides
 
 
 def joined(

@@ -36,8 +36,12 @@ class Pairs(Files):
     """The pairs of files, each as one text with a `SEPARATOR` in the middle and an `END`."""
 
     def since(self, number: int) -> Iterator[str]:
+        return (SEPARATOR.join(pair) + END for _, pair in self.placed(number))
+
+    def placed(self, number: int) -> Iterator[tuple[str, list[str]]]:
+        """File with line, and both sides, of pairs from `number` on."""
         every = itertools.chain.from_iterable(read_sides(p, self.columns) for p in self.paths)
-        return (SEPARATOR.join(pair) + END for pair in itertools.islice(every, number, None))
+        return itertools.islice(every, number, None)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class TextOptions(TypedDict, total=False):
 @checked
 class PairsDataModule(TextDataModule):
     """Pairs of a source and a target; see the module for their windows. Pairs that are longer than
-    a window are cut.
+    a window are cut; sources must leave room for a token of the target.
 
     Args:
         path: files with a source, a tab and a target in each line, or of JSON lines or a table with
@@ -137,6 +141,20 @@ class PairsDataModule(TextDataModule):
 
     def _check_special_tokens(self) -> None:
         self.separator, _ = marks(self._tokenizer)
+
+    def _check_countable(self) -> None:
+        for (part, *_), tokens in self._opened.items():
+            starts = tokens.ends - np.diff(tokens.ends, prepend=0)
+            places = np.flatnonzero(tokens.tokens == self.separator)
+            sizes = places[np.searchsorted(places, starts)] + 1 - starts
+            for number in np.flatnonzero(sizes >= self.length)[:1].tolist():
+                pairs: Pairs = self.documents_in(part)  # type: ignore[assignment]
+                where, _ = next(pairs.placed(number))
+                raise ValueError(
+                    f"{where} has a source of {sizes[number]} tokens with its separator, which "
+                    f"leaves nothing of {self.length} for the target; shorten or remove it, or "
+                    "increase data.length"
+                )
 
     def check_corruption(self, protocol: str) -> None:
         if protocol == "mdlm":

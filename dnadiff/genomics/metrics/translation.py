@@ -43,7 +43,7 @@ def similarity(texts: Sequence[str], path: str) -> list[JsonDict]:
     Raises:
         ValueError: if there are different numbers of both, or a package is missing.
     """
-    references = [sides[-1] for sides in read_sides(path, ["target"])]
+    references = [sides[-1] for _, sides in read_sides(path, ["target"])]
     if len(texts) != len(references):
         raise ValueError(
             f"reference {shown(path)} has {len(references)} references and samples= "

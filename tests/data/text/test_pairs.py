@@ -70,9 +70,10 @@ def test_an_alphabet_without_separators_is_refused(tmp_path):
 )
 def test_pairs_are_read_from_lines_and_tables(tmp_path, name, text, columns, expected):
     (tmp_path / name).write_text(text)
-    assert list(read_sides(str(tmp_path / name), columns)) == expected
+    file = str(tmp_path / name)
+    assert [sides for _, sides in read_sides(file, columns)] == expected
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
-    assert list(read_sides(str(tmp_path / f"{name}.gz"), columns)) == expected
+    assert [sides for _, sides in read_sides(f"{file}.gz", columns)] == expected
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,7 @@ def test_pairs_are_read_from_lines_and_tables(tmp_path, name, text, columns, exp
         ("a\t \n", "line 1 has an empty target"),
         ("a b\n", "line 1 has 0 tabs; expected source, tab and target"),
         ("a\tb\tc\n", "line 1 has 2 tabs"),
+        ("a\tb\na\x1fb\tc\n", r"line 2 contains the control character U\+001F, which separates"),
     ],
 )
 def test_bad_pairs_are_named(tmp_path, text, message):
@@ -113,3 +115,17 @@ def test_sources_and_targets_of_a_bucket_have_the_same_tokens_in_any_order(tmp_p
     separators = batch["ids"][torch.arange(8), first - 1]
     assert len(set(separators.tolist())) == 1
     assert np.all(np.diff(np.sort(target.numpy())) >= 0)
+
+
+def test_a_source_leaves_room_for_its_target(tmp_path):
+    for name, size in (("a", 2), ("b", 10), ("c", 11)):
+        text = f"a\tb\n\n{'a' * size}\tb\n"
+        (tmp_path / name).write_text(text)
+    module(tmp_path / "b").check_training()
+    wrong = "c: line 3 has a source of 12 tokens with its separator, which leaves nothing of 12"
+    for parts in (
+        {"train": str(tmp_path / "c"), "valid": str(tmp_path / "a")},
+        {"train": [str(tmp_path / "a"), str(tmp_path / "c")], "valid": str(tmp_path / "a")},
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            PairsDataModule(parts, 12, 2, 4).check_training()
