@@ -82,7 +82,9 @@ class TokenMasking(nn.Module, MaskingProcess):
         return torch.where(self.changes(xt), nats[:, 0], 0.0)
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        unmask = 1 - self.mask_probability(s) / self.mask_probability(t)  # of each token
+        # the last step leaves no mask, whatever the schedule
+        left = torch.where((s > 0)[:, None], self.mask_probability(s), 0.0)
+        unmask = 1 - left / self.mask_probability(t)  # of each token
         token = unmask.clamp(0, 1).log().to(log_probs) + log_probs
         stay = 1 - token.exp().sum(-1, keepdim=True)
         smallest = torch.finfo(stay.dtype).tiny  # the gradient of log 0 would be NaN

@@ -103,6 +103,7 @@ class Objective(ABC):
         everywhere: whether the cost of every token can be computed, also of those not masked.
         masks_padding: whether padding is masked like any token, and the network does not know of
             it.
+        bound: whether the bound, `nll`, is what is differentiated.
         distills: whether it trains a student of the model that the run starts from. Then the
             weights with the lowest validation loss are not the best ones.
     """
@@ -120,6 +121,7 @@ class Objective(ABC):
     everywhere: ClassVar[bool] = True
     distills: ClassVar[bool] = False
     masks_padding: bool = False
+    bound: bool = True
 
     def __init__(self, process: BaseProcess) -> None:
         remedy = f"set process={self.process_type.example}"
@@ -196,9 +198,11 @@ class Objective(ABC):
         return Positions(chosen, few and self.everywhere)
 
     def evaluation(self) -> Objective:
-        """The form of this objective with the lowest variance, for validation; itself by
-        default."""
-        return self
+        """The form of this objective with the lowest variance, for validation; by default the
+        bound, whatever is trained on."""
+        found = copy.copy(self)
+        found.bound = True
+        return found
 
     def notes(self) -> list[str]:
         """What the log of a training says about its settings."""
@@ -245,7 +249,6 @@ class MaskedObjective(Objective):
             know of it, as in MDLM's code. Padding is never counted.
     """
 
-    bound: bool = True  # whether it is what is differentiated
     masking: Masking
 
     def __init__(
@@ -310,8 +313,7 @@ class MaskedObjective(Objective):
         return self.masking(self.process, x0, maskable, draws)
 
     def evaluation(self) -> Self:
-        # The bound, whatever is trained on: with exact counts in continuous time, with the same
-        # steps in discrete time.
+        # with exact counts in continuous time, with the same steps in discrete time
         bound = copy.copy(self)
         bound.masking, bound.bound = self.masking.evaluation(), True
         return bound

@@ -1,8 +1,7 @@
 """The bound of any process, in continuous time or in T steps."""
 
-import copy
 from collections.abc import Callable
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +36,8 @@ class Bound(Objective):
             weighs a noisy token the same at all times, twice its share of `typical_weight`, at
             most 2: a mask 2, a random token of hybrid noise 1 (with gamma = 1), and an unchanged
             token c/(N a + c), almost 0. These are GIDD's dynamic weights, whose code approximates
-            the last one. `nll` is the bound either way.
+            the last one. `nll` is the bound either way; in training with dynamic weights it has
+            their uniform times, at which rare terms are large.
     """
 
     process_type = Process
@@ -52,8 +52,8 @@ class Bound(Objective):
     ) -> None:
         super().__init__(process)
         self.stratified, self.own_bound = stratified, not isinstance(process, AbsorbingProcess)
-        self.num_steps, self.dynamic = num_steps, weighting == "dynamic"
-        if self.dynamic and (num_steps is not None or not isinstance(process, MixtureProcess)):
+        self.num_steps, self.bound = num_steps, weighting == "nelbo"
+        if not self.bound and (num_steps is not None or not isinstance(process, MixtureProcess)):
             given = "discrete time" if num_steps is not None else process.described
             raise ValueError(
                 f"objective.weighting=dynamic does not fit {given}: it weighs the terms of noise "
@@ -63,32 +63,25 @@ class Bound(Objective):
     def parameterization(self) -> Parameterization:
         return self.process.parameterization()
 
-    def evaluation(self) -> Self:
-        bound = copy.copy(self)
-        bound.dynamic = False
-        return bound
-
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         u, num_tokens = strata(batch.draws, self.stratified, batch.x0.device), batch.weight.sum()
-        if not self.dynamic:
+        if self.bound:
             nats = self.token_bound(denoiser, batch, u).float()
             return Loss.mean((nats * batch.weight).sum(), num_tokens)
         bound, loss = self._predicted(denoiser, batch, u, self._weighted)
-        nll = mean_over((bound + self._ends(batch)).detach() * batch.weight, num_tokens)
+        bound = (bound + self._ends(denoiser, batch, u)).detach()
+        nll = mean_over(bound * batch.weight, num_tokens)
         return Loss(mean_over(loss * batch.weight, num_tokens), nll, num_tokens)
 
     def token_bound(self, denoiser: MaskedDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
-        process, ends = self.process, self._ends(batch)
-        if self.num_steps is not None:
+        process, power = self.process, self.process.time_power
+        if self.num_steps is None:
+            density = power * u[:, None] ** (power - 1)
+            nats = density * self._predicted(denoiser, batch, u**power, process.integrand)[0]
+        else:
             t = ((u * self.num_steps).floor() + 1).clamp(max=self.num_steps) / self.num_steps
-            return self.num_steps * self._predicted(denoiser, batch, t, self._step)[0] + ends
-        power = process.time_power
-        density = power * u[:, None] ** (power - 1)
-        nats = density * self._predicted(denoiser, batch, u**power, process.integrand)[0] + ends
-        if process.noise.mask_probability(0.0) > 0:
-            start = torch.zeros_like(u)
-            nats = nats + self._predicted(denoiser, batch, start, process.reconstruction)[0]
-        return nats
+            nats = self.num_steps * self._predicted(denoiser, batch, t, self._step)[0]
+        return nats + self._ends(denoiser, batch, u)
 
     def _predicted(
         self, denoiser: MaskedDenoiser, batch: TrainingBatch, t: Tensor, cost: Callable[..., Tensor]
@@ -104,8 +97,14 @@ class Bound(Objective):
         found = nats.new_zeros(len(nats), *x0.shape)
         return found.masked_scatter(where, nats)
 
-    def _ends(self, batch: TrainingBatch) -> Tensor:
-        return torch.where(batch.weight > 0, self.process.ends(batch.x0), 0.0)
+    def _ends(self, denoiser: MaskedDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
+        """What the schedule leaves out at t = 1 and, in continuous time, at t = 0: (B, L)."""
+        process = self.process
+        ends = torch.where(batch.weight > 0, process.ends(batch.x0), 0.0)
+        if self.num_steps is None and process.noise.mask_probability(0.0) > 0:
+            start = torch.zeros_like(u)
+            ends = ends + self._predicted(denoiser, batch, start, process.reconstruction)[0]
+        return ends
 
     def _step(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         """The cost of the step that ends at t."""

@@ -1,8 +1,7 @@
 """Diffusion-LM (arXiv 2205.14217): Gaussian noise on learned embeddings, which are rounded to
 tokens."""
 
-import copy
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +46,7 @@ class DiffusionLM(Objective):
         weighting: Literal["simple", "nelbo"] = "simple",
     ) -> None:
         super().__init__(process)
-        self.width, self.num_steps, self.weighting = width, num_steps, weighting
+        self.width, self.num_steps, self.bound = width, num_steps, weighting == "nelbo"
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         check_fit(type(self), backbone)
@@ -55,19 +54,14 @@ class DiffusionLM(Objective):
         nn.init.normal_(codes)
         return VectorDenoiser(backbone, self.process, codes, time_conditioning, clamps=True)
 
-    def evaluation(self) -> Self:
-        bound = copy.copy(self)
-        bound.weighting = "nelbo"
-        return bound
-
     def compute(self, denoiser: VectorDenoiser, batch: TrainingBatch) -> Loss:
         weight, num_tokens = batch.weight, batch.weight.sum()
         u = strata(batch.draws, True, batch.x0.device)
         simple, bound = (
             mean_over((each * weight).sum(), num_tokens)
-            for each in self._costs(denoiser, batch, u, self.weighting == "nelbo")
+            for each in self._costs(denoiser, batch, u, self.bound)
         )
-        return Loss(bound if self.weighting == "nelbo" else simple, bound.detach(), num_tokens)
+        return Loss(bound if self.bound else simple, bound.detach(), num_tokens)
 
     def token_bound(self, denoiser: VectorDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
         return self._costs(denoiser, batch, u, True)[1]

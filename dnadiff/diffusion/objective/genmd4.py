@@ -24,13 +24,12 @@ class GenMD4(Bound):
 
     Args:
         process: its exponents are trained.
-        stratified: spread the times over the global batch.
     """
 
     process_type = TokenRates
 
-    def __init__(self, process: Process, stratified: bool = True) -> None:
-        super().__init__(process, stratified)
+    def __init__(self, process: Process) -> None:
+        super().__init__(process)
         if (left := process.noise.mask_probability(0.0)) > 0:
             raise ValueError(
                 f"noise {type(process.noise).__name__} masks a fraction {left:.2g} of the tokens "

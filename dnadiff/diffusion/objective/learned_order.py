@@ -110,7 +110,6 @@ class LearnedOrder(Objective):
             mean over all masked ones, as in `MDLM`, whatever their probability to come next: an
             order with few candidates has few tokens in its bound. The order is learned from the
             bound either way.
-        stratified: spread the places over the global batch.
     """
 
     own_bound = True
@@ -123,11 +122,10 @@ class LearnedOrder(Objective):
         order: Order | None = None,
         learned: bool = True,
         weighting: Weighting = "nelbo",
-        stratified: bool = True,
     ) -> None:
         super().__init__(process)
         self.order, self.learned = order or Order(), learned
-        self.bound, self.stratified = weighting == "nelbo", stratified
+        self.bound = weighting == "nelbo"
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> OrderDenoiser:
         check_fit(type(self), backbone)
@@ -142,7 +140,7 @@ class LearnedOrder(Objective):
 
     def compute(self, denoiser: OrderDenoiser, batch: TrainingBatch) -> Loss:
         weight, num_tokens = batch.weight, batch.weight.sum()
-        u = strata(batch.draws, self.stratified, batch.x0.device)
+        u = strata(batch.draws, True, batch.x0.device)
         prefix = self.draw_prefix(denoiser, batch, u)
         costs, num_averaged = self.next_costs(denoiser, batch, prefix), num_tokens
         loss = Loss.mean(costs.expected * prefix.num_counted, num_tokens)

@@ -31,7 +31,6 @@ class SUNDAE(Objective):
         process: replaces tokens.
         num_unrolled: steps of each training example; each is a pass through the network. Published:
             2.
-        stratified: spread the probabilities of noise over the global batch.
     """
 
     process_type = MixtureProcess
@@ -41,18 +40,16 @@ class SUNDAE(Objective):
     sampler = "sundae"
     no_likelihood: ClassVar[str] = "it trains the correction of samples, not a distribution"
 
-    def __init__(
-        self, process: MixtureProcess, num_unrolled: PositiveInt = 2, stratified: bool = True
-    ) -> None:
+    def __init__(self, process: MixtureProcess, num_unrolled: PositiveInt = 2) -> None:
         super().__init__(process)
-        self.num_unrolled, self.stratified = num_unrolled, stratified
+        self.num_unrolled = num_unrolled
 
     def parameterization(self) -> Parameterization:
         return self.process.parameterization()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         x0, counted, draws = batch.x0, batch.weight > 0, batch.draws
-        keep = 1 - strata(draws, self.stratified, x0.device)
+        keep = 1 - strata(draws, True, x0.device)
         xt = self.process.corrupt(x0, self.process.noise.inverse(keep), counted, draws)
         weight, steps = batch.weight[counted], list[Tensor]()
         for step in range(self.num_unrolled):

@@ -11,7 +11,7 @@ from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.hybrid import HybridProcess
 from dnadiff.diffusion.likelihood.estimates import OWN
 from dnadiff.diffusion.likelihood.estimators import estimate
-from dnadiff.diffusion.noise import Geometric, LogLinear
+from dnadiff.diffusion.noise import Geometric, LogLinear, LogMask
 from dnadiff.diffusion.objective.base import Objective, TrainingBatch
 from dnadiff.diffusion.objective.bound import Bound
 from dnadiff.diffusion.objective.masking import Bernoulli, DiscreteTime
@@ -245,7 +245,19 @@ def test_dynamic_weights_train_and_validation_is_the_bound():
     assert all(p.grad is None or p.grad.isfinite().all() for p in denoiser.parameters())
     valid, bound = (loss_of(each, denoiser) for each in (dynamic.evaluation(), plain))
     assert valid.loss == bound.loss and valid.nll == bound.nll
-    assert dynamic.dynamic and denoiser.time_conditioning
+    assert not dynamic.bound and denoiser.time_conditioning
+
+
+def test_noise_at_the_start_is_part_of_nll_with_dynamic_weights():
+    process = HybridProcess(DNA, LogMask(p_min=0.2, p_max=0.999))
+    dynamic, plain = Bound(process, weighting="dynamic"), Bound(process)
+    denoiser = plain.denoiser(network(), time_conditioning=True)
+    whole = [loss_of(each, denoiser) for each in (dynamic, plain)]
+    process.reconstruction = lambda log_probs, *_: torch.zeros_like(log_probs[:, 0])
+    rest = [loss_of(each, denoiser) for each in (dynamic, plain)]
+    share, of_bound = (float(a.nll - b.nll) for a, b in zip(whole, rest))
+    assert share == pytest.approx(of_bound, abs=1e-5) and share > 0.1
+    assert whole[0].loss == rest[0].loss
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,17 @@ def test_the_bound_in_steps_is_above_the_exact_likelihood_of_the_chain(make, ste
         assert (total > bound(process, table)).all()
 
 
+@each
+def test_the_last_step_leaves_no_mask_under_any_schedule(make):
+    process = make(LogMask(p_min=0.2, p_max=0.999))
+    t, masked = torch.full((16,), 0.5, dtype=torch.float64), torch.full((16,), MASK)
+    for rows in Table().rows.unbind(1):
+        last = process.reverse(rows, masked, t, torch.zeros_like(t)).detach()
+        torch.testing.assert_close(last.exp(), rows.exp())
+    total = sum((-process.reconstruction(rows, masked - 1 - k, masked, t)).exp() for k in range(3))
+    torch.testing.assert_close(total, torch.ones(16, dtype=torch.float64))
+
+
 def test_the_bound_in_steps_has_finite_gradients():
     logits = torch.zeros(6, 4, requires_grad=True)
     process, t = spindle(), torch.tensor([0.25, 0.5, 1.0] * 2)
