@@ -114,6 +114,13 @@ CASES = (
         label="text",
     ),
     Case(
+        "distill",
+        (DNA, *FASTA, *SMALL_RUN, "objective.num_rounds=2", "objective.steps_per_round=2"),
+        ("resume=true",),
+        ("genome.fa.gz", "dna"),
+        ignored=TRAINING,
+    ),
+    Case(
         "evaluate",
         (DNA, "num_draws=2", "orders=[0,2]", "accelerator=cpu"),
         inputs=("genome.fa.gz", "dna"),

@@ -43,13 +43,15 @@ def genome(path, **options):
 def test_every_data_configuration_gives_batches(name, fasta, tmp_path):
     own = [] if name == "ecoli" else [f"data.path={fasta}", "data.length=32"]
     if "tokenizer" in (CONFIGS / f"{name}.yaml").read_text():
-        (tmp_path / "t.txt").write_text("to be or not to be\n" * 400)
+        is_pairs = name == "pairs"
+        line = "to be\tor not to be\n" if is_pairs else "to be or not to be\n"
+        (tmp_path / "t.txt").write_text(line * 400)
         parts = ",".join(f"{part}:{tmp_path / 't.txt'}" for part in ("train", "valid", "test"))
         own = [
             f"data.path={{{parts}}}",
             "data.length=32",
             "tokenizer=characters",
-            "data.column=text",
+            *(() if is_pairs else ("data.column=text",)),
         ]
     if name in ("hg38", "sequences"):
         letters = "".join("ACGT"[(i * i + i // 7) % 4] for i in range(30))
@@ -77,7 +79,7 @@ def test_every_data_configuration_gives_batches(name, fasta, tmp_path):
         and batch["ids"].dtype == torch.uint8
         and len(batch["ids"]) == data.batch_size
     )
-    assert batch["ids"].shape[1] == data.length or name == "sequences"
+    assert batch["ids"].shape[1] == data.length or name in ("sequences", "pairs")
     assert batch["ids"].max() < data.vocab.size and batch["weight"].max() == 1
     assert set(data.describe()) >= {"name", "split", "split_hash", "window", "n_policy"}
 
