@@ -31,6 +31,9 @@ class DiffusionLM(Objective):
         weighting: `simple`: the mean squared error of the estimate at a uniform step, rounding, and
             the mean square of the end of the chain (section 4.1); `nelbo`: the bound. `nll` is the
             bound either way.
+
+    Raises:
+        ValueError: if the schedule has no noise at `process.t_min`: the bound would be infinite.
     """
 
     process_type = GaussianProcess
@@ -46,6 +49,11 @@ class DiffusionLM(Objective):
         weighting: Literal["simple", "nelbo"] = "simple",
     ) -> None:
         super().__init__(process)
+        if process.noise.mask_probability(process.t_min) <= 0:
+            raise ValueError(
+                f"noise {type(process.noise).__name__} adds nothing at process.t_min "
+                f"{process.t_min}, where the bound would be infinite; set process.t_min higher"
+            )
         self.width, self.num_steps, self.bound = width, num_steps, weighting == "nelbo"
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:

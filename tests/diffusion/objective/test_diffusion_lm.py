@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.gaussian import GaussianProcess
-from dnadiff.diffusion.noise import LogLinear, Sqrt
+from dnadiff.diffusion.noise import LogLinear, Polynomial, Sqrt
 from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.objective.diffusion_lm import DiffusionLM
 from dnadiff.diffusion.process import AbsorbingProcess
@@ -214,6 +214,12 @@ def test_embeddings_and_network_are_trained_and_padding_is_not_read(kind, weight
         denoiser.codes[7] += 100.0
     again = objective.evaluation()(denoiser, x0, weight, draws, valid=weight > 0).nll
     torch.testing.assert_close(again, bound)
+
+
+def test_a_schedule_without_noise_at_the_rounding_is_refused():
+    with pytest.raises(ValueError, match=r"Polynomial adds nothing at process\.t_min 0\.0001"):
+        DiffusionLM(GaussianProcess(BIT, Polynomial(8)))
+    assert DiffusionLM(GaussianProcess(BIT, Polynomial(8), t_min=0.1))
 
 
 def test_it_names_the_process_and_the_input_that_it_needs():
