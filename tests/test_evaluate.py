@@ -82,7 +82,10 @@ def test_conjoining_needs_two_strands_and_a_diffusion_model(cli, train_args, tra
     args = [a for a in train_args("mamba") if not a.startswith("backbone.bi")]
     assert cli("train", *args, "objective=ar")[0] == 0
     status, _, err = cli("evaluate", "checkpoint=run", "conjoin=true")
-    assert status == 1 and "conjoin=true needs a model that unmasks in any order" in err
+    assert (
+        status == 1
+        and "needs a model that unmasks in random order; that of objective AR has" in err
+    )
 
 
 def test_the_code_length_of_k_calls(evaluate):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 
 from dnadiff.formats.sequences import read_sequences
 
@@ -36,6 +37,22 @@ def test_a_model_is_trained_evaluated_scored_and_sampled(name, train_args, cli, 
     assert status == 0, err
     assert "hybrid noise" in out if name == "hybrid" else "LogLinear, uniform noise" in out
     assert "sampling that revises tokens, infilling, editing" in out
+
+
+def test_the_spindle_counts_the_tokens_of_its_own_training_data(train_args, cli, tmp_path):
+    from dnadiff.weights import checkpoint
+
+    spindle = ("objective=bound", "process=spindle")
+    assert cli("train", *train_args("dit", 1, *spindle))[0] == 0
+    (tmp_path / "a.fa").write_text(">a\n" + "AAAAAAAC" * 300 + "\n")
+    data = ("data=fasta", f"data.path={tmp_path / 'a.fa'}")
+    args = train_args("dit", 1, *spindle, "init_from=run", "hydra.run.dir=tuned", data=data)
+    status, _, err = cli("train", *[a for a in args if "backbone" not in a])
+    assert status == 0, err
+    first, tuned = (checkpoint.load(tmp_path / name).process for name in ("run", "tuned"))
+    a, c, g, t = (float(tuned.information[i]) for i in tuned.vocab.emitted)
+    assert max(a, t) < 0.1 and min(c, g) > 0.4  # of both strands
+    assert not torch.equal(first.information, tuned.information)
 
 
 def test_what_needs_masks_says_which_process_has_them(train_args, cli):

@@ -16,8 +16,8 @@ from dnadiff.fields import Fraction, PositiveInt
 
 class SoftMasked(Denoiser):
     """A masked diffusion model that reads every xt twice. In the second pass the vector of a mask
-    is (1 - l) times that of the mask plus l times the mean vector of the tokens that the first pass
-    finds most probable, weighted by their probabilities.
+    is (1 - l) times that of the mask plus l times a mean vector of tokens: those that the first
+    pass finds most probable, weighted by their probabilities.
 
     l = scale * sigmoid(steepness * (-H - center)) with the entropy H of the first pass, in nats
     (arXiv 2510.17206). The three numbers are learned, besides the network; no gradient passes

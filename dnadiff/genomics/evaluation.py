@@ -177,8 +177,9 @@ class Estimator:
             )
         if conjoin and (self.denoiser.left_to_right or self.kind == "own"):
             raise ValueError(
-                "conjoin=true needs a model that unmasks in any order; the probabilities of both "
-                "strands of another one have no common bound: set both_strands=true"
+                f"conjoin=true needs a model that unmasks in random order; that of objective "
+                f"{type(model.objective).__name__} has no bound for the averaged probabilities of "
+                "both strands: set both_strands=true"
             )
 
     def of(self, held_out: HeldOut, curve: bool = False) -> Likelihood:

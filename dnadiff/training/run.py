@@ -149,8 +149,10 @@ class TrainingRun:
         trainer, module = self.assemble(run_dir, data)
         if initial is not None:
             check_shapes(module.denoiser, initial.denoiser, self.init_from)
-            # what only one of both has beside the network, such as counts of tokens, stays
+            # what only one of both has beside the network stays
             module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
+        # after weights with the counts of other data are loaded
+        module.objective.process.observe(lambda: torch.from_numpy(data.token_counts()))
         groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
         data.check_step(groups, trainer.accumulate_grad_batches)
         step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
@@ -221,7 +223,6 @@ class TrainingRun:
         config, about = self.recorded, data.describe()
         config = {**config, "data": {**config["data"], **data.measured()}}
         denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
-        process.observe(lambda: torch.from_numpy(data.token_counts()))
         module = DiffusionModule(
             denoiser,
             build_objective(config, process, trust=None),

@@ -75,16 +75,18 @@ class NextCosts(NamedTuple):
 
 @checked
 class LearnedOrder(Objective):
-    """The bound E_{order ~ q} sum_i log q_i - log p_i - log mu_i on -log p(x0), where i goes through
-    the places of the order.
+    """The bound E_{order ~ q} sum_i log q_i - log p_i - log mu_i on -log p(x0), where i goes
+    through the places of the order.
 
     q_i and p_i are the probabilities of the next position among those that are still masked, mu_i
-    that of its token. The former are in proportion to exp(score). The scores of q come from the clean sequence, those of p
-    from what is visible. It is the evidence lower bound of autoregression in any order with the
-    order as a latent variable. In LoMDM (arXiv 2602.02112) position i is visible with probability
-    1 - t^c_i at time t, which gives the same orders for c = exp(score). Its bound (eq. 3) is that
-    of the continuous-time process, which also tells the times: this one is never above it. With
-    equal scores it is the bound of `MDLM`.
+    that of its token. The former are in proportion to exp(score). The scores of q come from the
+    clean sequence, those of p from what is visible. It is the evidence lower bound of
+    autoregression in any order with the order as a latent variable. With equal scores it is the
+    bound of `MDLM`.
+
+    In LoMDM (arXiv 2602.02112) position i is visible with probability 1 - t^c_i at time t, which
+    gives the same orders for c = exp(score). Its bound (eq. 3) is that of the continuous-time
+    process, which also tells the times: this one is never above it.
 
     One place k of the order is drawn for each sequence, and its term is summed over the next
     position: L sum_j q_j (log q_j - log p_j - log mu_j). This term is differentiated with respect
@@ -94,7 +96,7 @@ class LearnedOrder(Objective):
     be log q_j - log p_j - log mu_j if S is visible. Exchanging two neighbors i, j of an order
     changes what these two cost, and nothing later, because the same positions are then visible. So
     the derivative is a sum over such pairs: E sum_k A_k C_k sum_{i, j} q_i q_j [c(j | S_k + i) -
-    c(j | S_k)] (ds_i - ds_j), where C_k is the sum of exp(score) over the masked positions and A_k
+    c(j | S_k)] (ds_i - ds_j). Here C_k is the sum of exp(score) over the masked positions and A_k
     that of 1/C over the places up to k. A second pass, with one more position visible, estimates
     it. Deviation: LoMDM has REINFORCE with a leave-one-out baseline (eq. 8), whose mean is the
     same and which also has the noise of all other places.

@@ -25,9 +25,9 @@ class SDTT(Objective):
     From xt at a random time t the teacher takes n ancestral steps of length dt. The target of a
     position is the teacher's distribution in the step that unmasks it, and that of the last step if
     none does. The loss is the plain mean over masked tokens. Training has rounds. A round begins
-    with a copy of the student as the new teacher, and each has an n times larger dt than the one
-    before, so that the student of the last round is for num_steps / n^num_rounds steps. Further
-    training steps stay in the last round.
+    with a copy of the student as the new teacher, and its dt is n times that of the round before.
+    So the student of the last round is for num_steps / n^num_rounds steps. Further training steps
+    stay in the last round.
 
     The reverse divergence prefers tokens that are probable in all of the teacher's continuations.
     So the student's samples vary less than the teacher's, and its likelihood is worse. `nll` is the
