@@ -126,7 +126,7 @@ def test_an_autoregressive_model_is_compared_by_its_exact_likelihood(
     assert content["own_data"] is False and "of" in content["novelty"]
     status, _, err = cli("compare", *QUICK, f"a={trained}", "b=ar.ckpt", "conjoin=true")
     assert status == 1 and err.strip().splitlines()[-1].startswith(
-        "error: b: conjoin=true needs a model that unmasks in any order"
+        "error: b: conjoin=true needs a model that unmasks in random order; that of objective AR"
     )
 
 
