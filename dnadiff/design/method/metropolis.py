@@ -2,6 +2,7 @@
 by the reward."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import DesignMethod, DesignRun
-from dnadiff.diffusion.sampler.base import draw_in_chunks, time_of
+from dnadiff.diffusion.sampler.base import draw_in_chunks, redrawn, time_of
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -124,10 +125,9 @@ class Move:
         group = torch.where(rank < count, rank * groups // count, -1).to(x.device)
         x = x.masked_fill(group >= 0, generator.process.vocab.mask_id)
         uniform = draws.uniform("again", x.shape[1])
+        draw = partial(draw_in_chunks, adjust=generator.sampler.adjust)
         for index in range(int(groups.max())):
             now = group == index
             t = time_of(x, generator.process, calls.valid)
-            log_probs, own = calls.log_probs(x, t, now), uniform[now.to(uniform.device)]
-            tokens = draw_in_chunks(log_probs, own, generator.sampler.adjust)
-            x = x.masked_scatter(now, tokens.to(x))
+            x = redrawn(x, now, calls.log_probs(x, t, now), uniform, draw)
         return x

@@ -13,7 +13,7 @@ from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, BidirectionalBack
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import draw_in_chunks
+from dnadiff.diffusion.sampler.base import redrawn
 from dnadiff.fields import Config, PositiveInt, checked
 
 
@@ -171,13 +171,13 @@ class SDTT(Objective):
         u = draws.uniform("unmask", xt.shape[1]).to(t)
         step = (u[..., None] < still).sum(-1)  # in 0..last: the last step for the rest
         uniform, step_of = draws.uniform("token", xt.shape[1]), step[chosen]
-        target, xt = None, xt.clone()
+        target = None
         for i in range(last + 1):
             now = chosen & (step == i)
             found = teacher.log_probs(*batch.query(xt, times[:, i].float(), now))
             target = found.new_empty(len(step_of), found.shape[-1]) if target is None else target
             target[step_of == i] = found
             if i < last:
-                xt[now] = draw_in_chunks(found, uniform[now.to(uniform.device)]).to(xt)
+                xt = redrawn(xt, now, found, uniform)
         assert target is not None
         return target

@@ -9,7 +9,7 @@ from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.process import MixtureProcess, Parameterization
-from dnadiff.diffusion.sampler.base import draw_in_chunks
+from dnadiff.diffusion.sampler.base import redrawn
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -57,6 +57,5 @@ class SUNDAE(Objective):
             steps.append(-(log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight).sum())
             if step + 1 < self.num_unrolled:
                 uniform = draws.uniform(f"unrolled {step}", x0.shape[1])
-                uniform = uniform[counted.to(uniform.device)]
-                xt = xt.masked_scatter(counted, draw_in_chunks(log_probs.detach(), uniform))
+                xt = redrawn(xt, counted, log_probs.detach(), uniform)
         return Loss.mean(sum(steps[1:], steps[0]) / self.num_unrolled, weight.sum())

@@ -87,20 +87,17 @@ class AdaptiveSampler(Sampler):
                 break
             log_probs = calls.log_probs(x, time_of(x, process, calls.valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
-            tokens = None
+            drawn = tokens = None
             if self.tokens_first:
-                tokens = self.unmask(i, log_probs, uniform[masked.to(uniform.device)])
+                drawn = self.unmasked(x, masked, i, log_probs, uniform)
+                tokens = drawn[masked]
             score = in_chunks(self.score, log_probs, tokens)
             values = score.new_full(x.shape, -torch.inf).masked_scatter(masked, score)
             unmasked = total - masked.sum(-1, keepdim=True)
             now = masked & self.choose(ranks(values, tie), values, unmasked, total)
-            chosen = now[masked]
-            if tokens is None:  # only the chosen positions need a draw
-                drawn = uniform[now.to(uniform.device)]
-                tokens = self.unmask(i, log_probs[chosen], drawn)
-            else:
-                tokens = tokens[chosen]
-            x[now] = tokens.to(x)
+            if drawn is None:  # only the chosen positions need a draw
+                drawn = self.unmasked(x, now, i, log_probs[now[masked]], uniform)
+            x = torch.where(now, drawn, x)
             masked = masked & ~now
         return x
 

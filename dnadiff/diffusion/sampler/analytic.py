@@ -76,8 +76,6 @@ class Analytic(Ancestral):
                 requested & now if timed else requested
             )  # without time, tokens for later steps are drawn now
             if drawn.any():
-                token[drawn] = self.unmask(
-                    i, log_probs[drawn[requested]], uniform[drawn.to(uniform.device)]
-                ).to(x)
+                token = self.unmasked(token, drawn, i, log_probs[drawn[requested]], uniform)
             x, masked, stale = torch.where(now, token, x), masked & ~now, now.any(-1)
         return x

@@ -12,6 +12,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -296,6 +297,12 @@ class Sampler(Configurable, ABC):
         `uniform (M,)`."""
         return draw_in_chunks(log_probs, uniform, self.adjust)
 
+    def unmasked(
+        self, x: Tensor, now: Tensor, step: int, log_probs: Tensor, uniform: Tensor
+    ) -> Tensor:
+        """`redrawn` by `unmask`."""
+        return redrawn(x, now, log_probs, uniform, partial(self.unmask, step))
+
     def supports_weights(self, length: int) -> bool:
         """Whether samples of `length` tokens or fewer have importance weights: `has_weights`,
         temperature 1 and no truncation."""
@@ -454,6 +461,19 @@ def draw_in_chunks(
     return drawn.to(log_probs.device)
 
 
+def redrawn(
+    x: Tensor,
+    now: Tensor,
+    log_probs: Tensor,
+    uniform: Tensor,
+    unmask: Callable[[Tensor, Tensor], Tensor] = draw_in_chunks,
+) -> Tensor:
+    """x (B, L) with tokens that `unmask` draws from `log_probs (M, V)` at the positions
+    `now (B, L)`, in row-major order, with `uniform (B, L)`."""
+    tokens = unmask(log_probs, uniform[now.to(uniform.device)])
+    return x.masked_scatter(now, tokens.to(x))
+
+
 def time_of(
     x: Tensor,
     process: AbsorbingProcess,
@@ -524,8 +544,7 @@ class PlannedSampler(Sampler):
             else:
                 t = time_of(template, process, calls.valid, masked, left[:, i])
             log_probs = calls.log_probs(x, t, now)
-            # Row-major over the batch, like the positions of the active rows.
-            x[now] = self.unmask(i, log_probs, uniform[now.to(uniform.device)]).to(x)
+            x = self.unmasked(x, now, i, log_probs, uniform)
         return x
 
 

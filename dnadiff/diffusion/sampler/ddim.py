@@ -97,6 +97,5 @@ class DDIM(GridSampler):
             s = (times[i + 1] - further).clamp(process.t_min)
             mean, std = process.reverse(x0, z, times[i], s, self.eta)
             z = mean + std * normal(draws.at(i + 1), "step", z)
-        uniform = draws.uniform("token", x.shape[1])[masked.to(draws.rows.device)]
-        tokens = self.unmask(size - 1, denoiser.round(z[masked]), uniform)
-        return x.masked_scatter(masked, tokens.to(x))
+        uniform = draws.uniform("token", x.shape[1])
+        return self.unmasked(x, masked, size - 1, denoiser.round(z[masked]), uniform)

@@ -59,7 +59,6 @@ class LearnedOrderSampler(Sampler):
             now[active, column] = True
             if calls.denoiser is not model:
                 log_probs = calls.log_probs(x, t, now)
-            drawn = self.unmask(0, log_probs, token[now.to(token.device)])
-            x = x.masked_scatter(now, drawn.to(x))
+            x = self.unmasked(x, now, 0, log_probs, token)
             masked = masked & ~now
         return x

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import MixtureProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser
-from dnadiff.diffusion.sampler.reverse import Reverse, redrawn
+from dnadiff.diffusion.sampler.base import CountedDenoiser, redrawn
+from dnadiff.diffusion.sampler.reverse import Reverse
 from dnadiff.fields import NonNegative, checked
 
 

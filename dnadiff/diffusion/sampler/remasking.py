@@ -165,11 +165,10 @@ class RemaskingSampler(GridSampler):
                 log_probs = calls.log_probs(
                     x, time_of(template, process, calls.valid, masked, left[i]), now
                 )
-                tokens = self.unmask(
-                    i, log_probs, draws.at(i).uniform("token", length)[now.to(u.device)]
-                )
-                after[now] = tokens.to(x)
-                confidence[now] = log_probs.gather(-1, tokens[:, None])[:, 0].exp().to(confidence)
+                uniform = draws.at(i).uniform("token", length)
+                after = self.unmasked(after, now, i, log_probs, uniform)
+                found = log_probs.gather(-1, after[now][:, None])[:, 0]
+                confidence[now] = found.exp().to(confidence)
             confidence[remasked] = torch.inf
             x = after
         return x

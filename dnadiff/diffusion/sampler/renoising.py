@@ -10,9 +10,8 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.adaptive import ranks
-from dnadiff.diffusion.sampler.base import CountedDenoiser, in_chunks
+from dnadiff.diffusion.sampler.base import CountedDenoiser, in_chunks, redrawn
 from dnadiff.diffusion.sampler.entropy_bounded import EntropyBounded
-from dnadiff.diffusion.sampler.reverse import redrawn
 from dnadiff.fields import PositiveInt, checked
 
 

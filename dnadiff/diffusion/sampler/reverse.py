@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import Process
-from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draw_in_chunks
+from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, redrawn
 
 
 class Reverse(GridSampler):
@@ -70,10 +70,3 @@ class Reverse(GridSampler):
         """x (B, L) after step number `step`, at time `s ()`, with changes that keep its
         distribution; none by default."""
         return x
-
-
-def redrawn(x: Tensor, now: Tensor, log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """x (B, L) with tokens from `log_probs (M, V)`, drawn with `uniform (B, L)`, at the positions
-    `now (B, L)`."""
-    drawn = draw_in_chunks(log_probs, uniform[now.to(uniform.device)])
-    return x.masked_scatter(now, drawn.to(x))

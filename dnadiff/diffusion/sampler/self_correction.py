@@ -9,7 +9,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import MixtureProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler, Sampler, draw_in_chunks
+from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler, Sampler
 from dnadiff.fields import Positive, PositiveInt, checked
 
 
@@ -68,13 +68,13 @@ class SelfCorrection(RefiningSampler):
             if not changing.any():
                 break
             log_probs = calls.log_probs(x, clean, changing)
-            uniform = draws.at(step).uniform("propose", x.shape[1])[changing.to(draws.rows.device)]
-            both = torch.stack([draw_in_chunks(log_probs, uniform, self.adjust), x[changing]], -1)
+            uniform = draws.at(step).uniform("propose", x.shape[1])
+            proposed = self.unmasked(x, changing, step, log_probs, uniform)
+            both = torch.stack([proposed, x], -1)[changing]
             new, old = log_probs.gather(-1, both).unbind(-1)
             gain = new.new_zeros(x.shape).masked_scatter(changing, new - old)
             largest, place = gain.max(-1, keepdim=True)
             here = torch.arange(x.shape[1], device=x.device) == place
-            proposed = x.masked_scatter(changing, both[:, 0])
             x = torch.where(here & (largest > 0), proposed, x)
             changing = changing & (largest > 0)
         return x

@@ -10,7 +10,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Share
 from dnadiff.diffusion.process import MixtureProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler, draw_in_chunks
+from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler
 from dnadiff.fields import Positive, PositiveInt, checked
 
 
@@ -69,9 +69,8 @@ class UnrolledDenoising(RefiningSampler):
             if not changing.any():
                 break
             log_probs, noise = calls.log_probs(x, no_time, changing), draws.at(step)
-            uniform = noise.uniform("token", length)[changing.to(draws.rows.device)]
-            drawn = draw_in_chunks(log_probs, uniform, self.adjust)
-            proposed = x.masked_scatter(changing, drawn.to(x))
+            uniform = noise.uniform("token", length)
+            proposed = self.unmasked(x, changing, step, log_probs, uniform)
             taken = (noise.uniform("share", length) < self.share).to(x.device)
             changing = changing & (proposed != x).any(-1, keepdim=True)
             x = torch.where(taken, proposed, x)
