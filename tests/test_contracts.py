@@ -192,7 +192,7 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     objective = composed("train", f"objective={name}")["objective"]
     chosen = [f"objective={name}", f"process={process_for(objective)}"]
     chosen += [f"objective/masking={masking}"] if masking else []
-    config = composed("train", *chosen) | {"backbone": small(backbone)}
+    config = composed("train", *chosen) | {"backbone": small(backbone), "init_from": "RUN"}
     run = TrainOptions.of(config).into(TrainingRun, recorded=config, run_dir=None, arguments=())
     if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
