@@ -126,8 +126,9 @@ def read_documents(
 
 
 def read_sides(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    """File with line, and source and target, of each row: the two columns of a table or of lines of JSON, or a line of
-    any other file (`.tsv` too) with a tab between them. Blank lines are left out.
+    """File with line, and source and target, of each row: the two columns of a table or of lines of
+    JSON, or a line of any other file (`.tsv` too) with a tab between them. Blank lines are left
+    out.
 
     With one column, lines may have one side, and a table gives that side only.
 
