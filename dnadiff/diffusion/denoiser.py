@@ -851,7 +851,7 @@ def site_log_probs(
     denoiser = denoiser.require_any_order("the distribution at a site given both sides")
     require("the distribution at a masked site", denoiser, AbsorbingProcess)
     xt = torch.where(sites, process.vocab.mask_id, ids)
-    t = process.time_at((xt == process.vocab.mask_id).sum(-1), process.maskable(xt).sum(-1)).float()
+    t = process.time_of(xt)
     strands = [denoiser] if stranded else [denoiser, OtherStrand(denoiser, process.vocab)]
     query = Query(xt, t, None, sites, valid)
     return torch.stack([strand.log_probs(*query) for strand in strands])

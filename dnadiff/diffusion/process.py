@@ -373,6 +373,11 @@ class AbsorbingProcess(MaskingProcess):
         t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
         return t if local is fraction else t.float().to(fraction.device)
 
+    def time_of(self, xt: Tensor, valid: Tensor | None = None) -> Tensor:
+        """`time_at` for the masks of `xt (B, L)`: (B,) float32."""
+        count = (xt == self.vocab.mask_id).sum(-1)
+        return self.time_at(count, self.maskable(xt, valid).sum(-1)).float()
+
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
 

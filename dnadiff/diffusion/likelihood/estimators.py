@@ -485,16 +485,15 @@ def ordered(
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids, masked = batch.ids, batch.groups["all"].clone()
         nll = torch.zeros(masked.shape, dtype=torch.float64, device=float64_device(masked.device))
-        total = process.maskable(ids, batch.valid).sum(-1)
         place = None if order is None else order(ids.shape[1]).to(ids.device, torch.float32)
         while masked.any():
             active = masked.any(-1).nonzero()[:, 0]
             hidden = masked[active]
-            xt = torch.where(hidden, process.vocab.mask_id, ids[active])
-            t = process.time_at(hidden.sum(-1), total[active]).float()
             requested = hidden if place is None else _first(place.expand(hidden.shape), hidden)
-            query = Query(ids, None, batch.cond, None, batch.valid).rows(active)
-            found = model.log_probs(*query._replace(xt=xt, t=t, positions=requested))
+            xt = torch.where(masked, process.vocab.mask_id, ids)
+            query = Query(xt, None, batch.cond, None, batch.valid).rows(active)
+            t = process.time_of(query.xt, query.valid)
+            found = model.log_probs(*query._replace(t=t, positions=requested))
             if place is None:
                 largest = torch.zeros(hidden.shape, dtype=found.dtype, device=found.device)
                 largest[hidden] = found.amax(-1)
@@ -576,12 +575,11 @@ def exact_curve(
     exact = float64_device(x0.device)
     h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=exact)
     for row, x in enumerate(x0.long()):
-        t = process.time_at(count, process.maskable(x[None]).sum(-1)).float()
         per_mask = []
-        for m, time in zip(masks.split(batch_size), t.split(batch_size)):
+        for m in masks.split(batch_size):
             batch = WindowBatch(x.expand_as(m), {})
             xt = torch.where(m, process.vocab.mask_id, x)
-            nll = cross_entropy(denoiser, batch, xt, time, m)
+            nll = cross_entropy(denoiser, batch, xt, process.time_of(xt), m)
             per_mask.append(nll.sum(-1) / m.to(nll.device).sum(-1))
         for n in range(len(maskable_at)):
             h[row, n] = torch.cat(per_mask)[count.to(exact) == len(maskable_at) - n].mean()

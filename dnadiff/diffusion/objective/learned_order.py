@@ -184,8 +184,7 @@ class LearnedOrder(Objective):
         """The costs of the masked positions when `num_more` positions more are visible."""
         x0, masked = batch.x0, prefix.masked(num_more)
         xt = torch.where(masked, self.process.vocab.mask_id, x0)
-        total = self.process.maskable(x0, batch.valid).sum(-1)
-        t = self.process.time_at(masked.sum(-1), total).float()
+        t = self.process.time_of(xt, batch.valid)
         nll, scores = denoiser.nll_and_scores(x0, batch.query(xt, t, masked))
         log_q = masked_log_softmax(prefix.scores.detach(), masked)
         log_p = masked_log_softmax(columns_of(scores, masked), masked)

@@ -251,9 +251,8 @@ class Network:
             x = x0[list(allele[first : first + self.batch_size])]
             of_batch = zip(*itertools.islice(rows, len(x)))
             hidden, asked = (torch.from_numpy(np.stack(each)) for each in of_batch)
-            t = self.process.time_at(hidden.sum(-1), self.process.maskable(x).sum(-1)).float()
             xt = torch.where(hidden, self.process.vocab.mask_id, x).to(self.device)
-            found = model.log_probs(xt, t.to(self.device), positions=asked.to(self.device))
+            found = model.log_probs(xt, self.process.time_of(xt), positions=asked.to(self.device))
             yield x, asked, found.double().cpu()
 
     @torch.no_grad()
