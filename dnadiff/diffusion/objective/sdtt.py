@@ -105,7 +105,8 @@ class SDTT(Objective):
         return {"round": self._round, "teacher": self.teacher.state_dict()}
 
     def load_state_dict(self, state_dict: Config) -> None:
-        self._resumed = state_dict
+        # without the teacher of the check before training
+        self._resumed, self.teacher = state_dict, None
 
     def round_of(self, step: int) -> int:
         """The round, from 0, of an optimizer step."""

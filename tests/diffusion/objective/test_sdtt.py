@@ -162,6 +162,7 @@ def test_a_state_gives_the_teacher_back_in_its_round_alone(toy, process):
         student.backbone.logits += 1
     for step, is_same in ((1, True), (2, False)):
         after = made()
+        after(student, *batch_of(toy, 1))  # the check before training, of the round 0
         after.load_state_dict(before.state_dict())
         assert after.state_dict()["round"] == 0
         after(student, *batch_of(toy, 1, step))
