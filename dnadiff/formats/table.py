@@ -105,11 +105,6 @@ class Parquet(TableFormat):
                 columns = choose(file.schema_arrow.names)
                 if not columns:
                     return
-                if not has_page_checksums(source, file.metadata):
-                    log.warning(
-                        f"{path}: its pages have no checksums, so damage to them may go unnoticed; "
-                        "pyarrow writes them with write_page_checksum=True"
-                    )
                 for batch in file.iter_batches(_ROWS, columns=list(dict.fromkeys(columns))):
                     found = [batch.column(name).to_pylist() for name in columns]
                     yield from enumerate(map(list, zip(*found)), count + 1)
@@ -119,6 +114,14 @@ class Parquet(TableFormat):
                     raise ValueError(
                         f"{path} is damaged: {count:,} of its {file.metadata.num_rows:,} rows can "
                         "be read; fetch it again"
+                    )
+                # Now that they could be read: pyarrow ends the process if it is asked for the
+                # description of a damaged column.
+                read = [i for i, name in enumerate(file.schema.names) if name in columns]
+                if not has_page_checksums(source, file.metadata, read):
+                    log.warning(
+                        f"{path}: its pages have no checksums, so damage to them may go unnoticed; "
+                        "pyarrow writes them with write_page_checksum=True"
                     )
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = "not UTF-8" if isinstance(error, UnicodeError) else shorten(str(error), 200)
@@ -266,16 +269,17 @@ def delimited(
         ) from None
 
 
-def has_page_checksums(path: Path, metadata: FileMetaData) -> bool:
-    """Whether the first page of each column has a checksum: the optional fourth field of its
-    header, in Thrift's compact protocol.
+def has_page_checksums(
+    path: Path, metadata: FileMetaData, columns: Sequence[int] | None = None
+) -> bool:
+    """Whether the first page of each of these columns, None is all, has a checksum: the optional
+    fourth field of its header, in Thrift's compact protocol.
 
     Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
     """
     with path.open("rb") as raw:
-        for group, column in itertools.product(
-            range(metadata.num_row_groups), range(metadata.num_columns)
-        ):
+        chosen = range(metadata.num_columns) if columns is None else columns
+        for group, column in itertools.product(range(metadata.num_row_groups), chosen):
             about = metadata.row_group(group).column(column)
             raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
             header, place = raw.read(32), 0

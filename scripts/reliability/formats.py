@@ -277,6 +277,7 @@ def texts(path: Path) -> tuple[str, ...]:
 def jaspar(path: Path) -> list[list[float]]:
     """The counts of the first matrix, position by position."""
     found: list[dict[str, list[float]]] = []
+    check(len(content_of(path)) <= 1 << 24, "too long")
     for line in filter(str.strip, lines_of(path)):
         if line.startswith(">"):
             found.append({})

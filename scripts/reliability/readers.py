@@ -571,7 +571,9 @@ TEXTS = (
         BOOK,
         m.TEXT,
         judged,
-        lambda path: filled(formats.text_of(formats.content_of(path)).split("\n\n")),
+        lambda path: filled(
+            formats.text_of(formats.content_of(path)).removesuffix("\n\n").split("\n\n")
+        ),
         GZIP[:3],
     ),
     Reader(
