@@ -8,6 +8,7 @@ of packages that the user trusts) and nothing else.
 import functools
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -162,5 +163,6 @@ def _build(config: Json, args: tuple[Any, ...], extra: Config, trust: Trust) -> 
         of_package = current_name(config["_target_"]).startswith(f"{PACKAGE}.")
         if not of_package or (isinstance(error, TypeError) and "argument" in str(error)):
             reason = str(error).rpartition("__init__() ")[2]
+            reason = re.sub(r"missing \d+ required [\w-]+ arguments?:", "it lacks", reason)
             raise ValueError(f"{config['_target_']}: {reason}") from error
         raise

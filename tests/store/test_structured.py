@@ -1,6 +1,7 @@
 """Damaged JSON and YAML: a ValueError that names the file, what is wrong and the remedy."""
 
 import os
+import re
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ from dnadiff.data.genome.packed import pack
 from dnadiff.formats.table import read_csv
 from dnadiff.jobs.journal import read_journal, temporary_path
 from dnadiff.store.disk import json_object, load_json, read_json, read_npz, read_yaml
+from dnadiff.store.objects import build
 from dnadiff.supervised.saved import load_prediction
 from dnadiff.training.run import resumable
 
@@ -210,3 +212,9 @@ def test_yaml_has_the_same_limit(tmp_path):
                 read_yaml(tmp_path / "x.yaml")
         else:
             assert len(str(read_yaml(tmp_path / "x.yaml")["a"])) == 2 * (levels - 1)
+
+
+def test_a_class_without_its_argument_is_refused_without_the_text_of_python():
+    name = "dnadiff.data.tokenizer.CharTokenizer"
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: it lacks 'characters'$"):
+        build({"_target_": name})
