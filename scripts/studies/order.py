@@ -36,7 +36,7 @@ def orders(run: str, batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     for step, batch in enumerate(islice(loaded.training_data().val_dataloader(), batches)):
         x0, draws = batch["ids"].long(), Draws.for_batch(0, len(batch["ids"]), step)
         given = TrainingBatch(x0, batch["weight"].float(), draws, None, batch.get("valid"))
-        place = objective.place(loaded.denoiser, given, torch.zeros(len(x0)))
+        place = objective.draw_prefix(loaded.denoiser, given, torch.zeros(len(x0)))
         share = place.rank / (place.num_counted - 1).clamp(min=1)
         places.append(torch.where(place.counted, share, torch.nan).numpy())
         ids.append(x0.numpy())

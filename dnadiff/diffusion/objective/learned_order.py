@@ -65,6 +65,7 @@ class NextCosts(NamedTuple):
 
     @property
     def cost(self) -> Tensor:
+        """Nats of each position if it comes next: of its place in the order and of its token."""
         return self.log_ratio + self.nll
 
     @property
