@@ -194,13 +194,13 @@ class HubPart(Documents):
 
     def since(self, number: int) -> Iterator[str]:
         part = self.hub.splits[self.part]
+        source = ", ".join(self._local_files()) or self.hub.id
         rows = iter(self._load(number))
         for place in itertools.count(number + 1):
             try:
                 row = next(rows, None)
             except (ValueError, OSError, RuntimeError, MemoryError) as error:
                 # of pyarrow and of `datasets`; none names the file
-                source = ", ".join(self._local_files()) or self.hub.id
                 message = shorten(str(error), 200)
                 raise ValueError(
                     f"{self.name}: {source} is damaged or cannot be read ({type(error).__name__}: "
@@ -208,7 +208,7 @@ class HubPart(Documents):
                 ) from error
             if row is None:
                 return
-            where = f"{self.hub.id}: row {place:,} of {part}"
+            where = f"{source}: row {place:,} of {part}"
             yield joined(row, self.hub.columns, where, "data.hub.column")
 
     def _load(self, skip: int) -> Iterable[JsonDict]:

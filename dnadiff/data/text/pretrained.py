@@ -134,6 +134,7 @@ def refused(what: str) -> Iterator[None]:
         raise
     except BaseException as error:
         reason = "half of a surrogate pair" if isinstance(error, UnicodeError) else str(error)
+        reason = reason.replace("out of range", "too large")  # as it says of numbers
         raise ValueError(f"{what} ({shorten(reason, 200)}); use another copy of it") from error
 
 

@@ -59,21 +59,28 @@ def test_a_flipped_bit_in_a_parquet_file_with_checksums_is_noticed(read, tmp_pat
     assert refused > 40
 
 
-def test_a_damaged_arrow_file_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            "text",
+            r"^d: .*d\.arrow is damaged or cannot be read \(.*(UTF8|utf-8).*\); fetch it again$",
+        ),
+        ("texd", r"d\.arrow: row 1 of train has no column 'text'; set data\.hub\.column to one of"),
+    ],
+)
+def test_a_damaged_arrow_file_is_named(tmp_path, column, message):
     pyarrow = pytest.importorskip("pyarrow")
     pytest.importorskip("datasets")
     path = tmp_path / "d.arrow"
     with (
         pyarrow.OSFile(str(path), "wb") as sink,
-        pyarrow.ipc.new_stream(sink, pyarrow.schema([("text", pyarrow.string())])) as writer,
+        pyarrow.ipc.new_stream(sink, pyarrow.schema([(column, pyarrow.string())])) as writer,
     ):
-        writer.write_table(pyarrow.table({"text": WORDS}))
-    path.write_bytes(path.read_bytes().replace("\u00fc".encode(), b"\xff\xff"))
-    with pytest.raises(
-        ValueError,
-        match=r"^d: .*d\.arrow is damaged or cannot be read \(.*(UTF8|utf-8).*\); fetch it "
-        r"again$",
-    ):
+        writer.write_table(pyarrow.table({column: WORDS}))
+    if column == "text":
+        path.write_bytes(path.read_bytes().replace("\u00fc".encode(), b"\xff\xff"))
+    with pytest.raises(ValueError, match=message):
         list(
             HubPart(
                 Hub("arrow", {"train": "train"}, data_files={"train": str(path)}),
@@ -116,3 +123,12 @@ def test_a_special_token_with_half_of_a_surrogate_pair_is_refused(tmp_path):
         match=r"special_tokens_map\.json is damaged: mask_token has half of a surrogate pair",
     ):
         configured_special_tokens(tmp_path)
+
+
+def test_a_number_that_is_too_large_is_named_in_our_words(tmp_path):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "added_tokens": [1e999]}')
+    with pytest.raises(
+        ValueError, match=r"not the content of a tokenizer\.json \(number too large"
+    ):
+        Pretrained(str(tmp_path)).load()
