@@ -141,6 +141,7 @@ class Study:
         tried = self.rate(text, system)
         rate, name = min(tried, key=tried.get), f"{text}-{system}-{seed}"
         trained, run = self.train(name, text, system, rate, seed), self.runs / name
+        del trained["arguments"]  # with paths of this machine
         about = {"rate": rate, "tried": tried, "training": trained}
         return about | self.score(text, system, run)
 
