@@ -24,11 +24,11 @@ LAYOUT = ("COMMENT", "NL", "NEWLINE", "INDENT", "DEDENT", "ENCODING", "ENDMARKER
 TEXT = (".yaml", ".yml", ".html", ".js", ".css", ".j2", ".jinja", ".jinja2")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SMALL = 400  # tokens
-# The redesign aims at 300,000 tokens of dnadiff and reached 353,432. The systems of the papers may
-# add 20,000 to that, and their study 4,000 to the scripts.
+# The redesign aims at 300,000 tokens of dnadiff and reached 353,432. The systems of the papers
+# brought it to 373,203; alignments may add 12,000. Each study may add 4,000 to the scripts.
 LIMITS = {
-    "tokens of dnadiff": 373_432,
-    "tokens of scripts": 119_000,
+    "tokens of dnadiff": 385_203,
+    "tokens of scripts": 123_000,
     "files of dnadiff": 270,
     "tokens of the largest file": 5_000,
     "longest chain of imports": 18,
