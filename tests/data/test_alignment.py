@@ -1,0 +1,195 @@
+"""The store of alignments of related genomes."""
+
+import pickle
+import struct
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from dnadiff.data.alignment import (
+    ABSENT,
+    CHANNELS,
+    COMPLEMENT,
+    GAP,
+    Alignment,
+    RelatedGenome,
+    new_alignment,
+    packed,
+    unpacked,
+    write_alignment,
+)
+from dnadiff.data.genome.genome import Genome
+
+RECORDS = {"chr1": 7, "chr2": 4}
+TARGET = [0, 1, 2, 3, 0, 1, 5, 3, 3, 2, 1]  # ACGTACN TTGC
+CODES = [[0, 1, 2, 3, 4, 4, 5, 3, 3, 2, 0], [5] * 11, [3, 2, 1, 0, 0, 0, 0, 1, 1, 1, 1]]
+
+
+def columns() -> np.ndarray:
+    return np.arange(11 * CHANNELS, dtype=np.float32).reshape(11, CHANNELS) / 8
+
+
+@pytest.fixture
+def stored(tmp_path) -> Alignment:
+    return write_alignment(tmp_path / "x.aln", RECORDS, TARGET, CODES, columns(), {"tree": "(a);"})
+
+
+def genome(tmp_path, text: str, name: str = "g.fa") -> Genome:
+    (tmp_path / name).write_text(text)
+    return Genome.open(tmp_path / name)
+
+
+def test_what_is_written_is_read_back(stored):
+    assert stored.records == RECORDS
+    assert [each.name for each in stored.genomes] == ["genome1", "genome2", "genome3"]
+    assert stored.tree == "(a);"
+    np.testing.assert_array_equal(stored.columns("chr2", 1, 4), columns()[8:11])
+    np.testing.assert_array_equal(stored.codes("chr1", 1, 6), np.array(CODES)[:, 1:6])
+    np.testing.assert_array_equal(stored.codes("chr2", 0, 4), np.array(CODES)[:, 7:])
+    np.testing.assert_array_equal(stored.target("chr1", 0, 7), TARGET[:7])
+    assert stored.columns("chr1", 3, 3).shape == (0, CHANNELS)
+
+
+def test_the_reverse_complement_flips_positions_and_swaps_bases(stored):
+    found = stored.columns("chr1", 2, 5, reverse=True)
+    np.testing.assert_array_equal(found, columns()[4:1:-1][:, list(COMPLEMENT)])
+    assert list(COMPLEMENT) == [3, 2, 1, 0, 7, 6, 5, 4, 8, 9]
+
+
+def test_the_file_is_a_safetensors_file(stored):
+    arrays = load_file(stored.path)
+    np.testing.assert_array_equal(arrays["columns"], columns().astype(np.float16))
+    np.testing.assert_array_equal(unpacked(arrays["codes"], 0, 11), [TARGET, *CODES])
+
+
+def test_a_record_that_is_not_in_the_alignment_has_no_columns(stored):
+    assert stored.covers("chr1") and stored.covers("2") and not stored.covers("chr3")
+    assert not stored.columns("chr3", 5, 9).any()
+    assert (stored.codes("chr3", 5, 9) == ABSENT).all()
+    np.testing.assert_array_equal(stored.columns("2", 0, 4), columns()[7:])
+    with pytest.raises(ValueError, match=r"window chr2:0-5 is not inside the record, 0-4"):
+        stored.columns("chr2", 0, 5)
+
+
+def test_codes_are_packed_from_any_position_on():
+    codes = np.random.default_rng(0).integers(0, 6, (3, 21), np.uint8)
+    for start in range(21):
+        for end in range(start, 22):
+            np.testing.assert_array_equal(unpacked(packed(codes), start, end), codes[:, start:end])
+
+
+def test_blocks_cover_all_positions(stored):
+    for size in (1, 2, 3, 11, 100):
+        starts, blocks = zip(*stored.blocks(size))
+        assert list(starts) == list(range(0, 11, size))
+        np.testing.assert_array_equal(np.concatenate(blocks, axis=1), [TARGET, *CODES])
+
+
+def test_a_file_is_filled_by_slices(tmp_path, stored):
+    about = {"tree": "(a);"} | {"genomes": stored.about["genomes"]}
+    with new_alignment(tmp_path / "y.aln", RECORDS, about) as writer:
+        for row, codes in enumerate([TARGET, *CODES]):
+            writer.put_codes(row, 4, codes[4:])
+            writer.put_codes(row, 0, codes[:4])
+        with pytest.raises(ValueError, match="end inside a byte"):
+            writer.put_codes(1, 0, codes[:3])
+        blocks = [codes for _, codes in writer.blocks(5)]
+        np.testing.assert_array_equal(np.concatenate(blocks, axis=1), [TARGET, *CODES])
+        for start in range(0, 11, 3):
+            writer.put_columns(start, columns()[start : start + 3])
+        writer.about["tree"] = "(a);"
+    found = Alignment.open(tmp_path / "y.aln")
+    np.testing.assert_array_equal(found.columns("chr1", 0, 7), columns()[:7])
+
+
+def test_the_identity_follows_the_content(tmp_path, stored):
+    arguments = RECORDS, TARGET, CODES
+    same = write_alignment(tmp_path / "y.aln", *arguments, columns(), {"tree": "(a);"})
+    other = write_alignment(tmp_path / "z.aln", *arguments, columns() + 1, {"tree": "(a);"})
+    renamed = write_alignment(tmp_path / "r.aln", *arguments, columns(), {"tree": "(b);"})
+    assert stored.identity == same.identity
+    assert len({stored.identity, other.identity, renamed.identity}) == 3
+
+
+def test_genomes_that_were_left_out_keep_their_reason(tmp_path):
+    rows = [RelatedGenome("a", "a.fa", 0.8, 0.5, 0.01, 0.0), RelatedGenome("b", reason="a copy")]
+    about = {"genomes": [vars(each) for each in rows]}
+    found = write_alignment(
+        tmp_path / "x.aln", {"x": 2}, [0, 1], [[GAP, 1]], np.zeros((2, 10)), about
+    )
+    assert found.genomes == rows[:1]
+    assert [each.reason for each in found.left_out] == ["a copy"]
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -11, -1])
+def test_a_file_that_was_cut_off_is_refused(tmp_path, stored, keep):
+    content = (tmp_path / "x.aln").read_bytes()
+    cut = tmp_path / "cut.aln"
+    cut.write_bytes(content[:keep])
+    expected = "cut off" if keep < 0 else "is not an alignment"
+    with pytest.raises(ValueError, match=expected):
+        Alignment.open(cut)
+
+
+def test_other_files_and_other_versions_are_refused(tmp_path, stored):
+    (tmp_path / "other.aln").write_bytes(b">chr1\nACGT\n")
+    with pytest.raises(ValueError, match=r"other\.aln is not an alignment of related genomes"):
+        Alignment.open(tmp_path / "other.aln")
+    header = b'{"__metadata__": {"format": "pt"}}'
+    (tmp_path / "pt.aln").write_bytes(struct.pack("<Q", len(header)) + header)
+    with pytest.raises(ValueError, match=r"pt\.aln is not an alignment"):
+        Alignment.open(tmp_path / "pt.aln")
+    content = (tmp_path / "x.aln").read_bytes()
+    (tmp_path / "new.aln").write_bytes(content.replace(b'"version": "1"', b'"version": "9"'))
+    with pytest.raises(ValueError, match=r"is an alignment of version 9, .* reads 1"):
+        Alignment.open(tmp_path / "new.aln")
+    with pytest.raises(FileNotFoundError):
+        Alignment.open(tmp_path / "none.aln")
+
+
+def test_another_assembly_is_refused(tmp_path, stored):
+    stored.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGC\n>plasmid\nACGT\n"))
+    stored.check(genome(tmp_path, ">1\nacgtacn\n", "names.fa"))
+    with pytest.raises(ValueError, match="another assembly: its record chr2 has 4 bases, not 5"):
+        stored.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGCA\n", "longer.fa"))
+    with pytest.raises(ValueError, match="its record chr1 has other bases at 1-7"):
+        stored.check(genome(tmp_path, ">chr1\nACGTTCN\n>chr2\nTTGC\n", "other.fa"))
+    with pytest.raises(ValueError, match=r"has the records chr1, chr2, and the genome scaffold"):
+        stored.check(genome(tmp_path, ">scaffold\nACGTTCN\n", "none.fa"))
+
+
+def test_an_unfinished_file_leaves_nothing(tmp_path):
+    about = {"genomes": [vars(RelatedGenome("a"))]}
+    with (
+        pytest.raises(RuntimeError),
+        new_alignment(tmp_path / "x.aln", {"x": 4}, about) as writer,
+    ):
+        writer.put_codes(0, 0, [0, 1, 2, 3])
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pickled_alignment_is_a_path(stored):
+    assert len(pickle.dumps(stored)) < 500
+    np.testing.assert_array_equal(
+        pickle.loads(pickle.dumps(stored)).codes("chr1", 0, 7)[0], CODES[0][:7]
+    )
+
+
+def test_opening_hundreds_of_genomes_takes_milliseconds_and_reads_no_array(tmp_path):
+    size, count = 20_000, 400
+    about = {"genomes": [vars(RelatedGenome(f"genome {i}", "x.fa.gz")) for i in range(count)]}
+    with new_alignment(tmp_path / "x.aln", {"x": size}, about) as writer:
+        writer.put_codes(count, 0, np.full(size, 3))
+    Alignment.open(tmp_path / "x.aln")
+    tracemalloc.start()
+    begin = time.perf_counter()
+    found = Alignment.open(tmp_path / "x.aln")
+    seconds = time.perf_counter() - begin
+    memory = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seconds < 0.25 and memory < 3_000_000 < count * size // 2
+    assert found.codes("x", size - 3, size)[-1].tolist() == [3, 3, 3]
