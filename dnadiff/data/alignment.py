@@ -390,7 +390,7 @@ def packed(codes: Codes) -> Codes:
     """Codes `(..., n)`, two in a byte `(..., ceil(n / 2))`."""
     if codes.shape[-1] % 2:
         codes = np.append(codes, np.zeros((*codes.shape[:-1], 1), np.uint8), axis=-1)
-    return codes[..., ::2] | codes[..., 1::2] << 4
+    return codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
 
 
 def unpacked(stored: Codes, start: int, end: int) -> Codes:
