@@ -16,10 +16,10 @@ from dnadiff.data.alignment import (
     GAP,
     Alignment,
     RelatedGenome,
-    new_alignment,
     packed,
     unpacked,
     write_alignment,
+    write_packed,
 )
 from dnadiff.data.genome.genome import Genome
 
@@ -88,21 +88,12 @@ def test_blocks_cover_all_positions(stored):
         np.testing.assert_array_equal(np.concatenate(blocks, axis=1), [TARGET, *CODES])
 
 
-def test_a_file_is_filled_by_slices(tmp_path, stored):
-    about = {"tree": "(a);"} | {"genomes": stored.about["genomes"]}
-    with new_alignment(tmp_path / "y.aln", RECORDS, about) as writer:
-        for row, codes in enumerate([TARGET, *CODES]):
-            writer.put_codes(row, 4, codes[4:])
-            writer.put_codes(row, 0, codes[:4])
-        with pytest.raises(ValueError, match="end inside a byte"):
-            writer.put_codes(1, 0, codes[:3])
-        blocks = [codes for _, codes in writer.blocks(5)]
-        np.testing.assert_array_equal(np.concatenate(blocks, axis=1), [TARGET, *CODES])
-        for start in range(0, 11, 3):
-            writer.put_columns(start, columns()[start : start + 3])
-        writer.about["tree"] = "(a);"
-    found = Alignment.open(tmp_path / "y.aln")
-    np.testing.assert_array_equal(found.columns("chr1", 0, 7), columns()[:7])
+def test_a_file_is_written_in_pieces(tmp_path, stored):
+    pieces = (columns()[start : start + 3] for start in range(0, 11, 3))
+    rows = packed(np.array([TARGET, *CODES], np.uint8))
+    about = {"genomes": stored.about["genomes"], "tree": "(a);"}
+    write_packed(tmp_path / "y.aln", RECORDS, rows, pieces, about)
+    assert (tmp_path / "y.aln").read_bytes() == (tmp_path / "x.aln").read_bytes()
 
 
 def test_the_identity_follows_the_content(tmp_path, stored):
@@ -129,8 +120,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, stored, keep):
     content = (tmp_path / "x.aln").read_bytes()
     cut = tmp_path / "cut.aln"
     cut.write_bytes(content[:keep])
-    expected = "cut off" if keep < 0 else "is not an alignment"
-    with pytest.raises(ValueError, match=expected):
+    with pytest.raises(ValueError, match=r"cut\.aln is not an alignment .* or was cut off"):
         Alignment.open(cut)
 
 
@@ -140,11 +130,11 @@ def test_other_files_and_other_versions_are_refused(tmp_path, stored):
         Alignment.open(tmp_path / "other.aln")
     header = b'{"__metadata__": {"format": "pt"}}'
     (tmp_path / "pt.aln").write_bytes(struct.pack("<Q", len(header)) + header)
-    with pytest.raises(ValueError, match=r"pt\.aln is not an alignment"):
+    with pytest.raises(ValueError, match=r"pt\.aln has the format 'pt', and this version"):
         Alignment.open(tmp_path / "pt.aln")
     content = (tmp_path / "x.aln").read_bytes()
-    (tmp_path / "new.aln").write_bytes(content.replace(b'"version": "1"', b'"version": "9"'))
-    with pytest.raises(ValueError, match=r"is an alignment of version 9, .* reads 1"):
+    (tmp_path / "new.aln").write_bytes(content.replace(b"alignment 1", b"alignment 9"))
+    with pytest.raises(ValueError, match=r"'dnadiff alignment 9', .* reads 'dnadiff alignment 1'"):
         Alignment.open(tmp_path / "new.aln")
     with pytest.raises(FileNotFoundError):
         Alignment.open(tmp_path / "none.aln")
@@ -153,22 +143,21 @@ def test_other_files_and_other_versions_are_refused(tmp_path, stored):
 def test_another_assembly_is_refused(tmp_path, stored):
     stored.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGC\n>plasmid\nACGT\n"))
     stored.check(genome(tmp_path, ">1\nacgtacn\n", "names.fa"))
-    with pytest.raises(ValueError, match="another assembly: its record chr2 has 4 bases, not 5"):
+    with pytest.raises(ValueError, match=r"another assembly: its record chr2 has 4 .* the 5 of"):
         stored.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGCA\n", "longer.fa"))
-    with pytest.raises(ValueError, match="its record chr1 has other bases at 1-7"):
+    with pytest.raises(ValueError, match="another assembly: its record chr1 has"):
         stored.check(genome(tmp_path, ">chr1\nACGTTCN\n>chr2\nTTGC\n", "other.fa"))
     with pytest.raises(ValueError, match=r"has the records chr1, chr2, and the genome scaffold"):
         stored.check(genome(tmp_path, ">scaffold\nACGTTCN\n", "none.fa"))
 
 
 def test_an_unfinished_file_leaves_nothing(tmp_path):
-    about = {"genomes": [vars(RelatedGenome("a"))]}
-    with (
-        pytest.raises(RuntimeError),
-        new_alignment(tmp_path / "x.aln", {"x": 4}, about) as writer,
-    ):
-        writer.put_codes(0, 0, [0, 1, 2, 3])
+    def pieces():
+        yield np.zeros((2, CHANNELS))
         raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_packed(tmp_path / "x.aln", {"x": 4}, np.zeros((1, 2)), pieces(), {"genomes": []})
     assert not list(tmp_path.iterdir())
 
 
@@ -182,8 +171,8 @@ def test_a_pickled_alignment_is_a_path(stored):
 def test_opening_hundreds_of_genomes_takes_milliseconds_and_reads_no_array(tmp_path):
     size, count = 20_000, 400
     about = {"genomes": [vars(RelatedGenome(f"genome {i}", "x.fa.gz")) for i in range(count)]}
-    with new_alignment(tmp_path / "x.aln", {"x": size}, about) as writer:
-        writer.put_codes(count, 0, np.full(size, 3))
+    rows = np.full((count + 1, size // 2), 0x33, np.uint8)
+    write_packed(tmp_path / "x.aln", {"x": size}, rows, [np.zeros((size, CHANNELS))], about)
     Alignment.open(tmp_path / "x.aln")
     tracemalloc.start()
     begin = time.perf_counter()
