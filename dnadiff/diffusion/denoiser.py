@@ -31,7 +31,7 @@ from dnadiff.diffusion.process import (
     emitted_log_probs,
     require,
 )
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab, at_positions, mirrored
 from dnadiff.fields import PositiveInt, checked
 from dnadiff.networks.backbone.base import (
     AttentionCacheBackbone,
@@ -40,7 +40,6 @@ from dnadiff.networks.backbone.base import (
     BlockBackbone,
     CausalBackbone,
     OptTensor,
-    Peers,
     State,
 )
 from dnadiff.networks.kernels.log_sum import linear_log_sum
@@ -66,7 +65,7 @@ class Query(NamedTuple):
     Attributes:
         xt: (B, L) token ids.
         t: (B,) time; used only with time conditioning.
-        cond: (B, C) labels.
+        cond: (B, C) labels, or (B, L, 10) columns of an alignment (`Backbone.features`).
         positions: (B, L) bool, where predictions are requested; None is everywhere.
         valid: (B, L) bool, False on padding that must not be read.
     """
@@ -95,6 +94,11 @@ class Query(NamedTuple):
     def places(self) -> Any:
         """Row and column of each requested position, (M,) each; the whole array for None."""
         return (...,) if self.positions is None else self.positions.nonzero(as_tuple=True)
+
+    def columns(self, index: Any) -> OptTensor:
+        """The columns of an alignment (..., 10) at an index such as that of `places`; None without
+        them."""
+        return None if self.cond is None or self.cond.ndim < 3 else self.cond[index]
 
 
 class BaseDenoiser(nn.Module):
@@ -228,16 +232,16 @@ class BaseDenoiser(nn.Module):
         """See `nll`."""
         raise NotImplementedError
 
-    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+    def features(self, ids: Tensor, valid: OptTensor = None, cond: OptTensor = None) -> Tensor:
         """The network's features (B, L, D) of sequences that it reads without masks, as embeddings:
-        no noise level and no labels.
+        no noise level.
 
         Those of position l have seen what the network reads: all tokens, tokens 0..l, or, of a
         block model, its block and those before it.
 
         Args:
             ids: (B, L) token ids.
-            valid: as in `Query`.
+            valid, cond: as in `Query`.
         """
         raise NotImplementedError
 
@@ -346,10 +350,11 @@ class NetworkDenoiser(BaseDenoiser):
     @property
     def fused_head(self) -> bool:  # type: ignore[override]
         """Whether losses avoid (M, V) logits."""
-        return self.vocab.size >= self.fused_from and self.backbone.head_matrix() is not None
+        is_large = self.vocab.size >= self.fused_from and self.backbone.columns is None
+        return is_large and self.backbone.head_matrix() is not None
 
-    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
-        return self.backbone.features(ids.long(), valid=valid)
+    def features(self, ids: Tensor, valid: OptTensor = None, cond: OptTensor = None) -> Tensor:
+        return self.backbone.features(ids.long(), None, cond, valid)
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         """The features (B, L, D) from which tokens are predicted; x0 is what the model sees to the
@@ -359,10 +364,10 @@ class NetworkDenoiser(BaseDenoiser):
     def logits(self, query: Query) -> Tensor:
         """Raw logits at the requested positions, cut to `vocab.size` columns."""
         index = query.places()
-        return self._head(self.read_features(query)[index])
+        return self._head(self.read_features(query)[index], query.columns(index))
 
-    def _head(self, features: Tensor) -> Tensor:
-        return self.backbone.head(features)[..., : self.vocab.size]
+    def _head(self, features: Tensor, columns: OptTensor = None) -> Tensor:
+        return self.backbone.logits(features, columns)[..., : self.vocab.size]
 
     def _log_sum(
         self, features: Tensor, ids: Tensor, banned: Sequence[int]
@@ -375,18 +380,18 @@ class NetworkDenoiser(BaseDenoiser):
 
     def cost(self, x0: Tensor, query: Query) -> Tensor:
         index = query.places()
-        return self._nll_of(
-            self.read_features(query, x0)[index].flatten(0, -2), x0[index].flatten()
-        )
+        return self._nll_of(self.read_features(query, x0)[index], x0[index], query.columns(index))
 
-    def _nll_of(self, features: Tensor, ids: Tensor) -> Tensor:
-        """-log p of the tokens `ids (M,)` from features (M, D), among the tokens that samples may
-        contain: (M,)."""
-        ids = ids.long()[:, None]
+    def _nll_of(self, features: Tensor, ids: Tensor, columns: OptTensor = None) -> Tensor:
+        """-log p of the tokens ids (...), M of them, from features (..., D) and columns (..., 10)
+        of an alignment, among the tokens that samples may contain: (M,)."""
+        ids = ids.long()[..., None]
         if self.fused_head:
-            log_sum, at_ids = self._log_sum(features, ids, self.vocab.never_emitted)
+            flat = features.flatten(0, -2), ids.flatten(0, -2)
+            log_sum, at_ids = self._log_sum(*flat, self.vocab.never_emitted)
             return log_sum - at_ids[:, 0]
-        return -emitted_log_probs(self._head(features), self.vocab).gather(-1, ids)[:, 0]
+        log_probs = emitted_log_probs(self._head(features, columns), self.vocab)
+        return -log_probs.gather(-1, ids).flatten()
 
 
 class Denoiser(MaskedDenoiser, NetworkDenoiser):
@@ -449,7 +454,7 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
         sigma = []
         if kind == "log_score":
             sigma = [self._sigma(query.t)[:, None].expand(query.xt.shape)[index]]
-        logits = self._head(self.read_features(query)[index])
+        logits = self._head(self.read_features(query)[index], query.columns(index))
         return getattr(self.parameterization, kind)(logits, query.xt[index], *sigma)
 
     def log_sum_and_logits(
@@ -463,7 +468,8 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
         xt = query.xt.long()
         features = self.cached_backbone.step_block(xt, state, query.cond, query.valid)
         index = query.places()
-        return self.parameterization.log_probs(self._head(features[index]), xt[index])
+        logits = self._head(features[index], query.columns(index))
+        return self.parameterization.log_probs(logits, xt[index])
 
     def around(self, query: Query, columns: slice) -> State:
         """Read sequences, and keep what `step_block` needs of the tokens outside `columns` to
@@ -531,8 +537,8 @@ class BlockDenoiser(Denoiser):
                 "window; lower it, or raise data.length"
             )
 
-    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
-        return self.read_features(Query(ids, valid=valid))
+    def features(self, ids: Tensor, valid: OptTensor = None, cond: OptTensor = None) -> Tensor:
+        return self.read_features(Query(ids, cond=cond, valid=valid))
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         return self._both(query.xt if x0 is None else x0, query)[0]
@@ -566,7 +572,10 @@ class BlockDenoiser(Denoiser):
         before = next_positions.roll(-1, 1).nonzero(as_tuple=True)  # row l - 1 predicts token l
         noised, clean = self._both(x0, query, clean=True)
         assert clean is not None
-        return self._nll_of(noised[index], x0[index]), self._nll_of(clean[before], x0[following])
+        return (
+            self._nll_of(noised[index], x0[index], query.columns(index)),
+            self._nll_of(clean[before], x0[following], query.columns(following)),
+        )
 
     @property
     def cached_backbone(self) -> Any:
@@ -620,21 +629,30 @@ class CausalDenoiser(NetworkDenoiser):
                 call.
             state: the network's state from the previous call; None in the first call. Do not use it
                 again afterwards.
-            cond: (B, C) labels, the same in every call.
+            cond: labels, or all columns of the sequences, the same in every call.
 
         Returns:
             Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
         """
-        features, state = self.backbone.step(token.long(), state, cond)
-        return emitted_log_probs(self._head(features), self.vocab), state
+        here = self._next_columns(state, 1, cond)
+        features, state = self.backbone.step(token.long(), state, here)
+        columns = Query(token, cond=here).columns((slice(None), 0))
+        return emitted_log_probs(self._head(features, columns), self.vocab), state
 
     def read(
         self, tokens: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         """`step` for each of several tokens (B, n), n > 0: log-probabilities (B, n, V) and the last
         state."""
-        features, state = self.backbone.read(tokens.long(), state, cond)
-        return emitted_log_probs(self._head(features), self.vocab), state
+        here = self._next_columns(state, tokens.shape[1], cond)
+        features, state = self.backbone.read(tokens.long(), state, here)
+        columns = Query(tokens, cond=here).columns(...)
+        return emitted_log_probs(self._head(features, columns), self.vocab), state
+
+    def _next_columns(self, state: State | None, number: int, cond: OptTensor) -> OptTensor:
+        """`cond` of the next tokens, each read with the column of the one that it predicts."""
+        first = 0 if state is None else state.length
+        return at_positions(cond, slice(first, first + number))
 
 
 class DenoiserWrapper(MaskedDenoiser):
@@ -673,8 +691,8 @@ class DenoiserWrapper(MaskedDenoiser):
     def unwrapped(self) -> BaseDenoiser:
         return self.denoiser.unwrapped
 
-    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
-        return self.denoiser.features(ids, valid)
+    def features(self, ids: Tensor, valid: OptTensor = None, cond: OptTensor = None) -> Tensor:
+        return self.denoiser.features(ids, valid, cond)
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         return getattr(self.denoiser, kind)(*query)
@@ -757,7 +775,7 @@ class InContext(InBlock):
         whole, requested = context.xt.clone(), torch.zeros_like(context.xt, dtype=torch.bool)
         whole[:, self.columns], requested[:, self.columns] = query.xt, query.requested
         state = None if self.state is None else self.state.select(first)
-        asked = query._replace(xt=whole, positions=requested, valid=context.valid)
+        asked = context._replace(xt=whole, t=query.t, positions=requested)
         found = self.denoiser.step_block(asked, state)
         return query.shaped(found)
 
@@ -786,12 +804,13 @@ class OtherStrand(DenoiserWrapper):
         flipped = positions.flip(-1)
         row = torch.zeros(positions.shape, dtype=torch.int64, device=positions.device)
         row[flipped] = torch.arange(int(flipped.sum()), device=row.device)
-        mirrored = query._replace(
+        other = query._replace(
             xt=self.vocab.reverse_complement(query.xt),
+            cond=mirrored(query.cond),
             positions=flipped,
             valid=None if query.valid is None else query.valid.flip(-1),
         )
-        found = getattr(self.denoiser, kind)(*mirrored)[row.flip(-1)[positions]]
+        found = getattr(self.denoiser, kind)(*other)[row.flip(-1)[positions]]
         found = found[..., torch.tensor(self.complement, device=row.device)]
         return query.shaped(found)
 
@@ -823,6 +842,7 @@ def site_log_probs(
     sites: Tensor,
     stranded: bool = False,
     valid: Tensor | None = None,
+    cond: Tensor | None = None,
 ) -> Tensor:
     """Log-probabilities of the token at each site, with all sites of a window masked in the same
     network call.
@@ -838,7 +858,7 @@ def site_log_probs(
         stranded: read the given strand alone. Otherwise the reverse complement is read too, in a
             second call. A network that is equivariant under the reverse complement (Caduceus-PS)
             predicts the same for both, so the second call can be saved.
-        valid: (B, L) bool, False on padding that must not be read.
+        valid, cond: as in `Query`; columns are those of the given strand.
 
     Returns:
         (K, M, V): for each of the K strands read, the given one first, the M sites in row-major
@@ -853,78 +873,5 @@ def site_log_probs(
     xt = torch.where(sites, process.vocab.mask_id, ids)
     t = process.time_of(xt)
     strands = [denoiser] if stranded else [denoiser, OtherStrand(denoiser, process.vocab)]
-    query = Query(xt, t, None, sites, valid)
+    query = Query(xt, t, cond, sites, valid)
     return torch.stack([strand.log_probs(*query) for strand in strands])
-
-
-class PiecewiseDenoiser(DenoiserWrapper):
-    """Takes whole sequences, as an objective gives them, and returns predictions for all requested
-    positions in every process.
-
-    Each process computes the positions of its own piece and receives the other predictions without
-    their gradients. So the objective is the same in all processes, and the gradient of each
-    parameter is the sum over the processes.
-
-    Args:
-        denoiser: its network reads pieces (`Backbone.spread`).
-        peers: the processes that hold the pieces.
-    """
-
-    def __init__(self, denoiser: BaseDenoiser, peers: Peers) -> None:
-        super().__init__(denoiser)
-        self.peers, self.fused_head = peers, denoiser.fused_head
-        self.banned = getattr(denoiser, "banned", self.banned)
-
-    def cost(self, x0: Tensor, query: Query) -> Tensor:
-        places, own = self._own(query)
-        return self._joined(self.denoiser.nll(self._piece(x0), *own), places)
-
-    def predict(self, kind: Kind, query: Query) -> Tensor:
-        places, own = self._own(query)
-        return query.shaped(self._joined(getattr(self.denoiser, kind)(*own), places))
-
-    def log_sum_and_logits(
-        self, ids: Tensor, banned: Sequence[int], query: Query
-    ) -> tuple[Tensor, Tensor]:
-        places, own = self._own(query)
-        ids = ids[places[self.peers.rank]]
-        log_sum, logits = self.denoiser.log_sum_and_logits(ids, banned, own)
-        return self._joined(log_sum, places), self._joined(logits, places)
-
-    def _piece(self, x: Tensor) -> Tensor:
-        """The columns of this process."""
-        return x.chunk(self.peers.size, 1)[self.peers.rank]
-
-    def _own(self, query: Query) -> tuple[list[Tensor], Query]:
-        """For each process, the places of its positions in the row-major order of all requested
-        ones (call it before the network); and the part of this process."""
-        positions = query.requested
-        numbers = (positions.flatten().cumsum(0) - 1).view(positions.shape)
-        chunks = (x.chunk(self.peers.size, 1) for x in (numbers, positions))
-        places = [number[own] for number, own in zip(*chunks, strict=True)]
-        valid = None if query.valid is None else self._piece(query.valid)
-        own = query._replace(
-            xt=self._piece(query.xt), positions=self._piece(positions), valid=valid
-        )
-        return places, own
-
-    def _joined(self, found: Tensor, places: list[Tensor]) -> Tensor:
-        """What all processes found (m, ...) at their positions, in row-major order of all
-        positions: (M, ...)."""
-        return _Join.apply(found, places, self.peers)
-
-
-class _Join(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, found: Tensor, places: list[Tensor], peers: Peers) -> Tensor:
-        ctx.save_for_backward(places[peers.rank])
-        sent = found.new_zeros(max(len(place) for place in places), *found.shape[1:])
-        sent[: len(found)] = found
-        joined = found.new_empty(sum(len(place) for place in places), *found.shape[1:])
-        for place, received in zip(places, peers.gather(sent), strict=True):
-            joined[place] = received[: len(place)]
-        return joined
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[OptTensor, ...]:
-        return gradient[ctx.saved_tensors[0]], None, None

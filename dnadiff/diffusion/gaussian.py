@@ -131,6 +131,11 @@ class VectorDenoiser(BaseDenoiser):
                 "time_conditioning=false, but a network that reads noisy vectors needs the time; "
                 "set time_conditioning=true"
             )
+        if backbone.columns is not None:
+            raise ValueError(
+                "data.alignment does not fit an objective of noisy vectors, which have no logits of "
+                "bases; leave it out, or set another objective"
+            )
         self.process, self.time_conditioning = process, True
         self.sharpness, self.reads_estimate, self.clamps = sharpness, reads_estimate, clamps
         if isinstance(codes, nn.Parameter):
@@ -174,6 +179,6 @@ class VectorDenoiser(BaseDenoiser):
         banned = ~self.vocab.is_emitted(z.device)
         return self.codes[distance.masked_fill(banned, torch.inf).argmin(-1)]
 
-    def features(self, ids: Tensor, valid: OptTensor = None) -> Tensor:
+    def features(self, ids: Tensor, valid: OptTensor = None, cond: OptTensor = None) -> Tensor:
         t = torch.full((len(ids),), self.process.t_min, device=ids.device)
-        return self._features(self.codes[ids.long()], t, None, valid)
+        return self._features(self.codes[ids.long()], t, cond, valid)

@@ -113,7 +113,7 @@ class OrderDenoiser(Denoiser):
         """`nll` and the scores of p at the M requested positions, from one pass: (M,) each."""
         index = query.places()
         features = self.read_features(query)[index]
-        nll = self._nll_of(features, x0[index])
+        nll = self._nll_of(features, x0[index], query.columns(index))
         if not self.learned:
             return nll, self._fixed(query.xt)[index]
         return nll, self.model(features, self._ranks(query.xt)[index])
@@ -130,7 +130,8 @@ class OrderDenoiser(Denoiser):
         scores = self.model(features, self._ranks(xt)) if self.learned else self._fixed(xt)
         column = draw(scores.masked_fill(~query.requested, -torch.inf), uniform)
         at = torch.arange(len(xt), device=xt.device), column
-        return column, self.parameterization.log_probs(self._head(features[at]), xt[at])
+        logits = self._head(features[at], query.columns(at))
+        return column, self.parameterization.log_probs(logits, xt[at])
 
     def _ranks(self, x: Tensor) -> Tensor:
         return self.order.ranks(x.shape[1], x.device).expand(x.shape)

@@ -64,26 +64,29 @@ class SoftMasked(Denoiser):
         xt, network = query.xt.long(), self.backbone
         masked = xt == self.vocab.mask_id
         with without_gradients():
-            nats, ids, weights = self._most_probable(super().read_features(query)[masked])
+            features = super().read_features(query)[masked]
+            nats, ids, weights = self._most_probable(features, query.columns(masked))
         share = self.scale * torch.sigmoid(self.steepness * (-nats - self.center))  # (M,)
         if self.training:
             given = torch.rand(len(xt), 1, device=xt.device) < self.probability
             share = share * given.expand(xt.shape)[masked]
-        plain = h = network.embed(xt)
+        plain = h = network.embedded(xt, query.cond)
         for rank in range(self.top_k):
-            guess = network.embed(xt.masked_scatter(masked, ids[:, rank]))
+            guess = network.embedded(xt.masked_scatter(masked, ids[:, rank]), query.cond)
             weight = (share * weights[:, rank]).to(h)
             weight = weight.new_zeros(xt.shape).masked_scatter(masked, weight)
             h = h + weight[..., None] * (guess - plain)
         sigma = self._sigma(query.t) if self.time_conditioning else None
         return network.mix(h, sigma, query.cond, query.valid)
 
-    def _most_probable(self, features: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The entropy (M,) of the predictions from features (M, D), and the `top_k` most probable
-        tokens with their normalized probabilities, (M, k) both."""
-        parts = []
-        for part in features.split(rows_at_once(features.device, self.vocab.size)):
-            log_probs = emitted_log_probs(self._head(part), self.vocab)
+    def _most_probable(self, features: Tensor, columns: OptTensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The entropy (M,) of the predictions from features (M, D) and columns (M, 10), and the
+        `top_k` most probable tokens with their normalized probabilities, (M, k) both."""
+        parts, size = [], rows_at_once(features.device, self.vocab.size)
+        for first in range(0, len(features), size) or [0]:
+            part = slice(first, first + size)
+            logits = self._head(features[part], None if columns is None else columns[part])
+            log_probs = emitted_log_probs(logits, self.vocab)
             found = log_probs.topk(self.top_k, -1)
             parts.append((entropy(log_probs), found.indices, found.values.softmax(-1)))
         nats, ids, weights = map(torch.cat, zip(*parts))

@@ -12,6 +12,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+# A column of an alignment (`dnadiff.data.alignment`): log posterior and log frequency of A, C, G
+# and T given the other genomes, mean log rate, log(1 + depth); and where the other strand has them.
+CHANNELS = 10
+COMPLEMENT = (3, 2, 1, 0, 7, 6, 5, 4, 8, 9)
+
 
 @dataclass(frozen=True)
 class Vocab:
@@ -100,6 +105,23 @@ class Vocab:
                 "two strands, such as DNA"
             )
         return _table(self.complement, torch.int64, ids.device)[ids.flip(-1).long()]
+
+
+def complemented(columns: Tensor) -> Tensor:
+    """Columns of an alignment (..., 10), each as the other strand has it."""
+    return columns[..., _table(COMPLEMENT, torch.int64, columns.device)]
+
+
+def at_positions(cond: Tensor | None, part: slice) -> Tensor | None:
+    """What a network is conditioned on at some positions: their columns (B, n, 10) of (B, L, 10);
+    labels (B, C) as they are."""
+    return cond if cond is None or cond.ndim < 3 else cond[:, part]
+
+
+def mirrored(cond: Tensor | None) -> Tensor | None:
+    """What a network is conditioned on when it reads the other strand: columns (B, L, 10) in the
+    order of that strand and complemented; labels (B, C) do not change."""
+    return cond if cond is None or cond.ndim < 3 else complemented(cond.flip(1))
 
 
 @lru_cache(maxsize=64)

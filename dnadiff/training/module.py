@@ -15,9 +15,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dnadiff.data.base import LoaderState, ProcessRank, SequenceDataModule
-from dnadiff.diffusion.denoiser import BaseDenoiser, PiecewiseDenoiser
+from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.objective.base import Loss, Objective
+from dnadiff.diffusion.pieces import PiecewiseDenoiser
 from dnadiff.fields import Config
 from dnadiff.networks.backbone.base import Peers
 from dnadiff.training.optim import parameter_groups

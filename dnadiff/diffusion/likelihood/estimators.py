@@ -42,7 +42,7 @@ from dnadiff.diffusion.likelihood.estimates import (
 from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
 from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.process import AbsorbingProcess, block_rows, require, sequence_rows
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab, mirrored
 
 
 class WindowBatch(NamedTuple):
@@ -53,7 +53,7 @@ class WindowBatch(NamedTuple):
         groups: which tokens to count, `{name: (B, L) bool}`; must contain `all`, which includes the
             others.
         valid: (B, L) bool, False on padding that must not be read; None means no padding.
-        cond: (B, C) labels that the network is conditioned on; None is no label.
+        cond: labels or columns that the network is conditioned on (`Query`); None is none.
         rows: (B,) int64, key of the noise of each sequence; None is its index in the order given.
     """
 
@@ -612,6 +612,7 @@ class ReverseComplemented:
                 ids=self.vocab.reverse_complement(batch.ids),
                 groups={name: mask.flip(-1) for name, mask in batch.groups.items()},
                 valid=None if batch.valid is None else batch.valid.flip(-1),
+                cond=mirrored(batch.cond),
             )
 
 

@@ -34,6 +34,7 @@ from dnadiff.diffusion.denoiser import (
 )
 from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64, widest_dtype
 from dnadiff.diffusion.process import AbsorbingProcess, BaseProcess, Process, require
+from dnadiff.diffusion.vocab import at_positions
 from dnadiff.fields import JsonDict, Positive, PositiveFraction, PositiveInt, checked
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
@@ -135,11 +136,12 @@ class CountedDenoiser:
         return None if self.cond is None else self.cond[rows]
 
     def _block(self, x: Tensor, rows: Tensor, columns: slice) -> Query:
-        """Tokens of some `rows` and `columns` of the batch, with their labels and padding."""
+        """Tokens of some `rows` and `columns` of the batch, with their labels, or columns of an
+        alignment, and padding."""
         return Query(
             x,
             None,
-            self._cond(rows),
+            at_positions(self._cond(rows), columns),
             None,
             None if self.valid is None else self.valid[rows, columns],
         )
@@ -195,7 +197,7 @@ class CountedDenoiser:
         context = self._block(whole.xt[:, read], rows, read)
         inner = InContext(self.denoiser.for_rows(rows, read), state, context, inside, equal)
         valid = None if whole.valid is None else whole.valid[:, columns]
-        return CountedDenoiser(inner, whole.cond, valid)
+        return CountedDenoiser(inner, at_positions(whole.cond, columns), valid)
 
     def advance(self, x0: Tensor, state: State | None, rows: Tensor, columns: slice) -> State:
         """`BlockDenoiser.advance` over a finished block x0 of some `rows` of the batch."""

@@ -16,8 +16,9 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import CHANNELS, Vocab, at_positions
 from dnadiff.fields import Config, Natural, PositiveInt, checked
+from dnadiff.networks.columns import ColumnLayer
 
 OptTensor: TypeAlias = Tensor | None
 
@@ -89,6 +90,8 @@ class Backbone(nn.Module, ABC):
             `layers.join` arranges them.
         takes_sigma: whether it can be conditioned on the noise level.
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
+        columns: reads the columns of an alignment (`read_columns`); None if the network reads the
+            sequence alone.
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
@@ -98,6 +101,7 @@ class Backbone(nn.Module, ABC):
     max_length: int | None = None
     reads_both_strands: bool = False
     peers: Peers | None = None
+    columns: ColumnLayer | None
 
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt, takes_sigma: bool = False, num_labels: Natural = 0
@@ -105,6 +109,26 @@ class Backbone(nn.Module, ABC):
         super().__init__()
         self.vocab, self.d_model = vocab, d_model
         self.takes_sigma, self.num_labels = takes_sigma, num_labels
+        self.columns = None
+
+    def read_columns(self, layer: ColumnLayer) -> None:
+        """From now on read the columns of an alignment, as `cond`, through a layer for one strand.
+
+        Raises:
+            ValueError: if the network reads no DNA, or labels, or cannot add vectors to the
+                embedding.
+        """
+        vocab, name = self.vocab, type(self).__name__
+        if vocab.complement is None or len(vocab.emitted) != 4:
+            raise ValueError("data.alignment is for DNA, and this network reads other tokens")
+        if self.num_labels:
+            raise ValueError(
+                f"data.alignment does not fit a network with labels (num_labels {self.num_labels}); "
+                "set backbone.num_labels=0, or leave the alignment out"
+            )
+        if type(self).embed is Backbone.embed:
+            raise ValueError(f"data.alignment does not fit {name}, which reads token ids only")
+        self.columns = layer
 
     @property
     def trunk(self) -> nn.ModuleList | None:
@@ -154,6 +178,17 @@ class Backbone(nn.Module, ABC):
         tokens; other arguments as in `features`."""
         raise NotImplementedError(f"{type(self).__name__} reads token ids only")
 
+    def embedded(self, ids: Tensor, cond: OptTensor) -> Tensor:
+        """`embed`, plus what the network makes of columns, if `cond` has them: (B, L, D)."""
+        h = self.embed(ids)
+        if self.columns is None or cond is None:
+            return h
+        return h + self.column_vectors(self.columns, cond)
+
+    def column_vectors(self, layer: ColumnLayer, columns: Tensor) -> Tensor:
+        """Vectors (..., D) of columns (..., 10)."""
+        return layer(columns)
+
     def features(
         self, ids: Tensor, sigma: OptTensor = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
@@ -162,7 +197,9 @@ class Backbone(nn.Module, ABC):
         Args:
             ids: (B, L) token ids.
             sigma: (B,) noise level; None is the network's value for "no time".
-            cond: (B, C) labels, 1 where a label applies; a row of zeros, like None, means no label.
+            cond: (B, C) labels, 1 where a label applies; or (B, L, 10), the column of an alignment
+                at each position (`dnadiff.diffusion.vocab.CHANNELS`). Zeros, like None, mean no
+                label and no column.
             valid: (B, L) bool, False on padding that must be ignored; None treats all positions as
                 tokens, as the published networks do.
 
@@ -174,11 +211,20 @@ class Backbone(nn.Module, ABC):
                 or `cond`.
         """
         self.check_inputs(ids, sigma, cond)
-        return self.mix(self.embed(ids), sigma, cond, valid)
+        return self.mix(self.embedded(ids, cond), sigma, cond, valid)
 
     @abstractmethod
     def head(self, features: Tensor) -> Tensor:
         """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
+
+    def logits(self, features: Tensor, columns: OptTensor = None) -> Tensor:
+        """`head`, plus what the columns (..., 10) of an alignment at the same positions add."""
+        logits = self.head(features)
+        if self.columns is None or columns is None:
+            return logits
+        first = self.vocab.emitted[0]
+        added = first, logits.shape[-1] - first - 4
+        return logits + nn.functional.pad(self.columns.residual(columns), added)
 
     def head_matrix(self) -> tuple[Tensor, OptTensor] | None:
         """Weight (rows, D) and bias (rows,) or None of a `head` that is a single linear map; None
@@ -192,8 +238,8 @@ class Backbone(nn.Module, ABC):
     def forward(
         self, ids: Tensor, sigma: OptTensor = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        """`head(features(...))`: (B, L, rows)."""
-        return self.head(self.features(ids, sigma, cond, valid))
+        """`logits(features(...))`: (B, L, rows)."""
+        return self.logits(self.features(ids, sigma, cond, valid), cond)
 
     def check_inputs(self, ids: Tensor, sigma: OptTensor, cond: OptTensor) -> None:
         """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
@@ -207,9 +253,21 @@ class Backbone(nn.Module, ABC):
             raise ValueError(
                 f"this {name} has no time input; build the denoiser with time_conditioning=false"
             )
-        if cond is not None and not self.num_labels:
+        if cond is None:
+            return
+        if self.columns is not None:
+            expected = (*ids.shape[:2], CHANNELS)
+            if cond.shape != expected:
+                raise ValueError(
+                    f"cond has shape {tuple(cond.shape)}, expected {expected}: a column of the "
+                    "alignment for each position"
+                )
+            return
+        if cond.ndim == 3:
+            raise ValueError(f"this {name} reads no alignment; leave alignment out")
+        if not self.num_labels:
             raise ValueError(f"this {name} was built without labels; leave cond out")
-        if cond is not None and cond.shape != (len(ids), self.num_labels):
+        if cond.shape != (len(ids), self.num_labels):
             raise ValueError(
                 f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a "
                 "column for each label, 1 where it applies"
@@ -239,7 +297,7 @@ class CausalBackbone(Backbone):
             ids: (B,) token ids.
             state: from the previous call, None at the first token; it is modified and must not be
                 used again.
-            cond: (B, C) labels, the same in every call.
+            cond: labels, the same in every call, or the column of the token, (B, 1, 10).
 
         Returns:
             Features (B, D) and the new state.
@@ -254,11 +312,12 @@ class CausalBackbone(Backbone):
     def read(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        """`step` for each of several tokens ids (B, n), n > 0: features (B, n, D) and the last
-        state."""
+        """`step` for each of several tokens ids (B, n), n > 0, with their columns: features (B, n,
+        D) and the last state."""
         features = []
-        for token in ids.unbind(1):
-            found, state = self.step(token, state, cond)
+        for number, token in enumerate(ids.unbind(1)):
+            here = at_positions(cond, slice(number, number + 1))
+            found, state = self.step(token, state, here)
             features.append(found)
         assert state is not None
         return torch.stack(features, 1), state
@@ -301,7 +360,7 @@ class BlockBackbone(Backbone):
             xt: (B, L) token ids of the noised stream.
             x0: (B, L) token ids of the clean stream.
             block_size: b, 1 to L; the last block may have fewer.
-            cond, valid: as in `features`.
+            cond, valid: as in `features`; both streams read the columns.
             clean: also return the features of the clean stream.
 
         Returns:

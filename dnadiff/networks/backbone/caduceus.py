@@ -63,7 +63,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     ) -> tuple[Tensor, OptTensor]:
         self.check_inputs(xt, None, cond)
         condition = self.conditioned(None, cond)
-        streams: tuple[Tensor, Tensor] = self.embed(xt), self.embed(x0)
+        streams = self.embedded(xt, cond), self.embedded(x0, cond)
         branches: tuple[OptTensor, ...] = None, None
         run = compiled_two_streams() if self.compiled else two_streams
         for number, layer in enumerate(self.layers):
@@ -83,7 +83,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     ) -> Tensor:
         self.check_inputs(xt, None, cond)
         condition = self.conditioned(None, cond)
-        stream, branch = self.embed(xt), None
+        stream, branch = self.embedded(xt, cond), None
         for number, layer in enumerate(self.layers):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]

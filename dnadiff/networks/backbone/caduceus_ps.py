@@ -14,11 +14,12 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import Vocab, complemented
 from dnadiff.fields import PositiveInt, checked
 from dnadiff.networks.backbone.base import OptTensor, PublishedLayout
 from dnadiff.networks.backbone.layers import at_least_float32, join
 from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
+from dnadiff.networks.columns import ColumnLayer
 
 
 @checked
@@ -67,8 +68,13 @@ class CaduceusPS(BiMambaBackbone):
         first, second = super().embed(both).chunk(2)
         return torch.cat([first, second.flip(1)], -1)
 
+    def column_vectors(self, layer: ColumnLayer, columns: Tensor) -> Tensor:
+        return torch.cat([layer(columns), layer(complemented(columns))], -1)
+
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         first, second = h.chunk(2, -1)
+        # columns are part of h
+        cond = cond if cond is None or cond.ndim == 2 else None
         sigma, cond = (None if x is None else torch.cat([x, x]) for x in (sigma, cond))
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
         return join(super().mix(torch.cat([first, second.flip(1)]), sigma, cond, valid))

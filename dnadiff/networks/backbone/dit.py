@@ -162,7 +162,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         length, condition = xt.shape[1], self._condition(None, xt.device)
         cos, sin = self.rotary_emb.angles(length, xt.device)
         angles = cos.repeat(2, 1), sin.repeat(2, 1)
-        x = self.embed(torch.cat([xt, x0], 1))
+        x = torch.cat([self.embedded(xt, cond), self.embedded(x0, cond)], 1)
         attention = two_streams(x, self.rotary_emb.head_width, block_size, valid)
         for number, block in enumerate(self.blocks):
             if number + 1 == len(self.blocks) and not clean:
@@ -179,7 +179,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         valid: OptTensor = None,
     ) -> Tensor:
         self.check_inputs(xt, None, cond)
-        return self._read(xt, state or State([]), valid)[0]
+        return self._read(xt, state or State([]), cond, valid)[0]
 
     def advance(
         self,
@@ -190,7 +190,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     ) -> State:
         self.check_inputs(x0, None, cond)
         state = state or State([])
-        tensors, length = self._read(x0, state, valid)[1], state.length + x0.shape[1]
+        tensors, length = self._read(x0, state, cond, valid)[1], state.length + x0.shape[1]
         shift = self._origin(state.length) - self._origin(length)
         if shift:
             keys = slice(0, 2 * len(self.blocks), 2)
@@ -205,10 +205,12 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         self.check_inputs(ids, None, cond)
         kept = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
         kept[columns] = False
-        tensors = self._read(ids, State([]), valid)[1]
+        tensors = self._read(ids, State([]), cond, valid)[1]
         return State([x[:, :, kept] for x in tensors], columns.start or 0)
 
-    def _read(self, ids: Tensor, state: State, valid: OptTensor) -> tuple[Tensor, list[Tensor]]:
+    def _read(
+        self, ids: Tensor, state: State, cond: OptTensor, valid: OptTensor
+    ) -> tuple[Tensor, list[Tensor]]:
         """Features of one block (B, n) after the tokens in `state`, and the tensors of a state with
         this block.
 
@@ -226,7 +228,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
             here = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
             seen = [torch.cat([before, here[:, None]], 2)]
         mask = cached_mask(seen[0], size) if seen else None
-        x, tensors = self.embed(ids), list[Tensor]()
+        x, tensors = self.embedded(ids, cond), list[Tensor]()
         condition = self._condition(None, ids.device)
         angles = self.rotary_emb.angles(size, ids.device, state.length - self._origin(state.length))
         for number, block in enumerate(self.blocks):

@@ -228,7 +228,7 @@ class MambaBackbone(Backbone):
         """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and
         the state after them."""
         condition = self.conditioned(None, cond)
-        stream, branch, tensors = self.embed(ids), None, list[Tensor]()
+        stream, branch, tensors = self.embedded(ids, cond), None, list[Tensor]()
         for number, layer in enumerate(self.layers):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
@@ -384,7 +384,7 @@ class Mamba(MambaBackbone, CausalBackbone):
         if state is None:
             zero = (layer.mixer.fwd.initial_state(len(ids)) for layer in self.layers)
             state = State([x for pair in zero for x in pair])
-        condition, stream = self.conditioned(None, cond), self.embed(ids)
+        condition, stream = self.conditioned(None, cond), self.embedded(ids[:, None], cond)[:, 0]
         tensors: list[Tensor] = []
         for number, layer in enumerate(self.layers):
             hidden, gate = layer.norm(stream).to(layer.norm.weight.dtype), None

@@ -122,7 +122,7 @@ class Transformer(AttentionBackbone, CausalBackbone):
             state = State(
                 [torch.cat([x, torch.zeros_like(x)], dim=2) for x in state.tensors], position
             )
-        x = self.embedding(ids)
+        x = self.embedded(ids[:, None], cond)[:, 0]
         for number, block in enumerate(self.blocks):
             assert isinstance(block, TransformerBlock)
             keys, values = state.tensors[2 * number : 2 * number + 2]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.diffusion.denoiser import PiecewiseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.ar import AR
@@ -16,12 +15,14 @@ from dnadiff.diffusion.objective.masking import ExactCount
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.objective.mlm import MLM
 from dnadiff.diffusion.objective.sedd import SEDD
+from dnadiff.diffusion.pieces import PiecewiseDenoiser
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import CHANNELS, Vocab
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.context import SequencePiece
 from dnadiff.networks.backbone.mamba import Mamba
+from dnadiff.networks.columns import PosteriorColumns
 from dnadiff.networks.kernels.backend import ScanInputs
 from dnadiff.networks.kernels.facade import selective_scan
 
@@ -135,6 +136,30 @@ def test_predictions_everywhere_keep_their_shape(peers):
 
     for found in peers.together(3, own):
         torch.testing.assert_close(found, denoiser.log_probs(xt).detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", [Caduceus, CaduceusPS, Mamba])
+def test_pieces_read_their_columns_of_an_alignment(kind, peers):
+    objective = (AR if kind is Mamba else MDLM)(DNA)
+    torch.manual_seed(0)
+    network = kind(DNA.vocab, d_model=16, n_layers=2)
+    network.read_columns(PosteriorColumns(16))
+    denoiser, (x0, weight, valid) = objective.denoiser(network).double(), batch(True)
+    columns = torch.randn(*x0.shape, CHANNELS, dtype=torch.float64)
+
+    def loss(model):
+        found = objective(model, x0, weight, Draws.for_batch(3, 3, step=1), columns, valid).loss
+        return found.detach(), torch.autograd.grad(found, list(model.parameters()))
+
+    def own(one):
+        mine = copy.deepcopy(denoiser)
+        mine.backbone.spread(one)
+        return loss(PiecewiseDenoiser(mine, one))
+
+    whole, gradients = loss(denoiser)
+    losses, parts = zip(*peers.together(3, own))
+    sums = [sum(each) for each in zip(*parts)]
+    torch.testing.assert_close((losses[0], sums), (whole, list(gradients)), rtol=1e-11, atol=1e-13)
 
 
 def test_what_is_sent_does_not_depend_on_the_length(peers):

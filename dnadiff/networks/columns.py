@@ -1,0 +1,84 @@
+"""Input layers for columns of an alignment: what the aligned genomes say about each position, next
+to the sequence that a network reads.
+
+A layer adds a vector to the embedding of each token, and to the logits of the four bases a times
+the log-probabilities that the aligned genomes give. So training starts from what these predict, and
+the network learns what they do not say. No column depends on the target's own base
+(`dnadiff.data.alignment`), so a masked base stays unknown.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from dnadiff.diffusion.vocab import CHANNELS
+from dnadiff.fields import PositiveInt, checked
+
+_POSTERIOR, _FREQUENCY, _RATE, _DEPTH = slice(0, 4), slice(4, 8), slice(8, 9), slice(9, 10)
+_STD = 0.02  # of the first weights, as of the embeddings
+
+
+@checked
+class ColumnLayer(nn.Module):
+    """A linear map of some channels of columns (..., 10) of an alignment, see
+    `dnadiff.diffusion.vocab.CHANNELS`. Log-probabilities are divided by 3, so that all inputs are of
+    order one.
+
+    There is no bias, so a column of zeros, which says that nothing is aligned, changes neither the
+    embedding nor the logits.
+
+    Args:
+        d_model: width D of the embedding of one strand.
+
+    Attributes:
+        reads: the channels.
+        predicts: the channels with the log-probabilities of A, C, G and T that are added to their
+            logits, times `a`.
+        a: learned from 1: a network whose own logits are zero predicts what the columns say.
+    """
+
+    # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
+    buildable: ClassVar[bool] = True
+    reads: ClassVar[tuple[slice, ...]]
+    predicts: ClassVar[slice] = _POSTERIOR
+    scale: Tensor
+
+    def __init__(self, d_model: PositiveInt) -> None:
+        super().__init__()
+        width = sum(each.stop - each.start for each in self.reads)
+        self.weight = nn.Parameter(torch.empty(d_model, width))
+        nn.init.normal_(self.weight, std=_STD)
+        self.a = nn.Parameter(torch.ones(()))
+        scale = torch.ones(CHANNELS)
+        scale[: _RATE.start] = 1 / 3
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, columns: Tensor) -> Tensor:
+        """The vectors (..., D) that are added to the embedding, from columns (..., 10)."""
+        scaled = self.scale * columns
+        inputs = torch.cat([scaled[..., each] for each in self.reads], -1)
+        return nn.functional.linear(inputs.to(self.weight.dtype), self.weight)
+
+    def residual(self, columns: Tensor) -> Tensor:
+        """What is added to the logits of A, C, G and T, (..., 4), from columns (..., 10)."""
+        return self.a * columns[..., self.predicts]
+
+
+class PosteriorColumns(ColumnLayer):
+    """The posterior of the base under the phylogeny, the rate of substitution, and the number of
+    genomes."""
+
+    reads = _POSTERIOR, _RATE, _DEPTH
+
+
+class FrequencyColumns(ColumnLayer):
+    """The frequencies of the bases and the number of genomes: nothing of the phylogeny."""
+
+    reads, predicts = (_FREQUENCY, _DEPTH), _FREQUENCY
+
+
+class PosteriorAndFrequencyColumns(ColumnLayer):
+    """All channels, with the posterior in the logits."""
+
+    reads = _POSTERIOR, _FREQUENCY, _RATE, _DEPTH
