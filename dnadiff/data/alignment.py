@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 
+from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT
 from dnadiff.fields import JsonMap
 from dnadiff.formats.nucleotides import FIRST_BASE, N_ID
 from dnadiff.formats.regions import listing, record_of
@@ -32,12 +33,6 @@ from dnadiff.store.files import resolve
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
 
-# Channels of a column: the log posterior of A, C, G and T given the other genomes (nats); the log
-# frequency of A, C, G and T among the aligned bases; the mean log rate; log(1 + depth), where depth
-# is the number of genomes with a base there.
-CHANNELS = 10
-POSTERIOR, FREQUENCY, RATE, DEPTH = slice(0, 4), slice(4, 8), 8, 9
-COMPLEMENT = (3, 2, 1, 0, 7, 6, 5, 4, 8, 9)  # the channels of the other strand
 GAP, ABSENT = 4, 5  # codes after A 0, C 1, G 2 and T 3; nothing aligned, or N, is absent
 
 FORMAT = "dnadiff alignment 1"  # with the version

@@ -12,10 +12,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
-# A column of an alignment (`dnadiff.data.alignment`): log posterior and log frequency of A, C, G
-# and T given the other genomes, mean log rate, log(1 + depth); and where the other strand has them.
+# Channels of a column of an alignment (`dnadiff.data.alignment`): the log posterior of A, C, G and T
+# given the other genomes (nats); the log frequency of A, C, G and T among the aligned bases; the mean
+# log rate; log(1 + depth), where depth is the number of genomes with a base there.
 CHANNELS = 10
-COMPLEMENT = (3, 2, 1, 0, 7, 6, 5, 4, 8, 9)
+POSTERIOR, FREQUENCY, RATE, DEPTH = slice(0, 4), slice(4, 8), 8, 9
+COMPLEMENT = (3, 2, 1, 0, 7, 6, 5, 4, 8, 9)  # the channels of the other strand
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.vocab import CHANNELS
+from dnadiff.diffusion.vocab import CHANNELS, DEPTH, FREQUENCY, POSTERIOR, RATE
 from dnadiff.fields import PositiveInt, checked
 
-_POSTERIOR, _FREQUENCY, _RATE, _DEPTH = slice(0, 4), slice(4, 8), slice(8, 9), slice(9, 10)
 _STD = 0.02  # of the first weights, as of the embeddings
 
 
@@ -41,17 +40,17 @@ class ColumnLayer(nn.Module):
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable: ClassVar[bool] = True
     reads: ClassVar[tuple[slice, ...]]
-    predicts: ClassVar[slice] = _POSTERIOR
+    predicts: ClassVar[slice] = POSTERIOR
     scale: Tensor
 
     def __init__(self, d_model: PositiveInt) -> None:
         super().__init__()
-        width = sum(each.stop - each.start for each in self.reads)
+        width = sum(len(range(CHANNELS)[each]) for each in self.reads)
         self.weight = nn.Parameter(torch.empty(d_model, width))
         nn.init.normal_(self.weight, std=_STD)
         self.a = nn.Parameter(torch.ones(()))
         scale = torch.ones(CHANNELS)
-        scale[: _RATE.start] = 1 / 3
+        scale[:RATE] = 1 / 3
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, columns: Tensor) -> Tensor:
@@ -69,16 +68,16 @@ class PosteriorColumns(ColumnLayer):
     """The posterior of the base under the phylogeny, the rate of substitution, and the number of
     genomes."""
 
-    reads = _POSTERIOR, _RATE, _DEPTH
+    reads = POSTERIOR, slice(RATE, CHANNELS)
 
 
 class FrequencyColumns(ColumnLayer):
     """The frequencies of the bases and the number of genomes: nothing of the phylogeny."""
 
-    reads, predicts = (_FREQUENCY, _DEPTH), _FREQUENCY
+    reads, predicts = (FREQUENCY, slice(DEPTH, CHANNELS)), FREQUENCY
 
 
 class PosteriorAndFrequencyColumns(ColumnLayer):
     """All channels, with the posterior in the logits."""
 
-    reads = _POSTERIOR, _FREQUENCY, _RATE, _DEPTH
+    reads = (slice(CHANNELS),)

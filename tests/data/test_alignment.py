@@ -11,8 +11,6 @@ from safetensors.numpy import load_file
 
 from dnadiff.data.alignment import (
     ABSENT,
-    CHANNELS,
-    COMPLEMENT,
     GAP,
     Alignment,
     RelatedGenome,
@@ -22,6 +20,7 @@ from dnadiff.data.alignment import (
     write_packed,
 )
 from dnadiff.data.genome.genome import Genome
+from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT
 
 RECORDS = {"chr1": 7, "chr2": 4}
 TARGET = [0, 1, 2, 3, 0, 1, 5, 3, 3, 2, 1]  # ACGTACN TTGC
