@@ -14,6 +14,7 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from dnadiff.data.genome.inputs import ArrayInput, Columns
 from dnadiff.data.tokenizer import encoded
 from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
@@ -114,6 +115,7 @@ class Model:
         num_draws: Natural | None = None,
         start: str | None = None,
         start_t: PositiveFraction | None = None,
+        columns: ndarray | None = None,
     ) -> Designs:
         """Generate sequences, free or under constraints.
 
@@ -136,6 +138,8 @@ class Model:
             start: a sequence to change instead; with `template` only its free positions.
             start_t: time of the noise that is added to `start` and reverted; in (0, 1]. None is for
                 samplers that refine sequences without masks.
+            columns: `(length, CHANNELS)` of an alignment of related genomes, which guide the bases
+                (`dnadiff.data.alignment.Alignment.columns`), for models that read one.
 
         Returns:
             Strings with the attributes `log_prob` and `log_weight`
@@ -151,13 +155,14 @@ class Model:
                     "start is a complete sequence; leave length, motif and prompt out, and fix "
                     "positions with template"
                 )
-            request = self._starting(start, template, num_samples)
+            request = self._starting(start, template, num_samples).with_columns(columns)
             return self._designs(
                 request, sampler, seed, batch_size, label, guidance, gc, num_draws or 0, start_t
             )
         if length is None and template is None:
-            length = self.length
+            length = self.length if columns is None else len(columns)
         request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
+        request = request.with_columns(columns)
         if num_draws is None and template is None and not motif and not prompt and gc is None:
             num_draws = 0
         return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
@@ -177,6 +182,7 @@ class Model:
         guidance: float = 1.0,
         gc: float | None = None,
         num_draws: Natural | None = None,
+        columns: ndarray | None = None,
     ) -> Designs:
         """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the
         whole sequence with each of `n` designs.
@@ -191,6 +197,7 @@ class Model:
             gc: mean fraction of G and C in the designs.
             num_draws: network calls for the bound on log p(design | flanks); 0 omits it, None is as
                 in `sample`.
+            columns: of the whole sequence; see `sample`.
 
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as
@@ -199,6 +206,8 @@ class Model:
         text, window = text_of(sequence), length or self.length
         self.check_infill()
         request, low = infill_sequence(self.tokenizer, text, start, end, n, window)
+        if columns is not None:
+            request = request.with_columns(columns[low : low + request.lengths[1]])
         designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
         return Designs(in_flanks(design, text, start, end, low) for design in designs)
 
@@ -407,6 +416,7 @@ class Model:
         num_draws: Natural = 8,
         seed: Natural = 1,
         batch_size: PositiveInt = 32,
+        columns: Columns = None,
     ) -> ndarray:
         """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`;
         exact for an autoregressive model.
@@ -414,13 +424,16 @@ class Model:
         The NELBO in count form, averaged over `num_draws` (even) stratified masks, of each block
         for a block diffusion model. The chain rule, of autoregressive models and of blocks of one
         token, needs none. N and other letters that the model does not generate are read but not
-        counted; a sequence without a countable letter gets NaN.
+        counted; a sequence without a countable letter gets NaN. `columns` are those of an alignment
+        of related genomes, `(L_i, CHANNELS)` of each sequence, for models that read one
+        (`dnadiff.data.alignment.Alignment.columns`); the result is then conditional on them.
         """
         _, ids = self._encoded(sequences)
+        source = ArrayInput([each.numpy() for each in ids], columns)
         # The noise of a sequence does not depend on the others.
         keys = [hash64(each.numpy().tobytes().hex()) >> 1 for each in ids]
         nats = window_nats(
-            self.denoiser, self.process, ids, keys, num_draws, seed, batch_size
+            self.denoiser, self.process, ids, keys, num_draws, seed, batch_size, source.given
         ).mean(1)
         emitted = self.process.vocab.is_emitted()
         tokens = np.array([int(emitted[each].sum()) for each in ids])
@@ -434,6 +447,7 @@ class Model:
         stranded: bool = False,
         dtype: str = "float32",
         batch_size: int = 32,
+        columns: Columns = None,
     ) -> Embeddings | list[ndarray]:
         """The network's features of each sequence, pooled over positions: `(S, D)`, or with
         `pool="none"` a list of `(L_i, D)`.
@@ -444,6 +458,7 @@ class Model:
             stranded: read the given strand alone; otherwise the features of both strands are
                 averaged.
             dtype: `float32` or `float16`.
+            columns: of each sequence; see `nll`.
 
         Returns:
             An array, NaN for DNA without a known base; `.to_frame()` makes it a data frame and
@@ -452,7 +467,8 @@ class Model:
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
         names, ids = self._encoded(sequences)
-        vectors = embedder([each.numpy() for each in ids], batch_size)
+        source = ArrayInput([each.numpy() for each in ids], columns)
+        vectors = embedder(source.sequences, batch_size, *source.sites())
         if unknown := num_unknown(vectors):
             log.warning(f"{unknown:,} of {len(names):,} sequences are {NO_VECTOR}")
         if embedder.pool.per_position:
@@ -467,6 +483,7 @@ class Model:
         spacing: PositiveInt = 32,
         stranded: bool = False,
         batch_size: PositiveInt = 32,
+        columns: Columns = None,
     ) -> list[ndarray]:
         """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
         for N; see `dnadiff.genomics.information`.
@@ -476,6 +493,7 @@ class Model:
             spacing: distance of bases that are masked together: network calls per window and
                 strand.
             stranded: read the given strand alone; otherwise the mean of both strands.
+            columns: of each sequence; see `nll`.
         """
         window = self.loaded.window(window)
         # A network that reads both strands predicts the same for both.
@@ -483,9 +501,8 @@ class Model:
         information = Information(
             self.denoiser, self.process, window, spacing, stranded, batch_size
         )
-        return information.of_sequences(
-            [each.numpy().astype(np.uint8) for each in self._encoded(sequences, limited=False)[1]]
-        )
+        ids = [each.numpy() for each in self._encoded(sequences, limited=False)[1]]
+        return information.of_sequences([each.astype(np.uint8) for each in ids], columns)
 
     def variants(
         self,

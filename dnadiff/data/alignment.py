@@ -14,7 +14,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from dnadiff.store.files import resolve
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
+    from dnadiff.formats.regions import Region
 
 GAP, ABSENT = 4, 5  # codes after A 0, C 1, G 2 and T 3; nothing aligned, or N, is absent
 
@@ -139,6 +140,15 @@ class Alignment:
             return np.zeros((end - start, CHANNELS), np.float32)
         found = self._columns[place : place + end - start].astype(np.float32)
         return np.ascontiguousarray(found[::-1, COMPLEMENT]) if reverse else found
+
+    def batch(self, regions: Sequence[Region]) -> NDArray[np.float32]:
+        """The columns `(B, L, CHANNELS)` of regions, each on its strand; zeros after the end of a
+        region that is shorter than the longest. Errors as of `columns`."""
+        longest = max(region.end - region.start for region in regions)
+        found = np.zeros((len(regions), longest, CHANNELS), np.float32)
+        for row, (chrom, start, end, _, strand) in zip(found, regions):
+            row[: end - start] = self.columns(chrom, start, end, strand == "-")
+        return found
 
     def codes(self, record: str, start: int, end: int) -> Codes:
         """The base of each genome `(G, end - start)`, without the target: 0 to 3 are A, C, G and T,

@@ -14,6 +14,7 @@ import torch
 from annotated_types import Interval
 from numpy import ndarray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dnadiff.design.conditioning import Constrained
 from dnadiff.design.request import (
@@ -116,7 +117,7 @@ class Prepared(NamedTuple):
     Attributes:
         x_init: (B, L) tokens, masks to be filled.
         frozen: (B, L) bool, fixed tokens; None if there are none.
-        cond: (B, C) labels, or None.
+        cond: (B, C) labels, or (B, L, CHANNELS) columns of an alignment, or None.
         valid: (B, L) bool, False on padding; None without padding.
         denoiser: keeps the constraints.
         constrained: the same, which records importance weights; None if nothing is constrained.
@@ -274,7 +275,7 @@ class ConditionalSampler:
         return Prepared(
             x_init,
             fixed if bool(fixed.any()) else None,
-            self._cond(len(x_init)),
+            self._cond(targets),
             None if bool(valid.all()) else valid,
             constrained or self.denoiser,
             constrained,
@@ -308,8 +309,13 @@ class ConditionalSampler:
             row[: len(target.start)] = torch.from_numpy(target.start)
         return found
 
-    def _cond(self, num_rows: int) -> Tensor | None:
-        return None if self.labels is None else self.labels.expand(num_rows, -1)
+    def _cond(self, targets: Sequence[Target]) -> Tensor | None:
+        """What samples are conditioned on: the columns of an alignment (B, L, CHANNELS), or
+        labels."""
+        found = [torch.from_numpy(x.columns) for x in targets if x.columns is not None]
+        if found:
+            return pad_sequence(found, True).to(next(self.denoiser.parameters()).device)
+        return None if self.labels is None else self.labels.expand(len(targets), -1)
 
     def text(self, target: Target, tokens: ndarray) -> str:
         """The text of a sample; given letters keep their case."""
@@ -356,7 +362,7 @@ class ConditionalSampler:
             row[: len(tokens)] = torch.from_numpy(tokens)
         padding = None if bool(valid.all()) else valid
         window = likelihood.WindowBatch(
-            ids, {"all": counted}, padding, self._cond(len(ids)), torch.tensor(numbers)
+            ids, {"all": counted}, padding, self._cond(batch.targets), torch.tensor(numbers)
         )
         return -likelihood.estimate(
             self.denoiser.unwrapped, self.process, [window], num_draws, seed, 1

@@ -8,11 +8,12 @@ that are allowed at each masked position. `dnadiff.design.generate` fills it, an
 
 from __future__ import annotations
 
+import copy
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from numpy import ndarray
@@ -28,6 +29,7 @@ from dnadiff.store.address import shown
 from dnadiff.store.files import read_text
 
 if TYPE_CHECKING:
+    from dnadiff.data.alignment import Alignment
     from dnadiff.data.tokenizer import Tokenizer
 
 
@@ -246,6 +248,8 @@ class Target(NamedTuple):
         about: further entries of the record's header.
         start: (L,) tokens of the sequence to begin with, for methods that change a given one; None
             begins with a sample.
+        columns: (L, CHANNELS) of an alignment of related genomes, which the sample is conditioned
+            on; None: none.
     """
 
     name: str
@@ -254,15 +258,19 @@ class Target(NamedTuple):
     designed: tuple[int, int]
     about: dict[str, str]
     start: ndarray | None = None
+    columns: ndarray | None = None
 
 
 class Request(ABC):
     """The templates of all samples: `num_groups` groups of `each` samples; sample i is in group i
-    // each. `lengths` are the tokens in the shortest and in the longest sample."""
+    // each. `lengths` are the tokens in the shortest and in the longest sample, and `columns` (L,
+    CHANNELS) of an alignment are those of every sample, or each has its own in `alignment`."""
 
     num_groups: int
     each: int
     lengths: tuple[int, int]
+    columns: ndarray | None = None
+    alignment: Alignment | None = None
 
     def __len__(self) -> int:
         return self.num_groups * self.each
@@ -270,6 +278,17 @@ class Request(ABC):
     @abstractmethod
     def __getitem__(self, number: int) -> Target:
         """The template of sample `number` (0-based)."""
+
+    def with_columns(self, columns: ndarray | None) -> Self:
+        """The request with `columns` for every sample; ValueError for another length."""
+        if columns is not None and (len(columns),) * 2 != self.lengths:
+            raise ValueError(
+                f"columns are {len(columns)}, and a sample has {self.lengths[1]} bases; give a row "
+                "for each base (Alignment.columns)"
+            )
+        found = copy.copy(self)
+        found.columns = columns
+        return found
 
     def first_of_groups(self) -> Iterator[Target]:
         """The first sample of each group."""
@@ -342,7 +361,8 @@ class Free(Request):
 
     def __getitem__(self, number: int) -> Target:
         span = (0, self._length(number))
-        return Target(f"sample_{number + 1}", self._pattern(span[1]), span, span, {})
+        name, pattern = f"sample_{number + 1}", self._pattern(span[1])
+        return Target(name, pattern, span, span, {}, columns=self.columns)
 
     def distinct(self) -> Iterator[Target]:
         """The first sample of each length, which decides where motifs overlap."""
@@ -379,7 +399,7 @@ class Templates(Request):
         name, pattern = self.patterns[number // self.each]
         name, span = f"{name}_{number % self.each + 1}", (0, len(pattern.ids))
         start = None if self.start is None else self.start[number]
-        return Target(name, pattern, span, self.designed or span, {}, start)
+        return Target(name, pattern, span, self.designed or span, {}, start, self.columns)
 
 
 def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
@@ -476,22 +496,32 @@ class Infill(Request):
         genome: the genome.
         regions: the intervals; one that is longer than `length` is a ValueError.
         each: designs for each interval.
-        length: bases that the network reads.
+        length: bases that the network reads; None: those of the interval alone.
         whole: write whole windows; False writes only the designed part.
+        alignment: whose columns guide the designs; None: none.
     """
 
     def __init__(
-        self, genome: Genome, regions: Sequence[Region], each: int, length: int, whole: bool = True
+        self,
+        genome: Genome,
+        regions: Sequence[Region],
+        each: int,
+        length: int | None,
+        whole: bool = True,
+        alignment: Alignment | None = None,
     ) -> None:
         self.genome, self.regions, self.num_groups = genome, regions, len(regions)
-        self.each, self.length, self.whole = each, length, whole
-        lengths = [min(length, genome.lengths[region.chrom]) for region in regions]
+        self.each, self.length, self.whole, self.alignment = each, length, whole, alignment
+        lengths = [
+            min(length or region.end - region.start, genome.lengths[region.chrom])
+            for region in regions
+        ]
         self.lengths = min(lengths), max(lengths)
         self.names: list[str] = []
         count = Counter[str]()
         for region in regions:
             name = f"{region.chrom}:{region.start + 1}-{region.end}"
-            if (size := region.end - region.start) > length:
+            if length is not None and (size := region.end - region.start) > length:
                 raise ValueError(
                     f"infill: {name} has {size} bases, more than the {length} that are read at "
                     "once; set length to include its flanks too"
@@ -503,8 +533,8 @@ class Infill(Request):
     def __getitem__(self, number: int) -> Target:
         group, genome = number // self.each, self.genome
         region = self.regions[group]
-        total = genome.lengths[region.chrom]
-        low, high = window_around(region.start, region.end, total, self.length)
+        total, length = genome.lengths[region.chrom], self.length or region.end - region.start
+        low, high = window_around(region.start, region.end, total, length)
         where = (region.chrom, low, high, region.strand)
         first = high - region.end if region.strand == "-" else region.start - low
         last = first + region.end - region.start
@@ -518,8 +548,10 @@ class Infill(Request):
             about["region"] = "_".join(region.name.split())
         shown = (0, len(ids)) if self.whole else (first, last)
         pattern = masked_interval(genome.tokenizer, ids, letters, first, last)
-        name = f"{self.names[group]}_{number % self.each + 1}"
-        return Target(name, pattern, shown, (first, last), about)
+        name, columns = f"{self.names[group]}_{number % self.each + 1}", None
+        if self.alignment is not None:
+            columns = self.alignment.columns(*where[:3], region.strand == "-")
+        return Target(name, pattern, shown, (first, last), about, columns=columns)
 
 
 def infill_sequence(

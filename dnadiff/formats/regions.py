@@ -102,6 +102,11 @@ class Region(NamedTuple):
     name: str = ""  # fourth column of a BED file, gene_id or ID of a GTF or GFF file
     strand: str = "."  # "+", "-" or "." (not given)
 
+    def part(self, start: int, end: int) -> Region:
+        """Its bases `start` to `end`, counted from 0 on its strand."""
+        first = self.end - end if self.strand == "-" else self.start + start
+        return self._replace(start=first, end=first + end - start)
+
 
 def read_bed(
     path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False

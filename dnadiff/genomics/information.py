@@ -16,22 +16,29 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dnadiff.data.genome.inputs import ArrayInput, SequenceInput
+from dnadiff.data.genome.inputs import ArrayInput, Columns, SequenceInput
 from dnadiff.data.records import Interval, padded_groups
-from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
+from dnadiff.diffusion.denoiser import BaseDenoiser, OptTensor, site_log_probs
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, require
 
 
 def by_length(
-    encoded: Sequence[Tensor], batch_size: int, device: torch.device
-) -> Iterator[tuple[list[int], Tensor]]:
-    """Indices and ids (B, L) of sequences of equal length, in batches: without padding, which not
-    every network supports."""
+    encoded: Sequence[Tensor],
+    batch_size: int,
+    device: torch.device,
+    columns: Columns | Sequence[Tensor] = None,
+) -> Iterator[tuple[list[int], Tensor, OptTensor]]:
+    """Indices and ids (B, L) of sequences of equal length, in batches, with the columns (B, L,
+    CHANNELS) of an alignment if they are given: without padding, which not every network
+    supports."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
     for _, same in groupby(order, key=lambda i: len(encoded[i])):
         for batch in padded_groups(same, lambda i: len(encoded[i]), batch_size):
-            yield batch, torch.stack([encoded[i] for i in batch]).to(device)
+            cond = None
+            if columns is not None:
+                cond = torch.stack([torch.as_tensor(columns[i]) for i in batch]).to(device)
+            yield batch, torch.stack([encoded[i] for i in batch]).to(device), cond
 
 
 def window_nats(
@@ -42,21 +49,24 @@ def window_nats(
     num_draws: int,
     seed: int,
     batch_size: int,
+    columns: Columns = None,
 ) -> NDArray[np.float64]:
     """The NELBO of each window of token ids (L_i,) in each draw, or -log p in one draw where a
     network call is exact, in nats: (S, draws); NaN for windows without an emitted token that are
     batched alone.
 
     Windows with one of the `keys (S,)` get the same noise, whatever the other windows are; see
-    `dnadiff.diffusion.likelihood.estimators.estimate`.
+    `dnadiff.diffusion.likelihood.estimators.estimate`. `columns` are those of an alignment, (L_i,
+    CHANNELS) of each window.
     """
     draws = 1 if is_exact(denoiser) else check_num_draws(num_draws)
     result = np.full((len(windows), draws), np.nan)
-    for chosen, ids in by_length(windows, batch_size, next(denoiser.parameters()).device):
+    device = next(denoiser.parameters()).device
+    for chosen, ids, cond in by_length(windows, batch_size, device, columns):
         counted = process.vocab.is_emitted(ids.device)[ids]
         if counted.any():
             rows = torch.tensor([keys[i] for i in chosen])
-            batch = WindowBatch(ids, {"all": counted}, rows=rows)
+            batch = WindowBatch(ids, {"all": counted}, cond=cond, rows=rows)
             likelihood = estimate(denoiser, process, [batch], num_draws, seed, 1)
             result[chosen] = likelihood.nats["all"]
     return result
@@ -135,9 +145,14 @@ class Information:
             )
         require("the information of each base", self.denoiser, AbsorbingProcess)
 
-    def of_sequences(self, sequences: Sequence[NDArray[np.uint8]]) -> list[Values]:
-        """The values (L_i,) of each sequence of token ids (L_i,); NaN for N."""
-        source = ArrayInput(sequences)
+    def of_sequences(
+        self,
+        sequences: Sequence[NDArray[np.uint8]],
+        columns: Columns = None,
+    ) -> list[Values]:
+        """The values (L_i,) of each sequence of token ids (L_i,), with the columns (L_i, CHANNELS)
+        of an alignment if they are given; NaN for N."""
+        source = ArrayInput(sequences, columns)
         found = [np.full(len(ids), np.nan, np.float32) for ids in sequences]
         for tile, values in chain.from_iterable(self.along(source, source.sites()[1])):
             found[tile.window.record][tile.low : tile.high] = values
@@ -155,7 +170,8 @@ class Information:
         windows = source.windows(tile.window for tile in second)
         while waiting := list(islice(first, self.together)):
             ids = [torch.from_numpy(next(windows).astype(np.int64)) for _ in waiting]
-            yield list(zip(waiting, self._values(ids, waiting)))
+            columns = source.columns(tile.window for tile in waiting)
+            yield list(zip(waiting, self._values(ids, waiting, columns)))
 
     @property
     def together(self) -> int:
@@ -163,8 +179,11 @@ class Information:
         return max(1, min(_TILES, _TOKENS // self.window))
 
     @torch.no_grad()
-    def _values(self, windows: Sequence[Tensor], places: Sequence[SiteWindow]) -> list[Values]:
-        """The values of the predicted positions of each window `(L_i,)` of token ids."""
+    def _values(
+        self, windows: Sequence[Tensor], places: Sequence[SiteWindow], columns: OptTensor
+    ) -> list[Values]:
+        """The values of the predicted positions of each window `(L_i,)` of token ids, with columns
+        (S, L, CHANNELS)."""
         vocab, device = self.process.vocab, next(self.denoiser.parameters()).device
         found = [np.full(tile.high - tile.low, np.nan, np.float32) for tile in places]
         rows = []  # of each masked copy of a window: its number, and the masked positions in it
@@ -175,13 +194,15 @@ class Information:
                 sites = sites[vocab.is_emitted()[ids[sites]]]
                 if len(sites):
                     rows.append((number, sites))
-        copies = [windows[number] for number, _ in rows]
-        for chosen, ids in by_length(copies, self.batch_size, device):
+        copies, of_copies = [windows[number] for number, _ in rows], None
+        if columns is not None:
+            of_copies = [columns[number, : len(windows[number])] for number, _ in rows]
+        for chosen, ids, cond in by_length(copies, self.batch_size, device, of_copies):
             masked = torch.zeros(ids.shape, dtype=torch.bool)
             for row, i in enumerate(chosen):
                 masked[row, rows[i][1]] = True
             log_probs = site_log_probs(
-                self.denoiser, self.process, ids, masked.to(device), self.stranded
+                self.denoiser, self.process, ids, masked.to(device), self.stranded, cond=cond
             )  # (K, M, V)
             wide = log_probs if device.type == "mps" else log_probs.double()
             entropy = torch.special.entr(wide.exp()).sum(-1) / math.log(2)

@@ -48,7 +48,7 @@ def settings_of(job: ScoreJob | TrackJob, *keys: str) -> JsonDict:
     denoiser = job.model.denoiser
     return {
         "model": identity(denoiser),
-        "input": job.source.digest,
+        **job.source.identity,
         "device": next(denoiser.parameters()).device.type,
         **{key: getattr(job, key) for key in keys},
     }
@@ -146,7 +146,7 @@ class ScoreJob(ResumableJob):
         windows = self.source.windows(self._pieces(before))
         counted += sum(map(self._is_counted, islice(windows, first - before)))
         for group in self._groups(first):
-            scores, more = self._scores(list(islice(windows, len(group))), counted)
+            scores, more = self._scores(group, list(islice(windows, len(group))), counted)
             counted += more
             yield Result(len(group), scores.astype("<f8").tobytes(), {"windows": more})
 
@@ -154,7 +154,7 @@ class ScoreJob(ResumableJob):
         return bool(self.emitted.numpy()[ids].any())
 
     def _scores(
-        self, windows: Sequence[NDArray[np.integer]], before: int
+        self, places: Sequence[Interval], windows: Sequence[NDArray[np.integer]], before: int
     ) -> tuple[NDArray[np.float64], int]:
         """Nats, variance and counted bases of each window, (S, 3), and the number of windows with a
         countable base."""
@@ -170,7 +170,8 @@ class ScoreJob(ResumableJob):
             for number, ids, valid in padded_batches(chosen, self.batch_size, process.vocab.pad_id):
                 order.extend(counted[i] for i in number)
                 rows = torch.tensor(number) + before
-                yield WindowBatch(ids, {"all": self.emitted[ids]}, valid, rows=rows)
+                cond = self.source.columns(places[counted[i]] for i in number)
+                yield WindowBatch(ids, {"all": self.emitted[ids]}, valid, cond, rows)
 
         def progress(done: int) -> None:
             self.report(done, done * self.window * self.calls)

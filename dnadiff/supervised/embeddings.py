@@ -33,7 +33,7 @@ from dnadiff.networks.backbone.layers import invariant
 from dnadiff.progress import log, table
 from dnadiff.store.disk import atomic_write
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
-from dnadiff.supervised.items import reverse_complement_rows
+from dnadiff.supervised.items import reverse_complement_columns, reverse_complement_rows
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
@@ -176,22 +176,32 @@ class Embedder:
             pass  # refuses a layer that the network does not have
 
     @torch.no_grad()
-    def __call__(self, sequences: Sequence[ndarray], batch_size: int = 32) -> list[ndarray]:
+    def __call__(
+        self,
+        sequences: Sequence[ndarray],
+        batch_size: int = 32,
+        source: SequenceInput | None = None,
+        places: Sequence[Interval] = (),
+    ) -> list[ndarray]:
         """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each
-        position; NaN for DNA without a known base."""
+        position; NaN for DNA without a known base. They are read with the columns that `source` has
+        at their `places`, if it has any."""
         device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
         found = [np.empty(0)] * len(tensors)
         with first_layers(self.backbone, self.layer):
             for number, ids, valid in padded_batches(tensors, batch_size, vocab.pad_id):
-                ids, valid = ids.to(device), None if valid is None else valid.to(device)
+                cond = None if source is None else source.columns(places[i] for i in number)
+                ids = ids.to(device)
+                valid, cond = (None if x is None else x.to(device) for x in (valid, cond))
                 lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
-                features, other = self.denoiser.features(ids, valid).float(), None
+                features, other = self.denoiser.features(ids, valid, cond).float(), None
                 if is_strand_invariant(self.backbone, self.stranded):
                     features = invariant(features)
                 elif not self.stranded:
                     reverse = reverse_complement_rows(ids, lengths, vocab)
-                    other = self.denoiser.features(reverse, valid).float()
+                    mirrored = reverse_complement_columns(cond, lengths)
+                    other = self.denoiser.features(reverse, valid, mirrored).float()
                 for row, i in enumerate(number):
                     own = features[row, : len(tensors[i])]
                     if other is not None:
@@ -227,7 +237,7 @@ class Embedder:
             piece for group in self.groups(source, batch_size, first) for piece in group
         )
         for group in self.groups(source, batch_size, first):
-            yield self(list(islice(windows, len(group))), batch_size)
+            yield self(list(islice(windows, len(group))), batch_size, source, group)
 
 
 @contextmanager
@@ -273,7 +283,7 @@ class EmbedJob(Job):
         self.about |= {"model": identity(model.denoiser)}
         self.earlier = earlier_identities(model.denoiser)
         device = next(model.denoiser.parameters()).device.type
-        inputs = {"input": source.digest, "batch_size": batch_size, "device": device}
+        inputs = source.identity | {"batch_size": batch_size, "device": device}
         self.settings = self.about | inputs
         self.unknown = 0
 

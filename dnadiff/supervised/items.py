@@ -21,7 +21,7 @@ from torch import Tensor
 from dnadiff.data.kmers import canonical, reverse_complement
 from dnadiff.data.records import padded_groups
 from dnadiff.diffusion.draws import hash64
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import COMPLEMENT, Vocab
 from dnadiff.fields import Json, JsonDict
 from dnadiff.progress import log
 from dnadiff.supervised.classes import ClassTarget
@@ -174,6 +174,16 @@ def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tenso
     complement = torch.tensor(vocab.complement, device=ids.device)
     other = complement[ids.long().gather(1, position.clamp(min=0))]
     return torch.where(position >= 0, other, vocab.pad_id)
+
+
+def reverse_complement_columns(cond: Tensor | None, lengths: Tensor) -> Tensor | None:
+    """The columns (B, L, CHANNELS) of an alignment for `reverse_complement_rows`; None for None."""
+    if cond is None:
+        return None
+    position = lengths[:, None] - 1 - torch.arange(cond.shape[1], device=cond.device)
+    place = position.clamp(min=0)[..., None].expand_as(cond)
+    other = cond[..., list(COMPLEMENT)].gather(1, place)
+    return other.masked_fill(position[..., None] < 0, 0)
 
 
 def make_batch(

@@ -384,7 +384,7 @@ def test_a_batch_is_bounded_by_its_tokens_also_beside_one_long_record():
     shapes = [tuple(ids.shape) for _, ids, _ in padded_batches(sequences, 32, 4)]
     assert shapes == [(1, 200_000), (18, 24)]
     assert [
-        len(chosen) for chosen, _ in by_length(sequences[9:10] * 3, 32, torch.device("cpu"))
+        len(chosen) for chosen, *_ in by_length(sequences[9:10] * 3, 32, torch.device("cpu"))
     ] == [1, 1, 1]
     items = Items.from_sequences([s.numpy() for s in sequences], [0] * 19, 4)
     found = list(strand_batches(items, 32, DNATokenizer().vocab, True))

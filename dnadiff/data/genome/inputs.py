@@ -1,5 +1,5 @@
 """Sequences that a command reads in order: the records of a file, regions of a genome, or
-arrays in memory.
+arrays in memory, with the columns of an alignment of related genomes.
 
 Memory does not depend on their lengths. Positions are 0-based and half-open within each sequence.
 """
@@ -9,19 +9,30 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from dnadiff.data.alignment import CHANNELS, Alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Interval, merged
 from dnadiff.data.tokenizer import TokenIds
+from dnadiff.fields import JsonDict
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.formats.regions import Region, names_of, read_regions
+from dnadiff.formats.regions import Region, listing, names_of, read_regions
 from dnadiff.formats.sequences import Header, events
+from dnadiff.progress import log
 from dnadiff.store.files import bare_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")
+# Of an alignment for each of several sequences, (L_i, CHANNELS); None: without.
+Columns: TypeAlias = Sequence[NDArray[np.float32]] | None
 
 
 class SequenceInput(ABC):
@@ -31,11 +42,15 @@ class SequenceInput(ABC):
         names: a different one for each sequence.
         regions: where each sequence is; a record of a file is the whole of itself.
         digest: SHA-256 that changes with any name or base.
+        genome: that the regions are in; of a file, its records.
+        alignment: of related genomes to that genome, for `columns`; None: none.
     """
 
     names: list[str]
     regions: list[Region]
     digest: str
+    genome: Genome
+    alignment: Alignment | None = None
 
     @property
     def lengths(self) -> list[int]:
@@ -47,6 +62,39 @@ class SequenceInput(ABC):
         """The name of each region in its BED, GTF or GFF file, "" for one without; None if there
         are no such names."""
         return None
+
+    @property
+    def identity(self) -> JsonDict:
+        """The digests of the sequences and of their alignment, for the settings of a job."""
+        alignment = self.alignment
+        return {"input": self.digest} | (
+            {} if alignment is None else {"alignment": alignment.identity}
+        )
+
+    def align(self, alignment: Alignment | None) -> None:
+        """Read the columns of an alignment with the sequences. Those of other records than its
+        target's are counted in a log line, and have columns of zeros.
+
+        Raises:
+            ValueError: for an alignment of another assembly.
+        """
+        if alignment is not None:
+            alignment.check(self.genome)
+            others = sum(not alignment.covers(region.chrom) for region in self.regions)
+            if others:
+                log.info(
+                    f"alignment: {others:,} of {len(self.regions):,} sequences are of records that "
+                    f"{alignment.path} does not have; they are read without columns"
+                )
+        self.alignment = alignment
+
+    def columns(self, pieces: Iterable[Interval]) -> Tensor | None:
+        """The columns `(B, L, CHANNELS)` of B pieces in any order, each on the strand of its
+        sequence and followed by zeros; None without an alignment."""
+        if self.alignment is None:
+            return None
+        parts = [self.regions[number].part(start, end) for number, start, end in pieces]
+        return torch.from_numpy(self.alignment.batch(parts))
 
     @abstractmethod
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
@@ -75,6 +123,11 @@ class FileInput(SequenceInput):
                 lengths[-1] += len(event)
                 digest.update(event)
         self.regions, self.digest = _whole(self.names, lengths), digest.hexdigest()
+
+    @cached_property
+    def genome(self) -> Genome:  # type: ignore[override]
+        """The records, read once more."""
+        return Genome.open(self.path)
 
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         stream, letters = events(self.path), bytearray()
@@ -116,9 +169,8 @@ class GenomeInput(SequenceInput):
 
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
-            chrom, low, high, _, strand = self.regions[number]
-            start, end = (high - end, high - start) if strand == "-" else (low + start, low + end)
-            yield self.genome.window(chrom, start, end, strand)
+            chrom, first, last, _, strand = self.regions[number].part(start, end)
+            yield self.genome.window(chrom, first, last, strand)
 
     def sites(self) -> tuple[SequenceInput, list[Interval]]:
         wanted: dict[str, list[tuple[int, int]]] = {}
@@ -132,14 +184,36 @@ class GenomeInput(SequenceInput):
             places = merged(starts, ends, starts[1:] <= ends[:-1]).tolist()
             covered += [Interval(number, *place) for place in places]
         whole = _whole(names, map(self.genome.lengths.__getitem__, names))
-        return GenomeInput(self.genome, whole), covered
+        found = GenomeInput(self.genome, whole)
+        found.alignment = self.alignment
+        return found, covered
 
 
 class ArrayInput(SequenceInput):
-    """Sequences in memory: token ids `(L,)` uint8 each."""
+    """Sequences in memory: token ids `(L,)` each, and their columns `(L, CHANNELS)`, or None.
 
-    def __init__(self, sequences: Sequence[TokenIds]) -> None:
+    Raises:
+        ValueError: for columns of another number or shape.
+    """
+
+    def __init__(
+        self,
+        sequences: Sequence[TokenIds],
+        columns: Columns = None,
+    ) -> None:
         self.sequences, self.names = list(sequences), [str(i) for i in range(len(sequences))]
+        self.given = None
+        if columns is not None:
+            self.given = [np.asarray(each, np.float32) for each in columns]
+            shapes, expected = (
+                [each.shape for each in self.given],
+                [(len(ids), CHANNELS) for ids in sequences],
+            )
+            if shapes != expected:
+                raise ValueError(
+                    f"columns have the shapes {listing([*map(str, shapes)])}, expected "
+                    f"{listing([*map(str, expected)])}: a row for each base (Alignment.columns)"
+                )
         self.regions = _whole(self.names, map(len, self.sequences))
         content = b"\xff".join(ids.tobytes() for ids in self.sequences)
         self.digest = hashlib.sha256(content).hexdigest()
@@ -147,6 +221,12 @@ class ArrayInput(SequenceInput):
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
             yield self.sequences[number][start:end]
+
+    def columns(self, pieces: Iterable[Interval]) -> Tensor | None:
+        if self.given is None:
+            return None
+        parts = [torch.from_numpy(self.given[number][start:end]) for number, start, end in pieces]
+        return pad_sequence(parts, batch_first=True)
 
 
 def open_input(

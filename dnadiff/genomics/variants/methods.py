@@ -259,7 +259,7 @@ class Network:
     def mean_features(self, windows: Sequence[Ids]) -> Floats:
         """Mean of the network's features over each window: (S, D)."""
         found: dict[int, Floats] = {}
-        for chosen, ids in by_length(tensors_of(windows), self.batch_size, self.device):
+        for chosen, ids, _ in by_length(tensors_of(windows), self.batch_size, self.device):
             mean = self.denoiser.features(ids).float().mean(1).double().cpu().numpy()
             found |= dict(zip(chosen, mean))
         return np.stack([found[number] for number in range(len(windows))])
