@@ -32,6 +32,8 @@ class EvaluateOptions(ModelOptions):
     """of text; data= chooses its own"""
     data: Group | None = group()
     """other data than those of the checkpoint's run"""
+    alignment: str | None = None
+    """of related genomes, in place of that of the data; none: the sequence alone"""
     part: Literal["test", "valid", "train"] = "test"
     """of the data"""
     length: PositiveInt | None = None

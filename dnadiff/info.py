@@ -17,6 +17,7 @@ LABELS = {
     "noise": "noise schedule",
     "tokenizer": "tokenizer",
     "labels": "labels",
+    "columns": "reads of an alignment",
     "max_length": "longest input",
     "training_window": "training window",
     "data": "training data",
@@ -30,7 +31,7 @@ LABELS = {
     "purpose": "for",
 }
 MISSING = "not recorded"
-OPTIONAL = ("labels", "max_length", "seconds")  # absent means that there are none
+OPTIONAL = ("labels", "columns", "max_length", "seconds")  # absent means that there are none
 
 
 class InfoOptions(Options):
@@ -56,7 +57,7 @@ def info(options: InfoOptions) -> Result:
     output = None if options.output is None else check_output(options.output, options.overwrite)
     loaded = load_silently(options.checkpoint, options.trust)
     about = record.summary(loaded, record.origin_of(loaded, record.stored_evaluation(loaded)))
-    cells = {key: cell(about[key]) for key in LABELS}
+    cells = {key: cell(about.get(key)) for key in LABELS}
     shown = {key: text or MISSING for key, text in cells.items() if text or key not in OPTIONAL}
     print(table([(LABELS[key], text) for key, text in shown.items()]))
     if about["data_changed"]:

@@ -47,6 +47,8 @@ class TrainOptions(TrainingOptions):
     process: Group = group("absorbing")
     """what a noisy token becomes: absorbing (a mask); with objective=bound also uniform (a random
     token) or hybrid (a mask or a random token)"""
+    columns: Group | None = group()
+    """how the network reads data.alignment: posterior, frequencies or both; null: posterior"""
     init_from: str | None = None
     """initial weights: any name that checkpoint= of other commands takes; their network is used too
     """

@@ -342,6 +342,11 @@ class SequenceDataModule:
         return ()
 
     @property
+    def alignment(self) -> str | Path | None:
+        """The alignment of related genomes whose columns are in the windows; None without one."""
+        return None
+
+    @property
     def blacklist(self) -> str | Path | None:
         """BED file of regions that no window touches; None if there is no such file."""
         return None

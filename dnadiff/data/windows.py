@@ -2,7 +2,8 @@
 
 Both are PyTorch datasets over the records and the intervals of a split; a window never crosses the
 border of an interval. Windows in which the fraction of N exceeds `max_n` are left out. Labels are
-multi-hot rows for conditioning, dropped at random in training.
+multi-hot rows for conditioning, and columns of an alignment are cut like windows; both are dropped
+at random in training.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.records import (
     Cutter,
     Ends,
@@ -98,12 +100,31 @@ class Labels(NamedTuple):
             row[: len(many)] = [number[label] for label in many]
         return cls(names, numbers, dropout) if names else None
 
-    def rows(self, record: Integers) -> TokenIds:
-        """The labels of records `(B, C)`: 1 where a label applies."""
+    def rows(
+        self, record: Integers, start: Integers | None = None, length: int = 0, reverse: Any = None
+    ) -> TokenIds:
+        """The labels of records `(B, C)`: 1 where a label applies, whatever the window."""
         # the last column takes the entries of -1
         rows = np.zeros((len(record), len(self.names) + 1), dtype=np.uint8)
         rows[np.arange(len(record))[:, None], self.numbers[record]] = 1
         return rows[:, :-1]
+
+
+class Columns(NamedTuple):
+    """The columns of an alignment. With `dropout`, the model also learns to do without them."""
+
+    alignment: Alignment
+    names: Sequence[str]  # of the records
+    dropout: float = 0.0  # fraction of training windows without columns (zeros)
+
+    def rows(
+        self, record: Integers, start: Integers, length: int, reverse: Mask | None
+    ) -> NDArray[np.float32]:
+        """The columns of windows `(B, length, 10)`, complemented where `reverse` is True."""
+        turned = np.zeros(len(record), bool) if reverse is None else reverse
+        places = zip(record.tolist(), start.tolist(), turned.tolist())
+        found = [self.alignment.columns(self.names[n], at, at + length, rc) for n, at, rc in places]
+        return np.stack(found)
 
 
 Batch = dict[str, torch.Tensor]
@@ -118,19 +139,21 @@ class SampledWindows(Dataset[Window]):
 
     Index with (e, i), or with i in epoch 0. An item is a dict: `ids (L,)` token ids, `weight (L,)`
     uint8, 1 where the id can be emitted (0 for N; float32 for a fractional `soft_weight`), `index`
-    i, `valid (L,)` bool if there is padding, and `cond (C,)` uint8 if there are labels.
+    i, `valid (L,)` bool if there is padding, and `cond`, `(C,)` uint8 if there are labels, or
+    `(L, 10)` float32 if there is an alignment.
 
     Attributes:
         cut: the arrays of a batch from record, start and strand of its windows.
         size: windows in an epoch.
         augment_rc: replace half of the windows, at random, by their reverse complement.
+        cond: labels of the records, or columns of an alignment.
     """
 
     cut: Cut
     size: int
     seed: int
     augment_rc: bool = False
-    labels: Labels | None = None
+    cond: Labels | Columns | None = None
 
     @abstractmethod
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
@@ -149,9 +172,11 @@ class SampledWindows(Dataset[Window]):
         index = np.arange(first, first + count * step, step)
         record, start, reverse = self.places(epoch, index)
         arrays = self.cut(record, start, reverse) | {"index": index}
-        if self.labels is not None:
-            kept = uniform(hash64(self.seed, "label", epoch), index) >= self.labels.dropout
-            arrays["cond"] = self.labels.rows(record) * kept[:, None]
+        if self.cond is not None:
+            dropped = uniform(hash64(self.seed, "label", epoch), index) < self.cond.dropout
+            rows = self.cond.rows(record, start, arrays["ids"].shape[1], reverse)
+            rows[dropped] = 0
+            arrays["cond"] = rows
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def __len__(self) -> int:
@@ -193,7 +218,7 @@ class RandomWindows(SampledWindows):
     n_runs: InitVar[NRuns | None] = None
     max_n: InitVar[float] = 1.0
     soft_weight: InitVar[float] = 1.0
-    labels: Labels | None = None
+    cond: Labels | Columns | None = None
     ends: InitVar[Ends] = None
 
     def __post_init__(
@@ -320,7 +345,7 @@ class TiledWindows(Dataset[Window]):
         length: tokens of a record in a window.
         n_runs: the runs of N; None: no window is left out.
         max_n: maximum fraction of N in a window.
-        labels: labels of the records; never dropped here.
+        cond: as in `SampledWindows`; never dropped here.
         ends: ids put at the ends of every window.
         cut: see `SampledWindows`; None: a `Cutter`.
 
@@ -339,11 +364,11 @@ class TiledWindows(Dataset[Window]):
         vocab: Vocab,
         n_runs: NRuns | None = None,
         max_n: float = 1.0,
-        labels: Labels | None = None,
+        cond: Labels | Columns | None = None,
         ends: Ends = None,
         cut: Cut | None = None,
     ) -> None:
-        self.records, self.labels = records, labels
+        self.records, self.cond = records, cond
         self.cut = cut or Cutter(records, length, vocab, ends=ends)
         self._lead = int(ends is not None)  # positions before the first one from the record
         self.length = length + 2 * self._lead
@@ -374,8 +399,9 @@ class TiledWindows(Dataset[Window]):
         rows = slice(index, index + 1)
         arrays = self.cut(self._record[rows], self._start[rows], None)
         arrays["weight"][0, self._lead : self._lead + self._skip[index]] = 0
-        if self.labels is not None:
-            arrays["cond"] = self.labels.rows(self._record[rows])
+        if self.cond is not None:
+            where = self._record[rows], self._start[rows], self.length
+            arrays["cond"] = self.cond.rows(*where, None)
         return {name: torch.from_numpy(array[0]) for name, array in arrays.items()} | {
             "index": index
         }

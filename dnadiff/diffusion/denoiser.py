@@ -157,6 +157,11 @@ class BaseDenoiser(nn.Module):
         return self
 
     @property
+    def cond_ndim(self) -> int:
+        """Dimensions of `cond`: 3 for columns of an alignment, 2 for labels, 0 if it takes none."""
+        return 3 if self.backbone.columns is not None else 2 if self.num_labels else 0
+
+    @property
     def outside_network(self) -> str:
         """The names of the parameters that are trained besides the network."""
         trained = (name for name, each in self.named_parameters() if each.requires_grad)

@@ -79,6 +79,7 @@ class Evaluation:
         conjoin: average the probabilities of both strands at every call.
         orders: of the Markov models that are compared.
         data: configuration of data that replace those of the training run of the (first) model.
+        alignment: in place of that of the data; `none`: without columns.
         trust: packages whose classes a configuration may name.
 
     Raises:
@@ -99,6 +100,7 @@ class Evaluation:
     conjoin: bool = False
     orders: Sequence[Annotated[int, Interval(ge=0, le=26)]] = ()
     data: Config | None = None
+    alignment: str | None = None
     trust: Sequence[str] = ()
     device: str = "cpu"
 
@@ -185,8 +187,8 @@ class Estimator:
     def of(self, held_out: HeldOut, curve: bool = False) -> Likelihood:
         """The likelihood of held-out windows, by `run`."""
         denoiser, settings = self.model.denoiser.to(self.settings.device), self.settings
-        takes_labels = denoiser.num_labels > 0
-        self.windows = Windows(held_out.tiles, held_out.groups, settings.batch_size, takes_labels)
+        how = settings.batch_size, denoiser.cond_ndim
+        self.windows = Windows(held_out.tiles, held_out.groups, *how)
         vocab = held_out.data.tokenizer.vocab
         self.denoiser = Conjoined(denoiser, vocab) if settings.conjoin else denoiser
         return self.run(self.denoiser, curve=curve)
@@ -281,7 +283,9 @@ class Estimator:
         bootstrap = f"blocks of {size} window{'s' * (size > 1)}"
         bootstrap += f" (not {asked.block_size}, to have 20)" * (size < asked.block_size)
         both = "both strands' probabilities averaged at every call" if asked.conjoin else ""
-        return "; ".join(filter(None, [described[self.kind], both, bootstrap, layout]))
+        number = self.windows.num_relatives
+        given = "" if number is None else f"conditional on {number} related genomes"
+        return "; ".join(filter(None, [described[self.kind], given, both, bootstrap, layout]))
 
 
 @dataclass(frozen=True)
@@ -310,7 +314,7 @@ class HeldOut:
         """
         first, *rest = models
         trust = settings.trust
-        data, own = data_of(first, settings.data, settings.length, trust)
+        data, own = data_of(first, settings.data, settings.length, trust, settings.alignment)
         data.check_corruption(settings.protocol)
         for other in rest:
             check_length(settings.length or data.length, other.denoiser.max_length, "b")
@@ -526,15 +530,25 @@ def check_length(length: int, longest: int | None, name: str = "this network") -
 
 
 def data_of(
-    model: Loaded, given: Config | None, length: int | None = None, trust: Sequence[str] = ()
+    model: Loaded,
+    given: Config | None,
+    length: int | None = None,
+    trust: Sequence[str] = (),
+    alignment: str | None = None,
 ) -> tuple[SequenceDataModule, bool]:
-    """The data to evaluate on, prepared, and whether the model was trained on them; raises
-    ValueError if they do not fit the model.
+    """The data to evaluate on, with an `alignment` in place of theirs (`none`: without), prepared,
+    and whether the model was trained on them; raises ValueError if they do not fit the model.
 
     Data that are named again count as those of the training if their sequence and split are the
     same.
     """
-    data = chosen_data(given, model.config, model.known_tokenizer, trust)
+    config = model.config
+    if alignment is not None:
+        other = {"alignment": None if alignment == "none" else alignment}
+        given = given and {**given, **other}
+        config = {**config, "data": config.get("data") and {**config["data"], **other}}
+    data = chosen_data(given, config, model.known_tokenizer, trust)
+    model.columns_for(data.alignment or alignment)
     check_length(length or data.length, model.denoiser.max_length)
     data.prepare()
     known = model.was_trained_on(data)

@@ -17,6 +17,7 @@ from numpy import ndarray
 from dnadiff.data.kmers import NOVELTY, KmerSet
 from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.windows import Columns
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
@@ -96,10 +97,16 @@ class Windows:
     tiles: TiledWindows
     groups: Mapping[str, ndarray]
     batch_size: int
-    takes_labels: bool = False
+    cond_ndim: int = 0  # of what the model is conditioned on, `BaseDenoiser.cond_ndim`
 
     def __len__(self) -> int:
         return len(self.tiles)
+
+    @property
+    def num_relatives(self) -> int | None:
+        """The genomes of the alignment whose columns are read; None without one."""
+        cond = self.tiles.cond if self.cond_ndim == 3 else None
+        return len(cond.alignment.genomes) if isinstance(cond, Columns) else None
 
     def __iter__(self) -> Iterator[WindowBatch]:
         for first in range(0, len(self.tiles), self.batch_size):
@@ -108,7 +115,7 @@ class Windows:
             stacked = {
                 key: torch.stack([item[key] for item in items])
                 for key in ("ids", "valid", "cond")
-                if key in items[0] and (key != "cond" or self.takes_labels)
+                if key in items[0] and (key != "cond" or items[0][key].ndim + 1 == self.cond_ndim)
             }
             groups = {name: torch.from_numpy(mask[part]) for name, mask in self.groups.items()}
             yield WindowBatch(**stacked, groups=groups)

@@ -31,6 +31,7 @@ class ColumnLayer(nn.Module):
         d_model: width D of the embedding of one strand.
 
     Attributes:
+        described: what it reads, in words.
         reads: the channels.
         predicts: the channels with the log-probabilities of A, C, G and T that are added to their
             logits, times `a`.
@@ -39,6 +40,7 @@ class ColumnLayer(nn.Module):
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable: ClassVar[bool] = True
+    described: ClassVar[str]
     reads: ClassVar[tuple[slice, ...]]
     predicts: ClassVar[slice] = POSTERIOR
     scale: Tensor
@@ -68,16 +70,19 @@ class PosteriorColumns(ColumnLayer):
     """The posterior of the base under the phylogeny, the rate of substitution, and the number of
     genomes."""
 
+    described = "posterior of the bases, rate and number of genomes"
     reads = POSTERIOR, slice(RATE, CHANNELS)
 
 
 class FrequencyColumns(ColumnLayer):
     """The frequencies of the bases and the number of genomes: nothing of the phylogeny."""
 
+    described = "frequencies of the bases and number of genomes"
     reads, predicts = (FREQUENCY, slice(DEPTH, CHANNELS)), FREQUENCY
 
 
 class PosteriorAndFrequencyColumns(ColumnLayer):
     """All channels, with the posterior in the logits."""
 
+    described = "posterior and frequencies of the bases, rate and number of genomes"
     reads = (slice(CHANNELS),)

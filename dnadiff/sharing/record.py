@@ -146,6 +146,7 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "tokenizer": f"{loaded.tokenizer.name}, {vocab.size:,} ids",
         "alphabet": "text" if vocab.complement is None else "DNA",
         "labels": list(loaded.labels),
+        **({} if (layer := denoiser.backbone.columns) is None else {"columns": layer.described}),
         "data": known.get("name") or data_name(data),
         "data_changed": origin.data_changed,
         "training_window": data.get("length"),

@@ -70,6 +70,8 @@ MAY_CHANGE = (
 )
 # Keys that had no effect in older versions, and are refused today.
 WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_decay")
+# The layer that reads columns of an alignment, unless another one is chosen.
+POSTERIOR = {"_target_": "dnadiff.networks.columns.PosteriorColumns"}
 REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 LOCK = ".lock"  # in a run folder while a process trains there
@@ -98,6 +100,7 @@ class TrainingRun:
     context_parallel: int
     weight_decay: float
     matmul_precision: str
+    columns: Config | None = None
 
     def run(self) -> tuple[JsonDict, Path]:
         """Train and return the contents of `metrics.json` and the run folder.
@@ -111,7 +114,9 @@ class TrainingRun:
             )
         # Absolute paths, so that a run can be evaluated from any folder.
         places: Config = {
-            key: absolute_paths(self.data[key]) for key in ("path", "blacklist") if key in self.data
+            key: absolute_paths(self.data[key])
+            for key in ("path", "blacklist", "alignment")
+            if key in self.data
         }
         if isinstance(split := self.data.get("split"), dict) and "bed" in split:
             places["split"] = {**split, "bed": absolute_paths(split["bed"])}
@@ -123,6 +128,13 @@ class TrainingRun:
         if self.init_from:
             initial = load_silently(self.init_from, self.trust)
             config = use_initial_network(config, initial.config, self.arguments)
+        if self.data.get("alignment"):
+            known = None if initial is None else initial.config.get("columns")
+            config["columns"] = self.columns or known or POSTERIOR
+        elif self.columns:
+            raise ValueError(
+                "columns= is for data with an alignment; set data.alignment, or leave it out"
+            )
         config = resolved(config, trust=None)
         run_dir, start_from = self.run_dir, None
         if self.resume:
@@ -236,6 +248,7 @@ class TrainingRun:
                 "split_hash": about["split_hash"],
                 "digest": data.digest,
                 "labels": list(about.get("labels", ())),
+                **({"alignment": about["alignment"]} if "alignment" in about else {}),
             },
             self.context_parallel,
         )
@@ -565,6 +578,11 @@ def resume_step(
         raise ValueError(
             f"{start_from} was trained on different records or a different split from those of "
             f"{data.name} now; restore its files, or start a new run"
+        )
+    if saved.get("alignment") != data.describe().get("alignment"):
+        raise ValueError(
+            f"{start_from} was trained with another alignment than {data.alignment} now; restore "
+            "the file, or start a new run"
         )
     if "digest" not in saved:
         log.warning(

@@ -55,7 +55,7 @@ from dnadiff.weights.loaded import (
     filled_network,
     label_names,
     names_file,
-    other_process,
+    other_parts,
     read_description,
     read_origin,
 )
@@ -288,7 +288,7 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
         raise ValueError(
             f"{path} holds different weights from those that {DESCRIPTION} describes; {REMEDY}"
         )
-    config = {key: content[key] for key in MODEL} | other_process(content)
+    config = {key: content[key] for key in MODEL} | other_parts(content)
     if content["data"] is not None:  # of published weights nothing is known
         config["data"] = shown_addresses(content["data"])
     labels = label_names(content, network.num_labels)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from typing_extensions import TypedDict
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import SequenceDataModule, run_data
 from dnadiff.data.tokenizer import DNATokenizer, Tokenizer, marks
 from dnadiff.diffusion.denoiser import BaseDenoiser
@@ -35,11 +36,15 @@ from dnadiff.fields import (
     explained,
 )
 from dnadiff.networks.backbone.base import Backbone, PublishedLayout
+from dnadiff.progress import log
 from dnadiff.renamed import VERSION
 from dnadiff.store.disk import json_hash, read_json
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
 from dnadiff.weights import tensors
 from dnadiff.weights.tensors import fingerprint
+
+if TYPE_CHECKING:
+    from dnadiff.data.genome.genome import Genome
 
 CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
 CARD, DESCRIPTION = "README.md", "dnadiff.json"  # of an exported model; published folders have none
@@ -316,6 +321,38 @@ class Loaded:
             )
         return data
 
+    def columns_for(
+        self, alignment: str | Path | None, genome: Genome | None = None
+    ) -> Alignment | None:
+        """The alignment whose columns the model reads; None if it reads the sequence alone. If it
+        was trained with an alignment, that is logged.
+
+        Args:
+            alignment: a file; `none`: without columns, on purpose.
+            genome: that the windows are of; None if the caller compares the records.
+
+        Raises:
+            ValueError: if the model reads no alignment, or it was made for another genome.
+            FileNotFoundError: if there is no such file.
+        """
+        reads_columns = self.denoiser.backbone.columns is not None
+        if alignment in (None, "none"):
+            if reads_columns and alignment is None:
+                log.info(
+                    f"{self.path} was trained with an alignment, and none is given: it predicts "
+                    "from the sequence alone; set alignment=target.aln, or alignment=none"
+                )
+            return None
+        if not reads_columns:
+            raise ValueError(
+                f"alignment={alignment}, but {self.path} reads no alignment; leave it out, or train "
+                "a model with data.alignment"
+            )
+        found = Alignment.open(alignment)
+        if genome is not None:
+            found.check(genome)
+        return found
+
     @property
     def known_tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None if the source of the model holds none."""
@@ -413,6 +450,8 @@ def build_denoiser(
     """
     config = resolved(config, trust)
     backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
+    if layer := config.get("columns"):
+        backbone.read_columns(lambda d_model: build(layer, d_model=d_model, trust=trust))
     denoiser, process = wrapped(backbone, config, trust)
     if (config.get("data") or {}).get("lengths"):  # of pairs
         process.separator, _ = marks(tokenizer)
@@ -447,11 +486,13 @@ def wrapped(
     return denoiser, process
 
 
-def other_process(config: Config) -> Config:
-    """The process of a configuration under its key; nothing for the absorbing one, which earlier
-    versions did not record."""
+def other_parts(config: Config) -> Config:
+    """The process of a configuration, and the layer that reads columns, under their keys; nothing
+    for the absorbing process, which earlier versions did not record, and without such a layer."""
     process = config.get("process") or ABSORBING
-    return {} if locate(process["_target_"], None) is AbsorbingProcess else {"process": process}
+    is_other = locate(process["_target_"], None) is not AbsorbingProcess
+    found = {"process": process} if is_other else {}
+    return found | ({"columns": config["columns"]} if config.get("columns") else {})
 
 
 def label_names(described: JsonMap, number: int) -> tuple[str, ...]:
@@ -495,7 +536,7 @@ def names_file(path: Path) -> Iterator[None]:
 def description(loaded: Loaded, origin: Origin) -> Config:
     """The contents of `dnadiff.json` for a model; `origin` is what else is recorded of it, without
     paths of this machine."""
-    config = {key: loaded.config[key] for key in MODEL} | other_process(loaded.config)
+    config = {key: loaded.config[key] for key in MODEL} | other_parts(loaded.config)
     backbone = dict(config["backbone"])
     config["backbone"] = backbone | {
         key: value for key, value in _DEFAULTS.items() if key in backbone

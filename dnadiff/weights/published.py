@@ -343,6 +343,10 @@ def export_published(
     """
     from safetensors.torch import save
 
+    if denoiser.backbone.columns is not None and not needs_description:
+        raise ValueError(
+            "published formats have no columns of an alignment; use python -m dnadiff.export"
+        )
     path, config = Path(folder), described_config(denoiser.backbone, denoiser.time_conditioning)
     if needs_description:
         config[DESCRIPTION_KEY] = DESCRIPTION

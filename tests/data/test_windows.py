@@ -295,7 +295,7 @@ def test_labels_travel_and_are_withheld_now_and_then():
         [1, 1, 0],
     ]
     windows = train(
-        random_records(40, 40), [Interval(0, 0, 40), Interval(1, 0, 40)], size=5000, labels=labels
+        random_records(40, 40), [Interval(0, 0, 40), Interval(1, 0, 40)], size=5000, cond=labels
     )
     batch = windows.batch(0, 0, 5000)
     told = batch["cond"].any(1).bool()
@@ -303,5 +303,5 @@ def test_labels_travel_and_are_withheld_now_and_then():
     record = torch.tensor([place(windows, 0, i)[0] for i in range(5000)])
     assert torch.equal(batch["cond"][told], torch.from_numpy(labels.rows(record[told].numpy())))
     assert torch.equal(windows[0, 7]["cond"], batch["cond"][7])
-    tiles = TiledWindows(random_records(40, 40), [Interval(1, 0, 40)], 8, DNA.vocab, labels=labels)
+    tiles = TiledWindows(random_records(40, 40), [Interval(1, 0, 40)], 8, DNA.vocab, cond=labels)
     assert tiles[0]["cond"].tolist() == [1, 1, 0] and Labels.from_names([[], []]) is None

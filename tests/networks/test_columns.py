@@ -68,7 +68,7 @@ def network(kind, layer=PosteriorColumns, dtype=torch.float64, **options):
     torch.manual_seed(1)
     made = kind(DNA, d_model=16, n_layers=2, **options)
     if layer is not None:
-        made.read_columns(layer(16))
+        made.read_columns(layer)
     with torch.no_grad():
         for p in made.parameters():
             p += 0.3 * torch.randn_like(p)
@@ -127,7 +127,7 @@ def test_the_complement_of_a_column():
 def test_a_head_of_zeros_predicts_what_the_columns_say(kind, layer, part):
     torch.manual_seed(0)
     made = kind(DNA, d_model=16, n_layers=2)  # its head is zero
-    made.read_columns(layer(16))
+    made.read_columns(layer)
     columns, xt = columns_of(3, 12), torch.full((3, 12), MASK)
     denoiser = (Denoiser if kind is DiT else CausalDenoiser)(made)
     ask = denoiser.log_probs if kind is DiT else denoiser.next_log_probs
@@ -144,7 +144,7 @@ def test_parameters_besides_the_layer_do_not_change():
     torch.manual_seed(0)
     made = Caduceus(DNA, d_model=16, n_layers=1)
     assert "columns" not in str([*made.state_dict()])
-    made.read_columns(PosteriorColumns(16))
+    made.read_columns(PosteriorColumns)
     state = made.state_dict()
     assert state.keys() - plain.keys() == {"columns.weight", "columns.a"}
     assert all(torch.equal(state[name], value) for name, value in plain.items())

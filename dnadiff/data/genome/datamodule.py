@@ -18,6 +18,7 @@ from typing import Literal
 import numpy as np
 import torch
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import About, Contents, SequenceDataModule
 from dnadiff.data.genome.genome import Genome, SequencePath, expand, paths_of
 from dnadiff.data.genome.packed import RecordInfo, pack
@@ -36,6 +37,7 @@ from dnadiff.data.splits import PARTS, Leak, Lengths, Names, Parts, Split, split
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
+    Columns,
     IntervalWindows,
     Labels,
     RandomWindows,
@@ -143,6 +145,10 @@ class GenomeDataModule(DNADataModule):
         soft_weight: weight of soft-masked (lower-case) bases in training; likelihoods count them in
             full.
         download: fetches the file if `path` is None.
+        alignment: of related genomes to this one (`dnadiff.align`): windows have its columns, and
+            the network reads them next to the sequence.
+        alignment_dropout: fraction of training windows without columns, so that the model also
+            learns to do without them.
 
     The other arguments are those of `DNADataModule` and `SequenceDataModule`.
 
@@ -160,6 +166,8 @@ class GenomeDataModule(DNADataModule):
     blacklist: str | Path | None = None
     soft_weight: Fraction = 1.0
     download: Download | None = None
+    alignment: str | Path | None = None
+    alignment_dropout: Fraction = 0.1
 
     def __post_init__(self) -> None:
         self._fetched = self.download if self.path is None else None
@@ -172,6 +180,7 @@ class GenomeDataModule(DNADataModule):
             self.path = self.download.name
         super().__post_init__()
         self._leak: Leak | None = None
+        self._columns: Columns | None = None
 
     def local_path(self) -> SequencePath | None:
         return self.path if self._fetched is None else self._fetched.fetch()
@@ -186,6 +195,16 @@ class GenomeDataModule(DNADataModule):
         self._labels = Labels.from_names(
             [[] if label is None else [label] for label in self._genome.labels], self.label_dropout
         )
+        if self.alignment is None:
+            return found
+        if self._labels is not None:
+            raise ValueError(
+                f"data.alignment does not fit sequences with labels "
+                f"({', '.join(self._labels.names)}); leave one of both out"
+            )
+        columns = Alignment.open(self.alignment)
+        columns.check(self._genome)
+        self._columns = Columns(columns, self._genome.names, self.alignment_dropout)
         return found
 
     def _check_countable(self) -> None:
@@ -222,7 +241,8 @@ class GenomeDataModule(DNADataModule):
         once = self.windows == "intervals"
         size = self.epoch_size or 0 if once else self._epoch_size(self.length)
         where = self.records, self._part("train"), self.length, size, self.vocab, self.seed
-        how = bool(self.augment_rc), self._n_runs(), self.max_n, self.soft_weight, self._labels
+        cond = self._labels or self._columns
+        how = bool(self.augment_rc), self._n_runs(), self.max_n, self.soft_weight, cond
         if once:
             return IntervalWindows(*where, *how)
         return UniformWindows(*where, *how, weights=self._genome.weights)
@@ -232,7 +252,7 @@ class GenomeDataModule(DNADataModule):
 
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         where = self.records, self._part(split), length or self.length, self.vocab
-        return TiledWindows(*where, self._n_runs(), self.max_n, self._labels)
+        return TiledWindows(*where, self._n_runs(), self.max_n, self._labels or self._columns)
 
     def describe(self) -> About:
         about = super().describe()
@@ -251,6 +271,13 @@ class GenomeDataModule(DNADataModule):
         about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
         about |= {"labels": self.labels} if self._labels is not None else {}
         about |= {"weights": "of the manifest"} if self._genome.weights is not None else {}
+        if self._columns is not None:
+            found = self._columns.alignment
+            about["alignment"] = {
+                "name": Path(found.path).name,
+                "genomes": len(found.genomes),
+                "identity": found.identity,
+            }
         return about | ({"leak": self._leak} if self._leak else {})
 
 
@@ -261,7 +288,7 @@ class ShortSequences(SampledWindows):
     def __init__(self, data: ShortSequenceDataModule) -> None:
         self.chosen = Intervals.of(data.intervals["train"]).record
         self.together = data.batch_size * data.process.world_size
-        self.seed, self.augment_rc, self.labels = data.seed, bool(data.augment_rc), data._labels
+        self.seed, self.augment_rc, self.cond = data.seed, bool(data.augment_rc), data._labels
         self.cut = PaddedCutter(data.records, data.length, data.vocab, step=data.bucket)
         lengths = data.genome.records.length[self.chosen]
         self.bucket = np.minimum(-(-lengths // data.bucket) * data.bucket, data.length)
@@ -373,7 +400,7 @@ class ShortSequenceDataModule(DNADataModule):
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All sequences of a part, padded to the length of the module; `length` is ignored."""
         where = self.records, padded(self._part(split), self.length), self.length, self.vocab
-        return TiledWindows(*where, labels=self._labels, cut=self._cutter())
+        return TiledWindows(*where, cond=self._labels, cut=self._cutter())
 
     def _cutter(self) -> PaddedCutter:
         return PaddedCutter(self.records, self.length, self.vocab)

@@ -8,7 +8,7 @@ declare which one they need (`reads`).
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, Protocol, TypeAlias
@@ -111,8 +111,11 @@ class Backbone(nn.Module, ABC):
         self.takes_sigma, self.num_labels = takes_sigma, num_labels
         self.columns = None
 
-    def read_columns(self, layer: ColumnLayer) -> None:
-        """From now on read the columns of an alignment, as `cond`, through a layer for one strand.
+    def read_columns(self, make: Callable[[int], ColumnLayer]) -> None:
+        """From now on read the columns of an alignment, as `cond`.
+
+        Args:
+            make: the input layer, from the width of the embedding of one strand.
 
         Raises:
             ValueError: if the network reads no DNA, or labels, or cannot add vectors to the
@@ -128,7 +131,7 @@ class Backbone(nn.Module, ABC):
             )
         if type(self).embed is Backbone.embed:
             raise ValueError(f"data.alignment does not fit {name}, which reads token ids only")
-        self.columns = layer
+        self.columns = make(self.d_model // (1 + self.reads_both_strands))
 
     @property
     def trunk(self) -> nn.ModuleList | None:

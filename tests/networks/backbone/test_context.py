@@ -143,7 +143,7 @@ def test_pieces_read_their_columns_of_an_alignment(kind, peers):
     objective = (AR if kind is Mamba else MDLM)(DNA)
     torch.manual_seed(0)
     network = kind(DNA.vocab, d_model=16, n_layers=2)
-    network.read_columns(PosteriorColumns(16))
+    network.read_columns(PosteriorColumns)
     denoiser, (x0, weight, valid) = objective.denoiser(network).double(), batch(True)
     columns = torch.randn(*x0.shape, CHANNELS, dtype=torch.float64)
 
