@@ -20,9 +20,8 @@ _STD = 0.02  # of the first weights, as of the embeddings
 
 @checked
 class ColumnLayer(nn.Module):
-    """A linear map of some channels of columns (..., 10) of an alignment, see
-    `dnadiff.diffusion.vocab.CHANNELS`. Log-probabilities are divided by 3, so that all inputs are of
-    order one.
+    """A linear map of some channels of columns (..., 10), see `dnadiff.diffusion.vocab.CHANNELS`.
+    Log-probabilities are divided by 3, so that all inputs are of order one.
 
     There is no bias, so a column of zeros, which says that nothing is aligned, changes neither the
     embedding nor the logits.

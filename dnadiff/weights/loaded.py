@@ -345,8 +345,8 @@ class Loaded:
             return None
         if not reads_columns:
             raise ValueError(
-                f"alignment={alignment}, but {self.path} reads no alignment; leave it out, or train "
-                "a model with data.alignment"
+                f"alignment={alignment}, but {self.path} reads no alignment; leave it out, or "
+                "train a model with data.alignment"
             )
         found = Alignment.open(alignment)
         if genome is not None:

@@ -126,8 +126,8 @@ class Backbone(nn.Module, ABC):
             raise ValueError("data.alignment is for DNA, and this network reads other tokens")
         if self.num_labels:
             raise ValueError(
-                f"data.alignment does not fit a network with labels (num_labels {self.num_labels}); "
-                "set backbone.num_labels=0, or leave the alignment out"
+                f"data.alignment does not fit a network with num_labels {self.num_labels}; set "
+                "backbone.num_labels=0, or leave the alignment out"
             )
         if type(self).embed is Backbone.embed:
             raise ValueError(f"data.alignment does not fit {name}, which reads token ids only")
