@@ -304,7 +304,7 @@ def bundled(name: str) -> Path:
             files.
     """
     found = BUNDLED / name
-    known = sorted(p.name for p in BUNDLED.iterdir() if p.suffix in (".gz", ".bed"))
+    known = sorted(p.name for p in BUNDLED.iterdir() if p.suffix in (".gz", ".bed", ".tsv"))
     if name not in known:
         raise FileNotFoundError(
             f"bundled:{name} does not ship with dnadiff; what does: {', '.join(known)}"

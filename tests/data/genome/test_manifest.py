@@ -2,6 +2,7 @@
 line for every mistake."""
 
 import os
+import re
 
 import numpy as np
 import pytest
@@ -177,3 +178,12 @@ def test_weights_do_not_go_with_sequences_that_occur_once(folder):
         ValueError, match="data=sequences uses each sequence once per epoch; leave the weights out"
     ):
         ShortSequenceDataModule(path, length=500, batch_size=4).prepare()
+
+
+def test_the_shipped_manifest_names_one_address_for_each_related_genome():
+    sources = read_manifest("bundled:enterobacteria.tsv")
+    labels = [source.label for source in sources]
+    assert len(sources) == len(set(labels)) == 45
+    for source in sources:
+        assert re.fullmatch(r"https://raw\.githubusercontent\.com/.+\.gz", source.path)
+        assert re.search(r"GC[AF]_\d{9}\.\d$", source.label)[0] in source.path  # its accession
