@@ -9,7 +9,6 @@ from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
 from dnadiff.diffusion.objective.base import MaskedObjective, Protocol, TrainingBatch
 from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions, Share
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.soft_masks import SoftMasked
 from dnadiff.fields import checked
 
 Weighting: TypeAlias = Literal["nelbo", "cross_entropy"]  # whether the bound is differentiated
@@ -62,6 +61,8 @@ class MDLM(MaskedObjective):
         plain = super().denoiser(backbone, time_conditioning)
         if self.self_conditioning is None:
             return plain
+        from dnadiff.diffusion.soft_masks import SoftMasked  # with the samplers; few models need it
+
         noise, timed = self.process.noise, plain.time_conditioning
         return SoftMasked(backbone, self.parameterization(), noise, timed, self.self_conditioning)
 

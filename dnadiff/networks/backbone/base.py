@@ -11,14 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from dnadiff.diffusion.vocab import CHANNELS, Vocab, at_positions
 from dnadiff.fields import Config, Natural, PositiveInt, checked
-from dnadiff.networks.columns import ColumnLayer
+
+if TYPE_CHECKING:
+    from dnadiff.networks.columns import ColumnLayer
 
 OptTensor: TypeAlias = Tensor | None
 

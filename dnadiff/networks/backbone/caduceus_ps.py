@@ -8,8 +8,10 @@ with exchanging the strands. Features follow the published convention (arXiv 240
 that reverse-complementing the sequence reverses the positions and channels of the features.
 """
 
+from __future__ import annotations
+
 import re
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,9 @@ from dnadiff.fields import PositiveInt, checked
 from dnadiff.networks.backbone.base import OptTensor, PublishedLayout
 from dnadiff.networks.backbone.layers import at_least_float32, join
 from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
-from dnadiff.networks.columns import ColumnLayer
+
+if TYPE_CHECKING:
+    from dnadiff.networks.columns import ColumnLayer
 
 
 @checked
