@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+from scipy.linalg import expm
 
 from dnadiff.data.alignment import GAP
 from dnadiff.genomics.trees import Tree, distances, neighbor_joining, read_newick
@@ -65,41 +66,26 @@ class Phylogeny:
 
     @cached_property
     def _transitions(self) -> dict[float, Array]:
-        """P = exp(Q r t) of each component for each length of a branch, (C, S, S).
-
-        Q is reversible, so that diag(pi)^1/2 Q diag(pi)^-1/2 is symmetric.
-        """
-        pi = np.array(self.profiles)
+        """P = exp(Q r t) of each component, (C, S, S), for each length t of a branch."""
+        pi = np.repeat(self.profiles, len(self.rates), 0)
         states = pi.shape[1]
-        exchange = np.ones((states, states))
-        exchange[[0, 2, 1, 3], [2, 0, 3, 1]] = self.kappa
-        np.fill_diagonal(exchange, 0)
-        leaving, root = pi @ exchange, np.sqrt(pi)
-        symmetric = exchange * root[:, None] * root[:, :, None] - np.eye(states) * leaving[:, None]
-        values, vectors = np.linalg.eigh(symmetric)
-        values /= (pi * leaving).sum(1, keepdims=True)
-        decay = values[:, None] * np.array(self.rates)[:, None]  # (P, R, S)
-        left, right = vectors / root[:, :, None], vectors.swapaxes(1, 2) * root[:, None]
-        return {
-            length: (
-                left[:, None]
-                * np.exp(decay * max(length, _MIN_LENGTH))[..., None, :]
-                @ right[:, None]
-            ).reshape(-1, states, states)
-            for *_, length in self.edges
-        }
+        q = np.repeat(pi[:, None], states, 1)
+        q[:, [0, 2, 1, 3], [2, 0, 3, 1]] *= self.kappa
+        q -= np.eye(states) * q.sum(2, keepdims=True)
+        mean_rate = -np.einsum("ci,cii->c", pi, q)
+        q *= (np.tile(self.rates, len(self.profiles)) / mean_rate)[:, None, None]
+        return {length: expm(q * max(length, _MIN_LENGTH)) for *_, length in self.edges}
 
-    def joint(self, codes: Codes, dtype: DTypeLike = np.float32) -> tuple[Array, Array, Array]:
+    def joint(self, codes: Codes, dtype: DTypeLike = np.float32) -> tuple[Array, Array]:
         """Of each distinct column, the probability of the codes (G, n) and of each state of the
-        target under each component, pi_c(b) L_c(b).
+        target under each component, pi_c(b) L_c(b), up to a factor for each column.
 
         Felsenstein 1981 (doi:10.1007/BF01734359): from the leaves towards the target, likelihoods
         are averaged along each branch and multiplied at each node. A node is computed once for each
         distinct pattern of the leaves behind it, and rescaled.
 
         Returns:
-            joint (U, C, S) of the U distinct columns, scaled for each of them; logarithms of the
-            scales (U,), to be added; the number of each column among the distinct ones, (n,).
+            joint (U, C, S) of the U distinct columns; the number of each column among them, (n,).
         """
         states = len(self.profiles[0])
         codes = np.minimum(codes, states)  # `states` stands for missing data: any state
@@ -126,10 +112,9 @@ class Phylogeny:
                     scale = other_scale[i] + scale[j] + np.log(total, dtype=np.float64)
                 done[node] = passed, scale, pattern
         likelihood, scale, pattern = done[len(codes)]
-        largest = scale.max(1, keepdims=True)
-        prior = np.repeat(np.array(self.profiles), len(self.rates), 0)
-        joint = likelihood * (prior * np.exp(scale - largest)[..., None]).astype(dtype)
-        return joint, largest[:, 0], pattern
+        prior = np.repeat(self.profiles, len(self.rates), 0)
+        scaled = prior * np.exp(scale - scale.max(1, keepdims=True))[..., None]
+        return likelihood * scaled.astype(dtype), pattern
 
     def columns(self, codes: Codes) -> NDArray[np.float32]:
         """The channels of `dnadiff.data.alignment` of the codes (G, n): (n, 10) float32.
@@ -139,20 +124,22 @@ class Phylogeny:
         """
         result = np.zeros((codes.shape[1], 10), np.float32)
         weights = np.ravel(self.weights).astype(np.float32)
-        log_rates = np.tile(np.log(self.rates), len(self.profiles)).astype(np.float32)
+        log_rates = np.tile(np.log(self.rates), len(self.profiles))
         for start in range(0, len(result), _BLOCK):
             block = codes[:, start : start + _BLOCK]
-            joint, _, pattern = self.joint(block)
+            joint, pattern = self.joint(block)
             joint = joint[..., :4] * weights[:, None]
             of_base, of_component = joint.sum(1), joint.sum(2)
             total = of_base.sum(1, keepdims=True)
             counts = np.stack([(block == base).sum(0) for base in range(4)], 1)
             depth = counts.sum(1, keepdims=True)
-            frequencies = (counts + PSEUDOCOUNT) / (depth + 4 * PSEUDOCOUNT)
-            posterior = np.log(of_base / total)[pattern]
-            rate = (of_component @ log_rates / total[:, 0])[pattern, None]
-            known = np.hstack([posterior, np.log(frequencies), rate, np.log1p(depth)])
-            result[start : start + _BLOCK] = np.where(depth > 0, known, 0)
+            channels = [
+                np.log(of_base / total)[pattern],
+                np.log((counts + PSEUDOCOUNT) / (depth + 4 * PSEUDOCOUNT)),
+                (of_component @ log_rates[:, None] / total)[pattern],
+                np.log1p(depth),
+            ]
+            result[start : start + _BLOCK] = np.where(depth > 0, np.hstack(channels), 0)
         return result
 
 
@@ -166,12 +153,13 @@ def fit(
     profiles: Sequence[Sequence[float]] = PROFILES,
     rates: Sequence[float] = RATES,
 ) -> Phylogeny:
-    """Fit a tree, kappa and the weights of the mixture to columns of an alignment.
+    """Fit a tree, kappa and the weights of the mixture to at most 40,000 evenly spaced columns of
+    an alignment.
 
-    The tree joins the target and its relatives by their distances. The weights maximize the
-    likelihood of at most 40,000 evenly spaced columns, the target's bases included, on both strands
-    (for each kappa by expectation maximization), and kappa is the likeliest of a few. Take columns
-    of the training part only; `sample_positions` chooses them.
+    The tree joins the target and its relatives by their distances. For each kappa of a few, the
+    weights maximize the likelihood of the columns, the target's bases included, on both strands.
+    The kappa with the likeliest bases of the target given the others is taken. Take columns of the
+    training part only; `sample_positions` chooses them.
 
     Args:
         codes: (G, n) of the relatives.
@@ -186,31 +174,30 @@ def fit(
         ValueError: if the tree cannot be read, or no column has a base of the target and of
             another genome.
     """
-    kept = np.flatnonzero((target < GAP) & (codes < GAP).any(0))
+    (kept,) = np.nonzero((target < GAP) & (codes < GAP).any(0))
     if not len(kept):
         raise ValueError("no column has a base of the target and of another genome")
-    names, everything = [*names, target_name], np.vstack([codes, target])[:, kept]
-    found = (
-        read_newick(tree, names)
-        if tree is not None
-        else neighbor_joining(distances(everything), names)
-    )
-    some = _evenly(len(kept), MAX_FITTED)
-    codes, target = everything[:-1, some], everything[-1, some]
-    strong = float(np.clip(np.isin(everything[-1], (1, 2)).mean() / 2, 0.03, 0.47))
-    gaps = max(float((codes == GAP).sum() / (codes <= GAP).sum()), _MIN_GAPS) if gap_state else 0
+    kept = kept[np.linspace(0, len(kept) - 1, min(len(kept), MAX_FITTED), dtype=int)]
+    codes, target, names = codes[:, kept], target[kept], [*names, target_name]
+    if tree is None:
+        edges = neighbor_joining(distances(np.vstack([codes, target])), names).edges
+    else:
+        edges = read_newick(tree, names).edges
+    strong = float(np.clip(np.isin(target, (1, 2)).mean() / 2, 0.03, 0.47))
     every = [(0.5 - strong, strong, strong, 0.5 - strong), *map(tuple, profiles)]
     mirror = [every.index(profile[::-1]) for profile in every]
+    if gap_state:
+        gaps = max(float((codes == GAP).sum() / (codes <= GAP).sum()), _MIN_GAPS)
+        every = [(*(p * (1 - gaps) for p in profile), gaps) for profile in every]
     fitted = []
     for kappa in KAPPAS:
-        frequencies = [[(1 - gaps) * p for p in profile] + [gaps] * gap_state for profile in every]
-        model = Phylogeny(names, found.edges, kappa, frequencies, list(rates), [])
-        joint, scale, pattern = model.joint(codes, np.float64)
-        likelihood = joint[pattern, :, target].reshape(len(some), len(every), -1)
-        weights = mixture_weights(likelihood, mirror)
-        nats = np.log((likelihood * weights).sum((1, 2))).sum() + scale[pattern].sum()
-        fitted.append((nats, replace(model, weights=weights.tolist())))
-    return max(fitted, key=lambda each: each[0])[1]
+        model = Phylogeny(names, edges, kappa, every, tuple(rates), [])
+        joint, pattern = model.joint(codes, np.float64)
+        likelihood = joint[pattern, :, target].reshape(len(kept), len(every), -1)
+        weights = mixture_weights(likelihood, mirror).tolist()
+        fitted.append(replace(model, weights=weights))
+    row = np.arange(len(kept))
+    return max(fitted, key=lambda each: each.columns(codes)[row, target].sum())
 
 
 def mixture_weights(
@@ -242,15 +229,10 @@ def sample_positions(lengths: Sequence[int], number: int = 400_000) -> NDArray[n
         At most `number` positions in all records together, sorted.
     """
     length: Array = np.array(lengths)
-    kept = length * 4 // 5
-    end = np.cumsum(kept)
-    chosen = _evenly(int(end[-1]), number)
-    left_out = np.cumsum(length - kept) - (length - kept)  # before each record
-    return chosen + left_out[np.searchsorted(end, chosen, "right")]
-
-
-def _evenly(total: int, number: int) -> NDArray[np.int64]:
-    return np.arange(min(total, number)) * total // max(min(total, number), 1)
+    end = np.cumsum(length)
+    chosen = np.linspace(0, end[-1] - 1, min(end[-1], number), dtype=int)
+    record = np.searchsorted(end, chosen, "right")
+    return chosen[end[record] - chosen > 0.2 * length[record]]
 
 
 def phase_contrast(rate: Array, known: NDArray[np.bool_], reach: int = 30) -> Array:

@@ -34,14 +34,12 @@ def distances(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
     Args:
         codes: (G, n) with A 0, C 1, G 2, T 3; anything else is no base.
     """
-    genomes, n = codes.shape
     depth = (codes < 4).sum(0)
-    fullest = np.partition(depth, max(n - _COLUMNS, 0))[max(n - _COLUMNS, 0) :].min(initial=genomes)
-    codes = codes[:, depth >= min(fullest, _OCCUPANCY * genomes)]
-    bases = [(codes == base).astype(np.float32) for base in range(4)]
-    known = np.add.reduce(bases)
-    compared = known @ known.T
-    same = np.add.reduce([base @ base.T for base in bases])
+    least = min(_OCCUPANCY * len(codes), np.sort(depth)[-_COLUMNS:][0])
+    codes = codes[:, depth >= least]
+    known = (codes < 4).astype(np.float32)
+    each = [(codes == base).astype(np.float32) for base in range(4)]
+    compared, same = known @ known.T, np.add.reduce([base @ base.T for base in each])
     p = np.where(compared > 0, 1 - same / np.maximum(compared, 1), 1).astype(np.float64)
     np.fill_diagonal(p, 0)
     return 0.375 * ((1 - 4 / 3 * np.minimum(p, _MAX_DIFFERENT)) ** -2 - 1)
