@@ -153,13 +153,12 @@ def fit(
     profiles: Sequence[Sequence[float]] = PROFILES,
     rates: Sequence[float] = RATES,
 ) -> Phylogeny:
-    """Fit a tree, kappa and the weights of the mixture to at most 40,000 evenly spaced columns of
-    an alignment.
+    """Fit a tree, kappa and the weights of the mixture to columns of an alignment.
 
-    The tree joins the target and its relatives by their distances. For each kappa of a few, the
-    weights maximize the likelihood of the columns, the target's bases included, on both strands.
-    The kappa with the likeliest bases of the target given the others is taken. Take columns of the
-    training part only; `sample_positions` chooses them.
+    The tree joins the target and its relatives by their distances, and profits from many columns.
+    For each kappa of a few, the weights maximize the likelihood of 40,000 evenly spaced columns,
+    the target's bases included, on both strands. The kappa with the likeliest bases of the target
+    given the others is taken. Take columns of the training part only, as `sample_positions` does.
 
     Args:
         codes: (G, n) of the relatives.
@@ -177,12 +176,13 @@ def fit(
     (kept,) = np.nonzero((target < GAP) & (codes < GAP).any(0))
     if not len(kept):
         raise ValueError("no column has a base of the target and of another genome")
-    kept = kept[np.linspace(0, len(kept) - 1, min(len(kept), MAX_FITTED), dtype=int)]
-    codes, target, names = codes[:, kept], target[kept], [*names, target_name]
+    names = [*names, target_name]
     if tree is None:
-        edges = neighbor_joining(distances(np.vstack([codes, target])), names).edges
+        edges = neighbor_joining(distances(np.vstack([codes, target])[:, kept]), names).edges
     else:
         edges = read_newick(tree, names).edges
+    kept = kept[np.linspace(0, len(kept) - 1, min(len(kept), MAX_FITTED), dtype=int)]
+    codes, target = codes[:, kept], target[kept]
     strong = float(np.clip(np.isin(target, (1, 2)).mean() / 2, 0.03, 0.47))
     every = [(0.5 - strong, strong, strong, 0.5 - strong), *map(tuple, profiles)]
     mirror = [every.index(profile[::-1]) for profile in every]

@@ -38,8 +38,8 @@ def distances(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
     least = min(_OCCUPANCY * len(codes), np.sort(depth)[-_COLUMNS:][0])
     codes = codes[:, depth >= least]
     known = (codes < 4).astype(np.float32)
-    each = [(codes == base).astype(np.float32) for base in range(4)]
-    compared, same = known @ known.T, np.add.reduce([base @ base.T for base in each])
+    each = ((codes == base).astype(np.float32) for base in range(4))
+    compared, same = known @ known.T, sum(base @ base.T for base in each)
     p = np.where(compared > 0, 1 - same / np.maximum(compared, 1), 1).astype(np.float64)
     np.fill_diagonal(p, 0)
     return 0.375 * ((1 - 4 / 3 * np.minimum(p, _MAX_DIFFERENT)) ** -2 - 1)
