@@ -18,11 +18,19 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 from scipy.linalg import expm
 
 from dnadiff.data.alignment import GAP
-from dnadiff.genomics.trees import Tree, distances, neighbor_joining, read_newick
+from dnadiff.genomics.trees import (
+    Edges,
+    Node,
+    children,
+    distances,
+    neighbor_joining,
+    newick,
+    read_newick,
+)
 
 Array = NDArray[Any]
 Codes = NDArray[np.uint8]
@@ -43,40 +51,44 @@ class Phylogeny:
     """A fitted model. `dataclasses.asdict` makes JSON of it, and `Phylogeny(**json)` restores it.
 
     Attributes:
-        names: the genomes in the order of the codes, then the target.
-        edges: of the tree; see `dnadiff.genomics.trees.Tree`.
+        names: the genomes in the order of the codes.
+        target: the name of the target in the tree.
+        edges: of the tree; see `dnadiff.genomics.trees`.
         kappa: rate of transitions over rate of transversions.
-        profiles: (P, 4) frequencies of A, C, G, T; (P, 5) if gaps are a fifth state, and not
-            missing data.
-        rates: (R,) of the components, relative to the lengths of the branches.
-        weights: (P, R) of the mixture.
+        profiles: (C, 4) frequencies of A, C, G, T of each component; (C, 5) if gaps are a fifth
+            state, and not missing data.
+        rates: (C,) relative to the lengths of the branches.
+        weights: (C,) of the mixture.
     """
 
     names: Sequence[str]
-    edges: Sequence[tuple[int, int, float]]
+    target: str
+    edges: Edges
     kappa: float
     profiles: Sequence[Sequence[float]]
     rates: Sequence[float]
-    weights: Sequence[Sequence[float]]
+    weights: Sequence[float]
 
     @property
-    def tree(self) -> Tree:
-        """The tree, with the target as its last leaf."""
-        return Tree(self.names, self.edges)
+    def tree(self) -> str:
+        """The tree in Newick notation, with the target."""
+        return newick(self.edges)
 
     @cached_property
     def _transitions(self) -> dict[float, Array]:
         """P = exp(Q r t) of each component, (C, S, S), for each length t of a branch."""
-        pi = np.repeat(self.profiles, len(self.rates), 0)
+        pi = np.array(self.profiles)
         states = pi.shape[1]
         q = np.repeat(pi[:, None], states, 1)
         q[:, [0, 2, 1, 3], [2, 0, 3, 1]] *= self.kappa
         q -= np.eye(states) * q.sum(2, keepdims=True)
-        mean_rate = -np.einsum("ci,cii->c", pi, q)
-        q *= (np.tile(self.rates, len(self.profiles)) / mean_rate)[:, None, None]
-        return {length: expm(q * max(length, _MIN_LENGTH)) for *_, length in self.edges}
+        q *= (self.rates / -np.einsum("ci,cii->c", pi, q))[:, None, None]
+        return {
+            length: expm(q * max(length, _MIN_LENGTH)).astype(np.float32)
+            for *_, length in self.edges
+        }
 
-    def joint(self, codes: Codes, dtype: DTypeLike = np.float32) -> tuple[Array, Array]:
+    def joint(self, codes: Codes) -> tuple[Array, Array]:
         """Of each distinct column, the probability of the codes (G, n) and of each state of the
         target under each component, pi_c(b) L_c(b), up to a factor for each column.
 
@@ -90,16 +102,16 @@ class Phylogeny:
         states = len(self.profiles[0])
         codes = np.minimum(codes, states)  # `states` stands for missing data: any state
         # Of a leaf: likelihood (patterns, 1, S), logarithm of its scale (patterns, 1).
-        leaf = np.vstack([np.eye(states), np.ones(states)]).astype(dtype)[:, None]
-        unscaled, ones = np.zeros((states + 1, 1)), np.ones(states, dtype)
-        done = dict[int, tuple[Array, Array, Array]]()
-        for node, children in self.tree.children(len(codes)).items():
-            if node < len(codes):
-                done[node] = leaf, unscaled, codes[node]
-            for number, (child, length) in enumerate(children):
-                below, scale, pattern = done.pop(child)
-                across = self._transitions[length].astype(dtype).swapaxes(1, 2)
-                passed = (below.swapaxes(0, 1) @ across).swapaxes(0, 1)
+        leaf = np.vstack([np.eye(states), np.ones(states)]).astype(np.float32)[:, None]
+        unscaled, ones = np.zeros((states + 1, 1)), np.ones(states, np.float32)
+        done: dict[Node, tuple[Array, Array, Array]] = {
+            name: (leaf, unscaled, row) for name, row in zip(self.names, codes)
+        }
+        for node, below in children(self.edges, self.target).items():
+            for number, (child, length) in enumerate(below):
+                passed, scale, pattern = done.pop(child)
+                across = self._transitions[length].swapaxes(1, 2)
+                passed = (passed.swapaxes(0, 1) @ across).swapaxes(0, 1)
                 if number:
                     other, other_scale, other_pattern = done[node]
                     pairs, pattern = np.unique(
@@ -111,10 +123,9 @@ class Phylogeny:
                     passed /= total[..., None]
                     scale = other_scale[i] + scale[j] + np.log(total, dtype=np.float64)
                 done[node] = passed, scale, pattern
-        likelihood, scale, pattern = done[len(codes)]
-        prior = np.repeat(self.profiles, len(self.rates), 0)
-        scaled = prior * np.exp(scale - scale.max(1, keepdims=True))[..., None]
-        return likelihood * scaled.astype(dtype), pattern
+        likelihood, scale, pattern = done[self.target]
+        scaled = self.profiles * np.exp(scale - scale.max(1, keepdims=True))[..., None]
+        return likelihood * scaled.astype(np.float32), pattern
 
     def columns(self, codes: Codes) -> NDArray[np.float32]:
         """The channels of `dnadiff.data.alignment` of the codes (G, n): (n, 10) float32.
@@ -123,8 +134,7 @@ class Phylogeny:
         Columns without a base are 0.
         """
         result = np.zeros((codes.shape[1], 10), np.float32)
-        weights = np.ravel(self.weights).astype(np.float32)
-        log_rates = np.tile(np.log(self.rates), len(self.profiles))
+        weights, log_rates = np.array(self.weights, np.float32), np.log(self.rates)
         for start in range(0, len(result), _BLOCK):
             block = codes[:, start : start + _BLOCK]
             joint, pattern = self.joint(block)
@@ -176,46 +186,44 @@ def fit(
     (kept,) = np.nonzero((target < GAP) & (codes < GAP).any(0))
     if not len(kept):
         raise ValueError("no column has a base of the target and of another genome")
-    names = [*names, target_name]
+    leaves = [*names, target_name]
     if tree is None:
-        edges = neighbor_joining(distances(np.vstack([codes, target])[:, kept]), names).edges
+        edges = neighbor_joining(distances(np.vstack([codes, target])[:, kept]), leaves)
     else:
-        edges = read_newick(tree, names).edges
+        edges = read_newick(tree, leaves)
     kept = kept[np.linspace(0, len(kept) - 1, min(len(kept), MAX_FITTED), dtype=int)]
     codes, target = codes[:, kept], target[kept]
     strong = float(np.clip(np.isin(target, (1, 2)).mean() / 2, 0.03, 0.47))
     every = [(0.5 - strong, strong, strong, 0.5 - strong), *map(tuple, profiles)]
-    mirror = [every.index(profile[::-1]) for profile in every]
-    if gap_state:
-        gaps = max(float((codes == GAP).sum() / (codes <= GAP).sum()), _MIN_GAPS)
-        every = [(*(p * (1 - gaps) for p in profile), gaps) for profile in every]
+    components = [(profile, rate) for profile in every for rate in rates]
+    mirror = [components.index((profile[::-1], rate)) for profile, rate in components]
+    gaps = max(float((codes[codes <= GAP] == GAP).mean()), _MIN_GAPS)
+    every = [
+        (*(p * (1 - gaps) for p in profile), gaps) if gap_state else profile
+        for profile, _ in components
+    ]
     fitted = []
     for kappa in KAPPAS:
-        model = Phylogeny(names, edges, kappa, every, tuple(rates), [])
-        joint, pattern = model.joint(codes, np.float64)
-        likelihood = joint[pattern, :, target].reshape(len(kept), len(every), -1)
-        weights = mixture_weights(likelihood, mirror).tolist()
-        fitted.append(replace(model, weights=weights))
+        model = Phylogeny(names, target_name, edges, kappa, every, [r for _, r in components], [])
+        joint, pattern = model.joint(codes)
+        likelihood = joint[pattern, :, target].astype(np.float64)
+        both = np.concatenate([likelihood, likelihood[:, mirror]])  # both strands
+        fitted.append(replace(model, weights=mixture_weights(both).tolist()))
     row = np.arange(len(kept))
     return max(fitted, key=lambda each: each.columns(codes)[row, target].sum())
 
 
-def mixture_weights(
-    likelihood: Array, mirror: Sequence[int], num_steps: int = EM_STEPS
-) -> NDArray[np.float64]:
-    """Weights (P, R) of components that maximize the likelihood of columns on both strands, by
-    expectation maximization.
+def mixture_weights(likelihood: Array, num_steps: int = EM_STEPS) -> NDArray[np.float64]:
+    """The weights (C,) of components that maximize the likelihood of columns, by expectation
+    maximization.
 
     Args:
-        likelihood: (n, P, R) of each column under each component, up to a factor for each column.
-        mirror: (P,) the profile of the other strand, for each profile.
+        likelihood: (n, C) of each column under each component, up to a factor for each column.
     """
-    shape = likelihood.shape[1:]
-    flat = likelihood.reshape(len(likelihood), -1)
-    weights = np.full(shape, 1 / np.prod(shape))
+    n, components = likelihood.shape
+    weights = np.full(components, 1 / components)
     for _ in range(num_steps):
-        weights = weights * ((1 / (flat @ weights.ravel())) @ flat).reshape(shape) / len(flat)
-        weights = (weights + weights[mirror]) / 2
+        weights *= (1 / (likelihood @ weights)) @ likelihood / n
     return weights
 
 
@@ -245,14 +253,10 @@ def phase_contrast(rate: Array, known: NDArray[np.bool_], reach: int = 30) -> Ar
         known: (n,) whether a position has one.
 
     Returns:
-        (n,), NaN without a known position on one side of the difference.
+        (n,), where unknown positions have counted as average ones.
     """
     distance = np.arange(-reach, reach + 1)
-    means = []
-    for near in ((distance % 3 == 0) & (distance != 0), distance % 3 != 0):
-        total, count = (
-            np.convolve(each, near.astype(float))[reach:-reach]
-            for each in (np.where(known, rate, 0), known)
-        )
-        means.append(np.where(count > 0, total, np.nan) / np.maximum(count, 1))
-    return means[0] - means[1]
+    third = reach // 3
+    weight = np.where(distance % 3, 0.5 / (third - reach), 0.5 / third)
+    weight[reach] = 0
+    return np.convolve(np.where(known, rate - rate[known].mean(), 0), weight)[reach:-reach]
