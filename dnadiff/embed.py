@@ -19,6 +19,7 @@ class EmbedOptions(ShardedOptions):
 
         python -m dnadiff.embed checkpoint=RUN input=x.fa output=e.npz
         python -m dnadiff.embed checkpoint=RUN input=genes.bed genome=g.fa output=e.parquet
+        python -m dnadiff.embed checkpoint=RUN input=genes.bed genome=g.fa alignment=g.aln
 
     Each file also holds name, chrom, start, end (0-based, half-open) and strand of each sequence,
     and region_name if the regions have names, in the order of the input.
@@ -32,6 +33,9 @@ class EmbedOptions(ShardedOptions):
     """FASTA, 2bit or GenBank file with the regions"""
     feature: str | None = None
     """rows of a GTF or GFF file with this third column, null: all"""
+    alignment: str | None = None
+    """of related genomes, made for this genome (docs/related_genomes.md); for models that read one
+    """
     output: str | None = None
     """.npz, .parquet or .h5ad; null: embeddings.npz in the run folder"""
     pool: Literal["mean", "max", "none"] = "mean"
@@ -69,6 +73,7 @@ def embed(options: EmbedOptions) -> list[Job]:
     model.denoiser.to(options.device)
     fasta, regions = (options.input, None) if options.genome is None else (None, options.input)
     source = options.into(open_input, fasta=fasta, regions=regions, key="input")
+    source.align(model.columns_for(options.alignment))
     return [options.into(EmbedJob, model=model, source=source, output=output)]
 
 

@@ -65,6 +65,9 @@ class FinetuneOptions(Options):
     checkpoint: Checkpoint
     task: Group = group("ecoli_coding")
     """what is predicted"""
+    alignment: str | None = None
+    """of related genomes, made for the genome of the task (docs/related_genomes.md); for networks
+    that read one"""
     baselines: Group | None = group("none")
     """none, all (length, GC, k-mers, boosting, the published CNN, convolutions on the bases),
     ecoli_promoter (with the -10/-35 weight matrix)"""
@@ -222,7 +225,7 @@ def finetune(options: FinetuneOptions) -> Result:
         return Result(disk.read_json(output), (output, run_dir / "report.html"))
     disk.check_output(output, options.overwrite)
     loaded = checkpoint.load(options.checkpoint, options.trust)
-    tokenizer = finetuning.dna_tokenizer(loaded)
+    tokenizer, alignment = finetuning.dna_tokenizer(loaded), loaded.columns_for(options.alignment)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     chosen = {"": options.task} if several is None else tasks.find_tasks(several)
     data = options.pretraining_overlap
@@ -240,7 +243,7 @@ def finetune(options: FinetuneOptions) -> Result:
                 finetuning.TaskStudy,
                 loaded=loaded,
                 task=task,
-                data=reader.load(tokenizer),
+                data=reader.load(tokenizer, alignment),
                 protocol=protocol.build_protocol(
                     reader.protocol, tokenizer.vocab.pad_id, options.train_items
                 ),

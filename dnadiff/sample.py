@@ -31,7 +31,7 @@ VALUES = (
 )
 CONDITIONS = (
     *("motif", "prompt", "label", "feature", "template", "infill", "genome"),
-    *("start", "start_t", "input"),
+    *("start", "start_t", "regions", "alignment", "input"),
 )
 
 
@@ -42,6 +42,9 @@ class SampleOptions(ModelOptions, ShardedOptions):
     python -m dnadiff.sample checkpoint=latest sampler=first_hitting
     python -m dnadiff.sample checkpoint=RUN num_samples=8 infill=regions.bed genome=g.fa
     output=designs.fa
+
+    python -m dnadiff.sample checkpoint=RUN num_samples=200 regions=gene.bed genome=g.fa
+    alignment=g.aln output=genes.fa
 
     python -m dnadiff.sample checkpoint=RUN num_samples=10000 output=x.fa.gz resume=true
 
@@ -79,10 +82,15 @@ class SampleOptions(ModelOptions, ShardedOptions):
     """with input=: lengths of the target that are tried; the best by the bound per token is kept"""
     infill: str | list[str] | None = None
     """BED (or GTF, GFF, chr1:1001-2000) of intervals to design again"""
+    regions: str | list[str] | None = None
+    """as infill, without flanks: sequences of these lengths, guided by the columns of alignment="""
     feature: str | None = None
-    """infill: rows of a GTF or GFF file with this third column; null: all"""
+    """infill, regions: rows of a GTF or GFF file with this third column; null: all"""
     genome: str | None = None
     """intervals (BED) and their genome (FASTA): designs conditioned on the real flanks"""
+    alignment: str | None = None
+    """of related genomes, made for genome= (docs/related_genomes.md): its columns guide the bases;
+    for models that read one"""
     write: Literal["window", "designed"] = "window"
     """infill: window (with flanks) or designed (without)"""
     gc: Annotated[float, Interval(gt=0, lt=1)] | None = None
@@ -141,13 +149,27 @@ class SampleOptions(ModelOptions, ShardedOptions):
             ("infill", "template"),
             ("infill", "prompt"),
             ("infill", "motif"),
+            *(("regions", key) for key in ("infill", "template", "prompt", "motif", "length")),
         ):
             if getattr(self, one) is not None and getattr(self, other):
                 raise ValueError(f"{one} and {other} exclude each other; leave one out")
-        if (self.infill is None) != (self.genome is None):
-            raise ValueError("infill=regions.bed and genome=g.fa belong together; give both")
+        intervals = self.regions or self.infill
+        if (intervals is None) != (self.genome is None):
+            raise ValueError(
+                "infill=regions.bed (or regions=) and genome=g.fa belong together; give both"
+            )
+        if self.regions is not None and self.alignment is None:
+            raise ValueError(
+                "regions= are sampled from the columns of an alignment; give alignment=g.aln too, "
+                "or infill= to fill them within their flanks"
+            )
+        if self.alignment is not None and intervals is None:
+            raise ValueError(
+                "alignment= has columns for the bases of a genome; give genome=g.fa and regions= "
+                "or infill= too"
+            )
         if self.start is not None and (
-            self.infill is not None or self.length is not None or self.prompt or self.motif
+            intervals is not None or self.length is not None or self.prompt or self.motif
         ):
             raise ValueError(
                 "start= has complete sequences; leave infill, length, prompt and motif out, and "
@@ -158,7 +180,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
                 f"start_t {self.start_t} is the noise added to sequences of start=, without a "
                 "reward; set start=x.fa, or leave start_t out"
             )
-        if self.feature is not None and self.infill is None:
+        if self.feature is not None and intervals is None:
             raise ValueError(
                 "feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or "
                 "leave feature out"
@@ -218,7 +240,7 @@ def sample(options: SampleOptions) -> list[Job]:
     index = None
     if options.copies:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
-    optional = options.only("start", "start_t", "feature")
+    optional = options.only("start", "start_t", "feature", "regions")
     optional = {k: v for k, v in optional.items() if v is not None}
     if options.input is not None:
         optional |= options.only("input", "length_beam", "num_draws")
@@ -229,7 +251,8 @@ def sample(options: SampleOptions) -> list[Job]:
         "gc": gc,
         "template": content(options.template),
         "infill": content(options.infill),
-        **{k: content(v) if k in ("start", "input") else v for k, v in optional.items()},
+        **{k: v if k in ("start_t", "feature") else content(v) for k, v in optional.items()},
+        **({"alignment": request.alignment.identity} if request.alignment else {}),
         "genome": request.genome.digest if isinstance(request, requests.Infill) else None,
         "lengths": [low, high],
         "sampler": settings,
@@ -372,17 +395,24 @@ def make_request(options: SampleOptions, model: Model) -> Request:
         if options.length is not None:
             raise ValueError("the template defines the length; leave length out")
         return requests.Templates(patterns, each, tokenizer.vocab.mask_id)
+    intervals = options.regions or options.infill
+    alignment = model.loaded.columns_for(options.alignment)
+    if intervals is not None and options.genome is not None:
+        genome, regions = requests.read_intervals(options.genome, intervals, options.feature)
+        if alignment is not None:
+            alignment.check(genome, regions)
+    if options.regions is not None:
+        return requests.Infill(genome, regions, each, None, alignment=alignment)
     asked = model.length if options.length is None else options.length
     low, high = requests.length_range(asked)
-    if options.infill is not None and options.genome is not None:
+    if options.infill is not None:
         model.check_infill()
-        genome, regions = requests.read_intervals(options.genome, options.infill, options.feature)
         if low != high:
             raise ValueError(
                 f"length={options.length}: intervals are read in windows of one length; set "
                 "length to a number"
             )
-        return requests.Infill(genome, regions, each, low, options.write == "window")
+        return requests.Infill(genome, regions, each, low, options.write == "window", alignment)
     prompt = options.prompt or ""
     return requests.Free(tokenizer, each, (low, high), options.seed, prompt, motifs)
 

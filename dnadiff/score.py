@@ -21,6 +21,7 @@ class ScoreOptions(ModelOptions, ShardedOptions):
         python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv
         python -m dnadiff.score checkpoint=RUN genome=g.fa regions=genes.bed output=scores.tsv
         python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv per_base=x.bw
+        python -m dnadiff.score checkpoint=RUN genome=g.fa regions=genes.bed alignment=g.aln
 
     Columns: name, length, counted, nats_per_base, bits_per_base, se_mc, total_bits, and
     region_name if the regions have names. nats_per_base and bits_per_base are upper bounds on -log
@@ -38,6 +39,9 @@ class ScoreOptions(ModelOptions, ShardedOptions):
     """BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"""
     feature: str | None = None
     """rows of a GTF or GFF file with this third column, null: all"""
+    alignment: str | None = None
+    """of related genomes, made for this genome (docs/related_genomes.md); for models that read one
+    """
     output: str | None = None
     """null: scores.tsv in the run folder"""
     window: PositiveInt | None = None
@@ -77,6 +81,7 @@ def score(options: ScoreOptions) -> list[Job]:
     model.denoiser.to(options.device)
     window = model.window(options.window)
     source = options.into(open_input, fasta=options.input)
+    source.align(model.columns_for(options.alignment))
     parts = {"model": model, "source": source, "window": window}
     found: list[Job] = [options.into(ScoreJob, **parts, output=output)]
     if per_base is not None:

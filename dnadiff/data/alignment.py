@@ -27,6 +27,7 @@ from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT
 from dnadiff.fields import JsonMap
 from dnadiff.formats.nucleotides import FIRST_BASE, N_ID
 from dnadiff.formats.regions import listing, record_of
+from dnadiff.progress import log
 from dnadiff.store.disk import atomic_write, load_json
 from dnadiff.store.files import resolve
 
@@ -166,9 +167,10 @@ class Alignment:
         for start in range(0, total, size):
             yield start, unpacked(self._codes, start, min(start + size, total))
 
-    def check(self, genome: Genome) -> None:
+    def check(self, genome: Genome, regions: Sequence[Region] = ()) -> None:
         """Refuse a genome whose records differ from the target's, by their lengths and the bases of
-        64 stretches. Records that only one of them has are not compared.
+        64 stretches. Records that only one of them has are not compared; how many of the `regions`
+        are of records that the alignment does not have is logged.
 
         Raises:
             ValueError: naming the record.
@@ -196,6 +198,12 @@ class Alignment:
                     f"{self.records[known]:,} bases, which differ from the {length:,} of the "
                     f"genome; {remedy}"
                 )
+        others = sum(region.chrom not in shared for region in regions)
+        if others:
+            log.info(
+                f"alignment: {others:,} of {len(regions):,} sequences are of records that "
+                f"{self.path} does not have; they are read without columns"
+            )
 
     def _cut(self, record: str, start: int, end: int) -> Codes:
         place = self._place(record, start, end)

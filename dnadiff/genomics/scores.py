@@ -222,8 +222,9 @@ class ScoreJob(ResumableJob):
         return "".join(rows).encode(), len(rows)
 
     def finish(self, collected: Path) -> JsonDict:
-        nats, se = per_base(self.total_score)
+        (nats, se), alignment = per_base(self.total_score), self.source.alignment
         return {
+            **({} if alignment is None else {"related_genomes": len(alignment.genomes)}),
             "records": len(self.lengths),
             "counted": int(self.total_score[2]),
             "nats_per_base": nats,
@@ -241,6 +242,8 @@ class ScoreJob(ResumableJob):
             ("-log p per base", in_both(nats)),
             ("se_mc", in_both(se)),
         ]
+        if self.source.alignment is not None:
+            rows.append(("conditional on", f"{len(self.source.alignment.genomes)} related genomes"))
         return f"{table(rows)}\n{super().closing(seconds)}"
 
 

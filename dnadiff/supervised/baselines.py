@@ -411,9 +411,9 @@ def embed(
     for index, strands in strand_batches(items, batch_size, backbone.vocab, two_passes):
         total = torch.zeros(len(index), result.shape[1])
         for batch in strands:
-            ids, valid, _ = batch.to(device)
-            total += pool_features(backbone, ids, valid, stranded=stranded).cpu()
-            report(0, ids.numel())
+            read = batch.to(device)[:3]
+            total += pool_features(backbone, *read, stranded=stranded).cpu()
+            report(0, batch.ids.numel())
         result[index] = total / len(strands)
     return result.numpy()
 
@@ -453,6 +453,8 @@ class FrozenModel(SklearnModel):
             (stranded, ids[:length].tobytes())
             for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
         ]
+        if items.pieces is not None:  # with columns, equal sequences differ
+            keys = [(s, key + p.numpy().tobytes()) for (s, key), p in zip(keys, items.pieces)]
         missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
         if missing:
             new = items.select(torch.tensor(missing))

@@ -92,6 +92,7 @@ class HeadInputs:
         ids: Tensor,
         valid: Tensor | None,
         stranded: bool,
+        cond: Tensor | None = None,
     ) -> list[Tensor]:
         """Features (B, L, D) float32, of the given strand; of a network that reads both, one for
         each strand as it is read there.
@@ -102,7 +103,7 @@ class HeadInputs:
         if backbone is None:
             return [self._with_tokens([], vocab, ids, valid)]
         with self._recorded(backbone) as recorded:
-            features = backbone.features(ids, valid=valid).float()
+            features = backbone.features(ids, None, cond, valid).float()
         if stranded or not backbone.reads_both_strands:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
         lengths = lengths_of(ids, valid)
@@ -173,15 +174,19 @@ def pooled_width(backbone: Backbone, stranded: bool) -> int:
 
 
 def pool_features(
-    backbone: Backbone, ids: Tensor, valid: Tensor | None = None, stranded: bool = True
+    backbone: Backbone,
+    ids: Tensor,
+    valid: Tensor | None = None,
+    cond: Tensor | None = None,
+    stranded: bool = True,
 ) -> Tensor:
     """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)`
-    is False on padding.
+    is False on padding, and `cond` has the columns of an alignment.
 
     Unless the class is `stranded`, the features of a network that reads both strands are averaged
     over the strands: (B, D/2).
     """
-    features = backbone.features(ids, valid=valid).float()  # (B, L, D)
+    features = backbone.features(ids, None, cond, valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
         features = invariant(features)
     if valid is not None:
@@ -205,9 +210,11 @@ class SequenceClassifier(nn.Module, ABC):
     target: TaskTarget = ClassTarget()
 
     @abstractmethod
-    def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Outputs (B, C) float32 of `ids (B, L)`; positions outside `valid (B, L)` have no
-        influence."""
+    def forward(
+        self, ids: Tensor, valid: Tensor | None = None, cond: Tensor | None = None
+    ) -> Tensor:
+        """Outputs (B, C) float32 of `ids (B, L)`, and of columns `cond (B, L, CHANNELS)` if its
+        network reads them; positions outside `valid (B, L)` have no influence."""
 
     @torch.no_grad()
     def predict(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
@@ -223,7 +230,7 @@ class SequenceClassifier(nn.Module, ABC):
         for index, batches in strand_batches(
             items, batch_size, self.vocab, both_strands and not self.invariant
         ):
-            outputs = [self(*batch.to(device)[:2]) for batch in batches]
+            outputs = [self(*batch.to(device)[:3]) for batch in batches]
             result[index] = self.target.predictions(outputs).cpu()
         self.train(training)
         return result
@@ -264,13 +271,17 @@ class Classifier(SequenceClassifier):
         of_network = None if self.backbone is None else self.backbone.max_length
         return min(filter(None, (self.head.fixed_length, of_network)), default=None)
 
-    def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
-        return self.logits(self.read(ids, valid), valid)
+    def forward(
+        self, ids: Tensor, valid: Tensor | None = None, cond: Tensor | None = None
+    ) -> Tensor:
+        return self.logits(self.read(ids, valid, cond), valid)
 
-    def read(self, ids: Tensor, valid: Tensor | None = None) -> list[Tensor]:
+    def read(
+        self, ids: Tensor, valid: Tensor | None = None, cond: Tensor | None = None
+    ) -> list[Tensor]:
         """What the head reads: features (B, L, D), of both strands for a strand-invariant
         network."""
-        return self.inputs.read(self.backbone, self.vocab, ids, valid, self.stranded)
+        return self.inputs.read(self.backbone, self.vocab, ids, valid, self.stranded, cond)
 
     def logits(self, features: Sequence[Tensor], valid: Tensor | None = None) -> Tensor:
         """Logits (B, C) from what `read` returns."""
@@ -368,12 +379,16 @@ def draw_mixture(alpha: float, size: int, seed: int, step: int) -> Mixture:
 
 
 def mixed_logits(
-    classifier: Classifier, ids: Tensor, valid: Tensor | None, mixture: Mixture
+    classifier: Classifier,
+    ids: Tensor,
+    valid: Tensor | None,
+    mixture: Mixture,
+    cond: Tensor | None = None,
 ) -> Tensor:
     """Logits (B, C) of mixed features. The shorter sequence of a pair ends with zeros."""
     order, share = mixture.order.to(ids.device), mixture.share
     mixed = []
-    for features in classifier.read(ids, valid):
+    for features in classifier.read(ids, valid, cond):
         if valid is not None:
             features = torch.where(valid[..., None], features, 0.0)
         mixed.append(share * features + (1 - share) * features[order])

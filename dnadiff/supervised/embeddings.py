@@ -200,8 +200,9 @@ class Embedder:
                     features = invariant(features)
                 elif not self.stranded:
                     reverse = reverse_complement_rows(ids, lengths, vocab)
-                    mirrored = reverse_complement_columns(cond, lengths)
-                    other = self.denoiser.features(reverse, valid, mirrored).float()
+                    if cond is not None:
+                        cond = reverse_complement_columns(cond, lengths)
+                    other = self.denoiser.features(reverse, valid, cond).float()
                 for row, i in enumerate(number):
                     own = features[row, : len(tensors[i])]
                     if other is not None:

@@ -383,6 +383,8 @@ def _member(
 
     def make() -> Classifier:
         backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
+        if layer := about["pretrained"].get("columns"):
+            backbone.read_columns(lambda d_model: build(layer, d_model=d_model, trust=trust))
         if not isinstance(backbone, Backbone):
             raise ValueError(
                 f"its network is {type(backbone).__name__}, which is not a network of this "

@@ -401,13 +401,18 @@ class TaskStudy:
             **compared,
         }
         stored.write_summary(data.name, result)
+        columns = loaded.config.get("columns")  # how the network reads an alignment
         about = {
             "classes": list(data.target.names),
             "stranded": data.stranded,
             "layer": self.layer,
             "network": resolved(loaded.config, (PACKAGE, *self.trust))["backbone"],
             "tokenizer": self.tokenizer.config(),
-            "pretrained": {**origin, "weights": saved.weights_digest(network)},
+            "pretrained": {
+                **origin,
+                "weights": saved.weights_digest(network),
+                **({"columns": columns} if columns else {}),
+            },
         }
         for (name, seed), weights in stored.networks.items():
             if name in SAVED:

@@ -19,15 +19,16 @@ from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.data.kmers import canonical, reverse_complement
-from dnadiff.data.records import padded_groups
+from dnadiff.data.records import Interval, padded_groups
 from dnadiff.diffusion.draws import hash64
-from dnadiff.diffusion.vocab import COMPLEMENT, Vocab
+from dnadiff.diffusion.vocab import Vocab, complemented
 from dnadiff.fields import Json, JsonDict
 from dnadiff.progress import log
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.targets import TaskTarget
 
 if TYPE_CHECKING:
+    from dnadiff.data.genome.inputs import SequenceInput
     from dnadiff.supervised.classifier import SequenceClassifier
 
 
@@ -45,12 +46,16 @@ class Items:
             missing.
         groups: (S,) int64; items of one group stay in the same part when a set is divided. None:
             every item is its own group.
+        pieces: (S, 3) int64, the record, start and end of each item in `source`, which has the
+            columns of an alignment there; None: none.
     """
 
     ids: Tensor
     lengths: Tensor
     labels: Tensor
     groups: Tensor | None = None
+    pieces: Tensor | None = None
+    source: SequenceInput | None = None
 
     @classmethod
     def from_sequences(
@@ -59,6 +64,8 @@ class Items:
         labels: Sequence[int] | ndarray,
         pad_id: int,
         groups: ndarray | None = None,
+        pieces: Sequence[Interval] = (),
+        source: SequenceInput | None = None,
     ) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
@@ -74,15 +81,17 @@ class Items:
         ids[torch.arange(longest) < lengths[:, None]] = every
         dtype = torch.float32 if np.ndim(labels) > 1 else torch.int64
         group_ids = None if groups is None else torch.as_tensor(groups, dtype=torch.int64)
-        return cls(ids, lengths, torch.as_tensor(np.asarray(labels), dtype=dtype), group_ids)
+        found = torch.as_tensor(np.asarray(labels), dtype=dtype)
+        places = None if source is None else torch.tensor(pieces)
+        return cls(ids, lengths, found, group_ids, places, source)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def select(self, index: Tensor) -> Items:
         """The items at `index` (item numbers or a boolean mask)."""
-        of_groups = None if self.groups is None else self.groups[index]
-        return Items(self.ids[index], self.lengths[index], self.labels[index], of_groups)
+        every = (self.ids, self.lengths, self.labels, self.groups, self.pieces)
+        return Items(*(None if x is None else x[index] for x in every), self.source)  # type: ignore
 
     def concatenate(self, other: Items, pad_id: int) -> Items:
         """These items followed by those of `other`."""
@@ -94,10 +103,18 @@ class Items:
         lengths, labels = (
             torch.cat([getattr(items, name) for items in both]) for name in ("lengths", "labels")
         )
-        groups = [items.groups for items in both if items.groups is not None]
-        return Items(
-            torch.cat(ids), lengths, labels, torch.cat(groups) if len(groups) == 2 else None
+        optional = ((self.groups, other.groups), (self.pieces, other.pieces))
+        groups, pieces = (
+            None if x is None or y is None else torch.cat([x, y]) for x, y in optional
         )
+        return Items(torch.cat(ids), lengths, labels, groups, pieces, self.source)
+
+    def columns(self, index: Tensor) -> Tensor | None:
+        """The columns (B, L, CHANNELS) of an alignment for the items at `index (B,)`; None without
+        an alignment."""
+        if self.source is None or self.pieces is None:
+            return None
+        return self.source.columns(Interval(*piece) for piece in self.pieces[index].tolist())
 
 
 @dataclass(frozen=True)
@@ -150,21 +167,21 @@ class TaskData:
 
 class ItemBatch(NamedTuple):
     """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded,
-    `labels` (B,) int64 or (B, K) float32."""
+    columns of an alignment `cond (B, L, CHANNELS)` or None, `labels` (B,) int64 or (B, K)
+    float32."""
 
     ids: Tensor
     valid: Tensor | None
+    cond: Tensor | None
     labels: Tensor
 
     def first(self, number: int) -> ItemBatch:
         """The first `number` items."""
-        valid = None if self.valid is None else self.valid[:number]
-        return ItemBatch(self.ids[:number], valid, self.labels[:number])
+        return ItemBatch._make(None if x is None else x[:number] for x in self)
 
     def to(self, device: torch.device) -> ItemBatch:
         """The batch on a device."""
-        valid = None if self.valid is None else self.valid.to(device)
-        return ItemBatch(self.ids.to(device), valid, self.labels.to(device))
+        return ItemBatch._make(None if x is None else x.to(device) for x in self)
 
 
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
@@ -176,14 +193,11 @@ def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tenso
     return torch.where(position >= 0, other, vocab.pad_id)
 
 
-def reverse_complement_columns(cond: Tensor | None, lengths: Tensor) -> Tensor | None:
-    """The columns (B, L, CHANNELS) of an alignment for `reverse_complement_rows`; None for None."""
-    if cond is None:
-        return None
+def reverse_complement_columns(cond: Tensor, lengths: Tensor) -> Tensor:
+    """The columns (B, L, CHANNELS) of an alignment for `reverse_complement_rows`."""
     position = lengths[:, None] - 1 - torch.arange(cond.shape[1], device=cond.device)
     place = position.clamp(min=0)[..., None].expand_as(cond)
-    other = cond[..., list(COMPLEMENT)].gather(1, place)
-    return other.masked_fill(position[..., None] < 0, 0)
+    return complemented(cond).gather(1, place).masked_fill(position[..., None] < 0, 0)
 
 
 def make_batch(
@@ -193,11 +207,14 @@ def make_batch(
     reverse-complemented."""
     lengths = items.lengths[index]
     longest = int(lengths.max())
-    ids = items.ids[index, :longest].long()
+    ids, cond = items.ids[index, :longest].long(), items.columns(index)
     if reverse is not None:
         ids = torch.where(reverse[:, None], reverse_complement_rows(ids, lengths, vocab), ids)
+        if cond is not None:
+            other = reverse_complement_columns(cond, lengths)
+            cond = torch.where(reverse[:, None, None], other, cond)
     valid = None if int(lengths.min()) == longest else torch.arange(longest) < lengths[:, None]
-    return ItemBatch(ids, valid, items.labels[index])
+    return ItemBatch(ids, valid, cond, items.labels[index])
 
 
 def strand_batches(

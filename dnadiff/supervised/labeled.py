@@ -18,8 +18,11 @@ from annotated_types import Interval
 from numpy import ndarray
 from typing_extensions import TypedDict
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import run_data
+from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
+from dnadiff.data.records import Interval as Piece
 from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
@@ -104,6 +107,8 @@ class LabeledSequences:
         split_source: where the split comes from, for messages.
         groups: the group of each sequence: sequences of one group stay in the same part. Empty if
             there are none.
+        input: the sequences as regions of a genome, in this order; None if they have no
+            coordinates.
     """
 
     source: str
@@ -115,6 +120,7 @@ class LabeledSequences:
     split_source: str = "the split"
     notes: dict[str, Json] = field(default_factory=dict)
     groups: list[str] = field(default_factory=list)
+    input: SequenceInput | None = None
 
     def add(
         self, tokenizer: DNATokenizer, sequence: str, part: str, where: str, *cells: str
@@ -234,7 +240,9 @@ class Division:
         """The items of a part."""
         rows = self.rows(part)
         sequences = [self.found.sequences[row] for row in rows]
-        return Items.from_sequences(sequences, self.labels[rows], pad_id, self.clusters[rows])
+        pieces = [Piece(row, 0, len(ids)) for row, ids in zip(rows.tolist(), sequences)]
+        of_rows = self.labels[rows], pad_id, self.clusters[rows]
+        return Items.from_sequences(sequences, *of_rows, pieces, self.found.input)
 
 
 PathName = str | os.PathLike[str]
@@ -307,15 +315,25 @@ class LabeledTask(ABC):
         """The sequences in the files, encoded; a one-line FileNotFoundError or ValueError for bad
         input."""
 
-    def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """Read, divide and encode the task.
+    def load(self, tokenizer: DNATokenizer, alignment: Alignment | None = None) -> TaskData:
+        """Read, divide and encode the task, with the columns of an alignment if it is given.
 
         Raises:
             FileNotFoundError: if a file is missing.
             ValueError: for bad files, labels that do not fit the target, or a part without rows or
-                with a class that the training part lacks.
+                with a class that the training part lacks; for an alignment of another assembly, or
+                sequences without coordinates.
         """
         found = self.read(tokenizer)
+        if alignment is None:
+            found.input = None
+        elif found.input is None:
+            raise ValueError(
+                f"alignment {alignment.path} has columns for a genome, and {found.source} has "
+                "sequences without coordinates; leave alignment out, or give a task of intervals"
+            )
+        else:
+            found.input.align(alignment)
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
         division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)

@@ -475,7 +475,9 @@ class CNN(SequenceClassifier):
         first = nn.Linear(_CHANNELS[-1] * pooled_length(self.length), _HIDDEN)
         self.head = nn.Sequential(first, nn.Linear(_HIDDEN, num_classes))
 
-    def forward(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
+    def forward(
+        self, ids: Tensor, valid: Tensor | None = None, cond: Tensor | None = None
+    ) -> Tensor:
         if valid is not None:
             ids = torch.where(valid, ids, self.vocab.pad_id)
         ids = nn.functional.pad(ids, (0, self.length - ids.shape[1]), value=self.vocab.pad_id)

@@ -15,8 +15,11 @@ import numpy as np
 from numpy import ndarray
 from typing_extensions import Unpack
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.inputs import GenomeInput
 from dnadiff.data.kmers import UNKNOWN, KmerSet
+from dnadiff.data.records import Interval
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
@@ -413,7 +416,7 @@ class IntervalTask(LabeledTask):
         found = LabeledSequences(
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
         )
-        places = class_paths(self.path, ".csv.gz")
+        places, regions = class_paths(self.path, ".csv.gz"), list[Region]()
         _check_classes(described, {name for _, name, _ in places})
         skipped = 0
         for part, name, file in places:
@@ -440,6 +443,7 @@ class IntervalTask(LabeledTask):
                     raise ValueError(f"{where} {error}; correct it") from None
                 ids = genome.window(record, place.start, place.end, "-" if strand == "-" else "+")
                 found.sequences.append(ids)
+                regions.append(place)
                 found.labels.append(name)
                 found.parts.append(part)
             if len(found.sequences) + skipped == before:
@@ -448,6 +452,7 @@ class IntervalTask(LabeledTask):
             raise ValueError(
                 f"{self.path} has no interval on a record of {self.genome}; check the assembly"
             )
+        found.input = GenomeInput(genome, regions)
         found.notes = {
             "genome": self.genome,
             "genome_digest": genome.digest,
@@ -635,10 +640,14 @@ class RegionWindows:
                 "name"
             )
 
-    def load(self, tokenizer: DNATokenizer) -> TaskData:
-        """Read, divide and encode the task; ValueError if a part has no window of a class."""
-        genome = Genome.open(self.genome)
+    def load(self, tokenizer: DNATokenizer, alignment: Alignment | None = None) -> TaskData:
+        """Read, divide and encode the task, with the columns of an alignment if it is given;
+        ValueError if a part has no window of a class, or for another assembly."""
+        genome, source = Genome.open(self.genome), None
         lengths = genome.lengths
+        if alignment is not None:
+            source = GenomeInput(genome, [Region(name, 0, n) for name, n in lengths.items()])
+            source.align(alignment)
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))
         bases = [tokenizer.bases(ids[:]) for ids in genome.records]
@@ -668,7 +677,7 @@ class RegionWindows:
                         every = window_starts(usable, self.length, stride)
                         left_out[part][name] += len(every) - len(allowed)
         train, valid, test = (
-            self._items(part, starts[part], classes, genome, tokenizer) for part in strides
+            self._items(part, starts[part], classes, genome, tokenizer, source) for part in strides
         )
         notes = {
             "window": self.length,
@@ -690,6 +699,7 @@ class RegionWindows:
         classes: Sequence[str],
         genome: Genome,
         tokenizer: DNATokenizer,
+        source: GenomeInput | None,
     ) -> Items:
         size = min(map(len, starts))
         if size == 0:
@@ -700,14 +710,16 @@ class RegionWindows:
             )
         if part == "train" and self.max_train is not None:
             size = min(size, self.max_train)
-        sequences, labels = [], []
+        sequences, labels, pieces = [], [], []
         for label, (name, of_class) in enumerate(zip(classes, starts)):
             random = np.random.default_rng(hash64(self.seed, part, name))
             for number in np.sort(random.choice(len(of_class), size, replace=False)):
                 record, start = of_class[number]
+                pieces.append(Interval(record, start, start + self.length))
                 sequences.append(genome.records[record][start : start + self.length])
                 labels.append(label)
-        return Items.from_sequences(sequences, labels, tokenizer.vocab.pad_id)
+        pad_id = tokenizer.vocab.pad_id
+        return Items.from_sequences(sequences, labels, pad_id, None, pieces, source)
 
 
 def covered_bases(regions: Sequence[Region], lengths: Mapping[str, int]) -> list[ndarray]:

@@ -321,14 +321,14 @@ class FineTuningModule(lightning.LightningModule):
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
         loss, mixup = self.classifier.target.loss, self.recipe.mixup
         if not mixup:
-            return loss(self.classifier(batch.ids, batch.valid), batch.labels)
+            return loss(self.classifier(*batch[:3]), batch.labels)
         if not isinstance(self.classifier, Classifier):
             raise ValueError(
                 f"mixup {mixup:g} needs a head on features, which a "
                 f"{type(self.classifier).__name__} has not; set mixup=0"
             )
         mixture = draw_mixture(mixup, len(batch.labels), self.seed, self.global_step)
-        outputs = mixed_logits(self.classifier, batch.ids, batch.valid, mixture)
+        outputs = mixed_logits(self.classifier, batch.ids, batch.valid, mixture, batch.cond)
         other = loss(outputs, batch.labels[mixture.order.to(batch.labels.device)])
         return mixture.share * loss(outputs, batch.labels) + (1 - mixture.share) * other
 
@@ -618,9 +618,9 @@ def read_features(
     valid, labels, count = torch.zeros(number, length, dtype=torch.bool, device=device), [], 0
     classifier.eval()
     for batch in batches:
-        ids, mask, of_batch = batch.first(number - count).to(device)
+        ids, mask, cond, of_batch = batch.first(number - count).to(device)
         with torch.no_grad():
-            features = classifier.read(ids, mask)
+            features = classifier.read(ids, mask, cond)
         # Small numbers, because they follow the last norm of the network: float16 holds them.
         strands = strands or [
             torch.zeros(number, length, one.shape[-1], dtype=torch.float16, device=device)

@@ -147,7 +147,9 @@ def test_the_mean_head_is_a_linear_map_of_the_mean_features(kind, stranded):
     made = build_classifier(backbone, settings("mean"), HeadInputs(), 3, 12, stranded).eval()
     batch = make_batch(items(4, 7, 12), torch.arange(4), DNA.vocab)
     expected = torch.nn.functional.linear(
-        pool_features(backbone, batch.ids, batch.valid, stranded), made.head.weight, made.head.bias
+        pool_features(backbone, batch.ids, batch.valid, stranded=stranded),
+        made.head.weight,
+        made.head.bias,
     )
     torch.testing.assert_close(made(batch.ids, batch.valid), expected, rtol=1e-5, atol=1e-5)
 

@@ -121,7 +121,7 @@ def test_a_head_has_the_same_outputs_on_stored_features(kind, stranded, one_hot)
     assert len(stored) == 33 and len(stored.strands) == (2 if classifier.invariant else 1)
     rows = torch.randperm(33)
     with torch.no_grad():
-        direct = torch.cat([classifier(ids, valid) for ids, valid, _ in batches])[rows]
+        direct = torch.cat([classifier(ids, valid) for ids, valid, *_ in batches])[rows]
         outputs, labels = stored.outputs(classifier, rows)
     assert torch.allclose(outputs, direct, atol=1e-3)
     assert torch.equal(labels, torch.cat([batch.labels for batch in batches])[rows])

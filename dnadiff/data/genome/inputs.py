@@ -27,7 +27,6 @@ from dnadiff.fields import JsonDict
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, listing, names_of, read_regions
 from dnadiff.formats.sequences import Header, events
-from dnadiff.progress import log
 from dnadiff.store.files import bare_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")
@@ -72,20 +71,10 @@ class SequenceInput(ABC):
         )
 
     def align(self, alignment: Alignment | None) -> None:
-        """Read the columns of an alignment with the sequences. Those of other records than its
-        target's are counted in a log line, and have columns of zeros.
-
-        Raises:
-            ValueError: for an alignment of another assembly.
-        """
+        """Read the columns of an alignment with the sequences; see `Alignment.check`. Other records
+        than its target's have columns of zeros."""
         if alignment is not None:
-            alignment.check(self.genome)
-            others = sum(not alignment.covers(region.chrom) for region in self.regions)
-            if others:
-                log.info(
-                    f"alignment: {others:,} of {len(self.regions):,} sequences are of records that "
-                    f"{alignment.path} does not have; they are read without columns"
-                )
+            alignment.check(self.genome, self.regions)
         self.alignment = alignment
 
     def columns(self, pieces: Iterable[Interval]) -> Tensor | None:

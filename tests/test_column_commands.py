@@ -1,0 +1,218 @@
+"""Commands that read the columns of an alignment with regions of its genome: score, embed, sample,
+finetune and predict."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+
+import dnadiff
+from dnadiff.data.alignment import Alignment, write_alignment
+from dnadiff.formats.nucleotides import reverse_complement
+from dnadiff.formats.sequences import read_sequences
+
+SIZE = 3000
+LETTERS = np.random.default_rng(1).integers(0, 4, SIZE)
+TEXT = "".join("ACGT"[each] for each in LETTERS)
+NAMED = "".join("ACGT"[each] for each in np.random.default_rng(2).integers(0, 4, SIZE))
+
+
+def columns_of(letters: np.ndarray, p: float) -> np.ndarray:
+    """Posteriors that give each of the letters a probability p."""
+    columns = np.zeros((len(letters), 10), np.float32)
+    for part in (slice(0, 4), slice(4, 8)):
+        columns[:, part] = np.log((1 - p) / 3)
+        columns[np.arange(len(letters)), part.start + letters] = np.log(p)
+    columns[:, 9] = np.log(4)
+    return columns
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A genome with a plasmid, and alignments of its chromosome: `x.aln` knows nine of ten bases,
+    `named.aln` names the bases of another sequence, and `other.aln` is of another assembly."""
+    folder = tmp_path_factory.mktemp("aligned")
+    (folder / "g.fa").write_text(f">chr\n{TEXT}\n>plasmid\n{TEXT[700:1200]}\n")
+    named = np.array(["ACGT".index(base) for base in NAMED])
+    for name, target, letters, p in (
+        ("x", LETTERS, LETTERS, 0.9),
+        ("named", LETTERS, named, 1 - 1e-9),
+        ("other", 3 - LETTERS, LETTERS, 0.9),
+    ):
+        columns = columns_of(letters, p)
+        write_alignment(folder / f"{name}.aln", {"chr": SIZE}, target, [target] * 3, columns)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(world):
+    """A run of two steps that reads the alignment."""
+    from dnadiff.train import train
+
+    sizes = ("data.length=32", "data.batch_size=4", "backbone.d_model=16", "backbone.n_layers=1")
+    steps = ("trainer.max_steps=2", "trainer.val_check_interval=2", "data.max_valid_windows=4")
+    where = (f"data.path={world / 'g.fa'}", f"hydra.run.dir={world / 'run'}")
+    aligned = f"data.alignment={world / 'x.aln'}"
+    train.start(["data=fasta", aligned, "trainer.accelerator=cpu", *sizes, *steps, *where])
+    return world / "run"
+
+
+@pytest.fixture
+def start(cli, world, run):
+    """Runs a command on the run, with the genome."""
+
+    def start(name, *more, alignment="x.aln", genome=True):
+        given = [f"checkpoint={run}", *more]
+        given += [f"genome={world / 'g.fa'}"] if genome else []
+        given += [f"alignment={world / alignment}"] if alignment else []
+        return cli(name, *given)
+
+    return start
+
+
+@pytest.fixture
+def regions(tmp_path):
+    rows = ["chr\t100\t190\ta\t0\t+", "chr\t100\t190\tb\t0\t-", "plasmid\t0\t90\tc\t0\t+"]
+    (tmp_path / "r.bed").write_text("\n".join(rows) + "\n")
+    return tmp_path / "r.bed"
+
+
+def rows(path):
+    with path.open() as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def test_score_reads_the_columns_of_regions_on_their_strand(start, regions, tmp_path):
+    status, _, err = start("score", f"regions={regions}", "output=s.tsv")
+    assert status == 0, err
+    assert "1 of 3 sequences are of records that" in err
+    forward, reverse, plasmid = (float(row["bits_per_base"]) for row in rows(tmp_path / "s.tsv"))
+    assert forward < 1.1 and reverse < 1.1 and plasmid > 1.9
+    assert json.loads((tmp_path / "s.tsv.json").read_text())["related_genomes"] == 3
+    assert start("score", f"regions={regions}", "output=t.tsv", alignment=None)[0] == 0
+    without = [float(row["bits_per_base"]) for row in rows(tmp_path / "t.tsv")]
+    assert min(without) > 1.9 and without[2] == plasmid
+    assert "related_genomes" not in json.loads((tmp_path / "t.tsv.json").read_text())
+
+
+def test_records_of_a_file_have_the_columns_of_the_target(start, world, regions, tmp_path):
+    files = f"input={world / 'g.fa'}", "output=f.tsv", "per_base=f.bedgraph"
+    status, _, err = start("score", *files, "spacing=8", genome=False)
+    assert status == 0, err
+    chrom, plasmid = rows(tmp_path / "f.tsv")
+    assert float(chrom["bits_per_base"]) < 1.1 and float(plasmid["bits_per_base"]) > 1.9
+    track = [line.split() for line in (tmp_path / "f.bedgraph").read_text().splitlines()]
+    values = {(row[0], int(row[1])): float(row[3]) for row in track}
+    assert np.mean([values["chr", i] for i in range(SIZE)]) > 1
+    assert max(values["plasmid", i] for i in range(500)) < 0.5
+    assert start("score", f"regions={regions}", "output=s.tsv", "per_base=s.bedgraph")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["score", "embed"])
+def test_shards_and_an_interrupted_job_give_the_same_file(start, world, regions, tmp_path, name):
+    key, out = ("regions", "tsv") if name == "score" else ("input", "npz")
+    given = f"{key}={regions}", "batch_size=1"
+    assert start(name, *given, f"output=whole.{out}")[0] == 0
+    whole = (tmp_path / f"whole.{out}").read_bytes()
+    for i in (1, 2):
+        assert start(name, *given, f"output=parts.{out}", f"shard={i}/2")[0] == 0
+    from dnadiff.merge import merge
+
+    merge(output=f"parts.{out}")
+    assert (tmp_path / f"parts.{out}").read_bytes() == whole
+    if name == "score":
+        again = (*given, f"output=whole.{out}", "resume=true")
+        assert start(name, *again)[0] == 0 and (tmp_path / f"whole.{out}").read_bytes() == whole
+        status, _, err = start(name, *again, alignment="named.aln")
+        assert status != 0 and "alignment" in err
+
+
+def test_embeddings_depend_on_the_columns_and_not_on_the_strand(start, regions, tmp_path):
+    assert start("embed", f"input={regions}", "output=e.npz")[0] == 0
+    assert (
+        start("embed", f"input={regions}", "output=f.npz", "alignment=none", alignment=None)[0] == 0
+    )
+    found, plain = (np.load(tmp_path / f"{each}.npz")["embeddings"] for each in "ef")
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
+    assert np.abs(found[0] - plain[0]).max() > 1e-3
+    np.testing.assert_array_equal(found[2], plain[2])
+
+
+def test_sequences_of_a_region_follow_its_columns(start, regions, tmp_path):
+    given = f"regions={regions}", "num_samples=3", "output=s.fa"
+    status, _, err = start("sample", *given, alignment="named.aln")
+    assert status == 0, err
+    found = [(r.name, r.sequence.decode()) for r in read_sequences(tmp_path / "s.fa")]
+    assert [name for name, _ in found[2:4]] == ["chr:101-190(+)_3", "chr:101-190(-)_1"]
+    texts = [text for _, text in found]
+    assert texts[:3] == [NAMED[100:190]] * 3
+    assert texts[3:6] == [reverse_complement(NAMED[100:190].encode()).decode()] * 3
+    assert len({*texts[6:]}) == 3 and {len(text) for text in texts} == {90}
+    about = json.loads((tmp_path / "s.fa.json").read_text())
+    assert about["settings"]["alignment"]
+
+
+def test_infill_keeps_the_flanks_and_follows_the_columns(start, tmp_path):
+    given = "infill=chr:101-120", "num_samples=2", "length=64", "output=i.fa"
+    status, _, err = start("sample", *given, alignment="named.aln")
+    assert status == 0, err
+    window = TEXT[78:100] + NAMED[100:120] + TEXT[120:142]
+    found = [r.sequence.decode() for r in read_sequences(tmp_path / "i.fa")]
+    assert found == [window] * 2
+    assert start("sample", *given, "resume=true", alignment="named.aln")[0] == 0
+    status, _, err = start("sample", *given, "resume=true")
+    assert status != 0 and "names other settings" in err
+
+
+def test_python_reads_the_same_columns(run, world, start, regions, tmp_path):
+    assert start("score", f"regions={regions}", "output=s.tsv", "num_draws=2")[0] == 0
+    model, stored = dnadiff.load(run, device="cpu"), Alignment.open(world / "x.aln")
+    columns = stored.columns("chr", 100, 132)
+    found = model.nll([TEXT[100:132]], num_draws=64, columns=[columns])[0] / math.log(2)
+    assert found < 1.1 < 1.9 < model.nll([TEXT[100:132]], num_draws=64)[0] / math.log(2)
+    named = Alignment.open(world / "named.aln").columns("chr", 10, 40)
+    assert model.sample(2, columns=named) == [NAMED[10:40]] * 2
+
+
+@pytest.mark.parametrize(
+    "name, arguments, problem",
+    [
+        ("score", ["regions=chr:1-90", "alignment={}/other.aln"], "made for another assembly"),
+        ("embed", ["input=chr:1-90", "alignment={}/other.aln"], "made for another assembly"),
+        ("sample", ["infill=chr:1-9", "alignment={}/other.aln"], "made for another assembly"),
+        ("score", ["regions=chr:1-90", "alignment={}/g.fa"], "is not an alignment of related"),
+        ("sample", ["regions=chr:1-90"], "give alignment=g.aln too"),
+        (
+            "sample",
+            ["regions=chr:1-90", "infill=chr:1-9", "alignment={}/x.aln"],
+            "regions and infill exclude each other",
+        ),
+        ("sample", ["regions=chr:1-90", "length=9", "alignment={}/x.aln"], "exclude each other"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(start, world, name, arguments, problem):
+    output = f"output=x.{dict(score='tsv', embed='npz', sample='fa')[name]}"
+    given = [each.format(world) for each in arguments]
+    status, _, err = start(name, *given, output, alignment=None)
+    assert status != 0 and len(err.strip().splitlines()) == 1 and problem in err, err
+
+
+def test_a_missing_genome_and_a_model_that_reads_none_are_one_line(start, world, cli, trained):
+    status, _, err = start("sample", "output=x.fa", genome=False)
+    assert status != 0 and "give genome=g.fa and regions= or infill= too" in err
+    aligned = f"alignment={world / 'x.aln'}"
+    (world / "genes.fa").write_text(">gene1\nACGTACGTA\n")
+    given = f"input={world / 'genes.fa'}", "output=s.tsv"
+    status, _, err = start("score", *given, genome=False)
+    assert status != 0 and "gene1" in err and "has the records chr" in err
+    place = f"genome={world / 'g.fa'}", f"checkpoint={trained}"
+    for name, *keys in (
+        ("score", "regions=chr:1-90", "output=x.tsv"),
+        ("embed", "input=chr:1-90", "output=x.npz"),
+        ("sample", "infill=chr:1-9", "output=x.fa"),
+    ):
+        status, _, err = cli(name, aligned, *keys, *place)
+        assert status != 0 and "reads no alignment" in err
+        assert len(err.strip().splitlines()) == 1
