@@ -7,8 +7,10 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from dnadiff.data.alignment import write_alignment
 from dnadiff.data.genome.inputs import open_input
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.options.compose import import_plugins
@@ -77,6 +79,22 @@ def test_its_file_format_is_read_in_training(run, project):
     )
     assert status == 0, errors
     assert (project / "pairs" / "checkpoints").is_dir()
+
+
+def test_its_layer_reads_columns(run, project):
+    letters = [*map(b"ACGT".index, read_sequences(str(project / "phages.fa"))[0].sequence)]
+    columns = np.ones((6000, 10), np.float32)
+    write_alignment(project / "phages.aln", {"phage": 6000}, letters, [letters], columns)
+    status, errors = run(
+        "python -m dnadiff.train --config-dir configs data=phages data.alignment=phages.aln "
+        "columns=depth backbone=conv trainer.max_steps=1 hydra.run.dir=aligned"
+    )
+    assert status == 0, errors
+    line = "evaluate checkpoint=aligned part=valid orders=[]"
+    status, errors = run(f"python -m dnadiff.{line} trust=[my_models]")
+    assert status == 0, errors
+    config = read_yaml(project / "aligned" / "config.yaml")
+    assert config["columns"] == {"_target_": "my_models.Depth"}
 
 
 def test_its_file_format_is_read_by_every_input(project, monkeypatch, tmp_path):

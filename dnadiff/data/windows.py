@@ -12,14 +12,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from dnadiff.data.alignment import Alignment
 from dnadiff.data.records import (
     Cutter,
     Ends,
@@ -36,6 +35,9 @@ from dnadiff.data.records import (
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
+
+if TYPE_CHECKING:
+    from dnadiff.data.alignment import Alignment
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

@@ -133,7 +133,7 @@ class VectorDenoiser(BaseDenoiser):
             )
         if backbone.columns is not None:
             raise ValueError(
-                "data.alignment does not fit an objective of noisy vectors, which have no logits of "
+                "data.alignment does not fit an objective of noisy vectors, which has no logits of "
                 "bases; leave it out, or set another objective"
             )
         self.process, self.time_conditioning = process, True

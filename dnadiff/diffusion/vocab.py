@@ -12,9 +12,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-# Channels of a column of an alignment (`dnadiff.data.alignment`): the log posterior of A, C, G and T
-# given the other genomes (nats); the log frequency of A, C, G and T among the aligned bases; the mean
-# log rate; log(1 + depth), where depth is the number of genomes with a base there.
+# Channels of a column of an alignment (`dnadiff.data.alignment`): the log posterior of A, C, G and
+# T given the other genomes (nats); the log frequency of A, C, G and T among the aligned bases; the
+# mean log rate; log(1 + depth), where depth is the number of genomes with a base there.
 CHANNELS = 10
 POSTERIOR, FREQUENCY, RATE, DEPTH = slice(0, 4), slice(4, 8), 8, 9
 COMPLEMENT = (3, 2, 1, 0, 7, 6, 5, 4, 8, 9)  # the channels of the other strand

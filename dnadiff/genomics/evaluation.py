@@ -318,6 +318,8 @@ class HeldOut:
         data.check_corruption(settings.protocol)
         for other in rest:
             check_length(settings.length or data.length, other.denoiser.max_length, "b")
+            if data.alignment is None:
+                other.columns_for(None)  # the remark
         tiles, part = data.test_windows(settings.part, settings.length), settings.part
         name = "" if rest else f"model: {first.path}, step {first.step:,}; "
         log.info(f"{name}{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({part})")
