@@ -7,7 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -149,7 +149,7 @@ class ConditionalSampler:
         is_design: whether its samples are designed for a reward.
     """
 
-    is_design: ClassVar[bool] = False
+    is_design = False
 
     denoiser: BaseDenoiser
     process: AbsorbingProcess

@@ -179,11 +179,13 @@ def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -
     return text_pattern(tokenizer, text)
 
 
-def free_pattern(tokenizer: Tokenizer, length: int) -> Pattern:
-    """The pattern of a sequence of which nothing is given."""
+def free_pattern(
+    tokenizer: Tokenizer, length: int, prompt: str = "", motifs: Sequence[Motif] = ()
+) -> Pattern:
+    """The pattern of a sequence of which at most the beginning and motifs are given."""
     if tokenizer.vocab.complement is None:
-        return text_pattern(tokenizer, "", length)
-    return dna_pattern(tokenizer, length)
+        return text_pattern(tokenizer, prompt, length)
+    return dna_pattern(tokenizer, length, prompt, motifs, "prompt")
 
 
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
@@ -346,9 +348,7 @@ class Free(Request):
             check_has_masks(self._pattern(n), tokenizer.vocab.mask_id, what)
 
     def _pattern(self, length: int) -> Pattern:
-        if self.tokenizer.vocab.complement is None:
-            return text_pattern(self.tokenizer, self.prompt, length)
-        return dna_pattern(self.tokenizer, length, self.prompt, self.motifs, "prompt")
+        return free_pattern(self.tokenizer, length, self.prompt, self.motifs)
 
     def _length(self, number: int) -> int:
         low, high = self.lengths

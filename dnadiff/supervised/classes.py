@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -46,7 +45,7 @@ class ClassProbabilities(Predicted):
     """Predictions of S sequences by the classifiers of R seeds: `each_seed` are
     log-probabilities."""
 
-    tally_header: ClassVar[tuple[str, ...]] = ("predicted", "number", "of all")
+    tally_header = ("predicted", "number", "of all")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -59,11 +58,13 @@ class ClassProbabilities(Predicted):
         return self.each_seed
 
     @property
+    def values_of_seeds(self) -> ndarray:
+        return np.exp(self.each_seed.astype(np.float64))
+
+    @property
     def probs(self) -> ndarray:
         """(S, C) float64 probabilities, averaged over the seeds."""
-        return np.exp(self.each_seed.astype(np.float64)).mean(0)
-
-    values = probs
+        return self.values
 
     @property
     def labels(self) -> ndarray:
@@ -79,8 +80,8 @@ class ClassProbabilities(Predicted):
     @property
     def spread(self) -> ndarray:
         """(S,) of the predicted class."""
-        probs = np.exp(self.each_seed.astype(np.float64))
-        return spread(np.take_along_axis(probs, self.labels[None, :, None], axis=2)[..., 0])
+        index = self.labels[None, :, None]
+        return spread(np.take_along_axis(self.values_of_seeds, index, axis=2)[..., 0])
 
     @property
     def combined(self) -> ndarray:
@@ -275,29 +276,20 @@ class ClassTarget(TaskTarget):
         return f"log-odds of class {name}"
 
 
-@dataclass(frozen=True)
 class LabelProbabilities(Predicted):
     """Predictions of S sequences by the multi-label networks of R seeds: `each_seed` are log-odds,
     `values` probabilities, averaged over the seeds."""
 
-    tally_header: ClassVar[tuple[str, ...]] = ("label", "mean probability")
+    tally_header = ("label", "mean probability")
 
     @property
-    def values(self) -> ndarray:
-        return self._probs.mean(0)
-
-    @property
-    def spread(self) -> ndarray:
-        return spread(self._probs)
+    def values_of_seeds(self) -> ndarray:
+        return 1 / (1 + np.exp(-self.each_seed.astype(np.float64)))
 
     @property
     def combined(self) -> ndarray:
         probs = np.clip(self.values, 1e-12, 1 - 1e-12)
         return np.log(probs) - np.log1p(-probs)
-
-    @property
-    def _probs(self) -> ndarray:
-        return 1 / (1 + np.exp(-self.each_seed.astype(np.float64)))
 
 
 class MultiLabelTarget(TaskTarget):

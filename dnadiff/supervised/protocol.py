@@ -34,12 +34,12 @@ class FixedSplit:
     """The task's own train, validation and test parts, the same for every seed."""
 
     pad_id: int
-    name: ClassVar[str] = "fixed"
-    varies: ClassVar[bool] = False  # whether another seed gives another division
-    tests_all_items: ClassVar[bool] = False  # including those of the training part
+    name = "fixed"
+    varies = False  # whether another seed gives another division
+    tests_all_items = False  # including those of the training part
     epochs: ClassVar[int | None] = None  # published; None: as many as suit the size of the task
     rates: ClassVar[tuple[float, ...]] = ()  # published grid of learning rates
-    warmup: ClassVar[float] = 0.1
+    warmup = 0.1
 
     def tested(self, data: TaskData) -> Items:
         """The items that are scored."""
@@ -78,8 +78,7 @@ class FewItems(FixedSplit):
     """
 
     train_items: int = 100
-    name: ClassVar[str] = "few"
-    varies: ClassVar[bool] = True
+    name, varies = "few", True
 
     def describe(self) -> JsonDict:
         return {**super().describe(), "train_items": self.train_items}
@@ -140,11 +139,8 @@ class PaperSplit(FixedSplit):
     """
 
     valid_fraction: float = 0.1
-    name: ClassVar[str] = "paper"
-    varies: ClassVar[bool] = True
-    epochs: ClassVar[int | None] = 10
-    rates: ClassVar[tuple[float, ...]] = (1e-3, 2e-3)
-    warmup: ClassVar[float] = 0.01
+    name, varies = "paper", True
+    epochs, rates, warmup = 10, (1e-3, 2e-3), 0.01
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         if not data.target.published:
@@ -172,9 +168,7 @@ class KFold(FixedSplit):
 
     num_folds: int = 5
     valid_fraction: float = 0.1
-    name: ClassVar[str] = "kfold"
-    varies: ClassVar[bool] = True
-    tests_all_items: ClassVar[bool] = True
+    name, varies, tests_all_items = "kfold", True, True
 
     def tested(self, data: TaskData) -> Items:
         return data.train.concatenate(data.valid, self.pad_id).concatenate(data.test, self.pad_id)

@@ -63,7 +63,7 @@ def compare(
         `models`: by name, the metric that models are compared by with its interval and its value
         for each run, and all others; `differences`: the primary metric of `a` minus that of `b`.
     """
-    target = ClassTarget() if target is None else target
+    target = target or ClassTarget()
     metric = target.metrics[target.primary]
     labels, (groups, units) = tested.labels.numpy(), resampled(tested)
     if units.startswith("items of"):
@@ -440,8 +440,8 @@ def on_subsets(result: JsonMap, model: str) -> dict[str, str]:
 
 
 class PublishedResult(NamedTuple):
-    """A published accuracy: the mean over seeds, its `spread` with the kind of it, and the number
-    of training sequences.
+    """A published accuracy: the mean over seeds, its `spread`, and the number of training
+    sequences.
 
     The spread is None where the table lacks it; this does not mean that the paper prints none.
     """
@@ -449,9 +449,7 @@ class PublishedResult(NamedTuple):
     model: str
     accuracy: float
     spread: float | None
-    spread_kind: str
     train: int
-    source: str
 
     @property
     def text(self) -> str:
@@ -475,9 +473,7 @@ def published_accuracies(task: str) -> list[PublishedResult]:
                 row["model"],
                 float(row["accuracy"]),
                 float(row["spread"]) if row["spread"] else None,
-                row["spread_kind"],
                 int(row["train"]),
-                row["source"],
             )
             for row in csv.DictReader(file)
             if row["task"] == task

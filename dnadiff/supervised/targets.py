@@ -72,7 +72,7 @@ class Predicted(ABC):
     names: tuple[str, ...]
     each_seed: ndarray
     tally_header: ClassVar[tuple[str, ...]]
-    averaged_name: ClassVar[str] = "averaged probabilities"
+    averaged_name = "averaged probabilities"
 
     @property
     @abstractmethod
@@ -81,13 +81,18 @@ class Predicted(ABC):
 
     @property
     @abstractmethod
-    def values(self) -> ndarray:
-        """(S, K) float64, combined over the seeds, on the scale that is reported."""
+    def values_of_seeds(self) -> ndarray:
+        """(R, S, K) float64, of each seed, on the scale that is reported."""
 
     @property
-    @abstractmethod
+    def values(self) -> ndarray:
+        """(S, K) float64, combined over the seeds, on the scale that is reported."""
+        return self.values_of_seeds.mean(0)
+
+    @property
     def spread(self) -> ndarray:
         """(S, K) largest minus smallest value over the seeds; NaN for a single seed."""
+        return spread(self.values_of_seeds)
 
     def cells(self) -> dict[str, Sequence[str | float] | ndarray]:
         """What is predicted for each sequence, and its spread over the seeds, by column."""
@@ -145,11 +150,9 @@ class TaskTarget(ABC):
     buildable = True
     primary: ClassVar[str]
     predicted_kind: ClassVar[type[Predicted]]
-    value_prefix: ClassVar[str] = "p"
+    value_prefix = "p"
     shown: ClassVar[tuple[str, ...]]
-    takes_several: ClassVar[bool] = True
-    can_be_missing: ClassVar[bool] = True
-    published: ClassVar[bool] = False
+    takes_several, can_be_missing, published = True, True, False
     text_columns: ClassVar[frozenset[str]] = frozenset()
     column_metrics: ClassVar[Mapping[str, ColumnMetric]]
 
@@ -438,16 +441,16 @@ class PredictedValues(Predicted):
     `transform` of the labels."""
 
     transform: LabelTransform
-    tally_header: ClassVar[tuple[str, ...]] = ("target", "mean prediction")
-    averaged_name: ClassVar[str] = "averaged predictions"
+    tally_header = ("target", "mean prediction")
+    averaged_name = "averaged predictions"
 
     @property
     def values(self) -> ndarray:
         return self.transform.invert(self.combined)
 
     @property
-    def spread(self) -> ndarray:
-        return spread(self.transform.invert(self.each_seed.astype(np.float64)))
+    def values_of_seeds(self) -> ndarray:
+        return self.transform.invert(self.each_seed.astype(np.float64))
 
     @property
     def combined(self) -> ndarray:

@@ -87,11 +87,9 @@ class DesignMethod(Configurable, ABC):
     """
 
     process_type: ClassVar[type[Process]] = AbsorbingProcess
-    needs: ClassVar[str] = ""
-    has_weights: ClassVar[bool] = False
-    changes_given: ClassVar[bool] = False
-    reads_whole: ClassVar[bool] = False
-    uses_beta: ClassVar[bool] = True
+    needs = ""
+    has_weights = changes_given = reads_whole = False
+    uses_beta = True
     threshold = 0.0
 
     def check_population(self, smallest: int, largest: int) -> None:
@@ -246,7 +244,7 @@ class Designer(ConditionalSampler):
         ValueError: if `beta` is negative, or model, sampler and reward do not fit the method.
     """
 
-    is_design: ClassVar[bool] = True
+    is_design = True
 
     def __init__(
         self,
@@ -491,9 +489,8 @@ class Stepwise(DesignMethod):
     every: PositiveInt = 1
     anneal: bool = True
 
-    has_weights: ClassVar[bool] = True
-    reads_whole: ClassVar[bool] = True
-    needs: ClassVar[str] = "steers a model that unmasks in any order"
+    has_weights = reads_whole = True
+    needs = "steers a model that unmasks in any order"
 
     def check(self, generator: ConditionalSampler, goal: Goal) -> None:
         super().check(generator, goal)

@@ -1,7 +1,6 @@
 """Best of n: the baseline of all design methods."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 
@@ -30,7 +29,7 @@ class BestOfN(DesignMethod):
 
     num_candidates: PositiveInt = 16
 
-    uses_beta: ClassVar[bool] = False
+    uses_beta = False
 
     def design(self, run: DesignRun) -> SampleBatch:
         best, best_value = run.template, torch.full((len(run.template),), -torch.inf).double()

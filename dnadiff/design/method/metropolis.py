@@ -3,7 +3,6 @@ by the reward."""
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -48,9 +47,8 @@ class Metropolis(DesignMethod):
     max_changes: PositiveInt | None = None
     best: bool = False
 
-    changes_given: ClassVar[bool] = True
-    reads_whole: ClassVar[bool] = True
-    needs: ClassVar[str] = "needs a model that reads both sides of a mask"
+    changes_given = reads_whole = True
+    needs = "needs a model that reads both sides of a mask"
 
     def design(self, run: DesignRun) -> SampleBatch:
         given = [target.start for target in run.targets if target.start is not None]

@@ -2,7 +2,6 @@
 Metropolis-Hastings moves by the model."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -53,9 +52,8 @@ class ResampleMove(DesignMethod):
     num_groups: PositiveInt | None = None
     threshold: Fraction = 0.5
 
-    has_weights: ClassVar[bool] = True
-    reads_whole: ClassVar[bool] = True
-    needs: ClassVar[str] = Metropolis.needs
+    has_weights = reads_whole = True
+    needs = Metropolis.needs
 
     def supports_weights(self, sampler: Sampler, length: int) -> bool:
         return (

@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike
 
 from dnadiff.data.kmers import UNKNOWN, spectrum
 from dnadiff.diffusion.bootstrap import student_t
+from dnadiff.formats.nucleotides import FIRST_BASE, NOT_A_NUCLEOTIDE, ids_of
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
@@ -42,10 +43,6 @@ Statistic = Callable[
     [ndarray, ndarray], float
 ]  # of two sets, arrays with one row for each sequence
 _DESIGNED = re.compile(r"(?:^|\s)designed=(\d+)-(\d+)(?:\s|$)")
-_NOT_A_BASE = 255
-_BASE_OF_CHARACTER = np.full(256, _NOT_A_BASE, np.uint8)
-_BASE_OF_CHARACTER[list(b"NRYKMSWBDHVnrykmswbdhv")] = UNKNOWN
-_BASE_OF_CHARACTER[list(b"ACGTUacgtu")] = [0, 1, 2, 3, 3] * 2
 _MIN_FOR_QUANTILES = 40  # the 2.5 % quantile of 20 values has 4 to 5 % below it
 
 
@@ -134,17 +131,14 @@ class RandomSets:
 def as_bases(sequence: str | bytes) -> ndarray:
     """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
     ValueError for another character."""
-    raw = sequence.encode("latin-1", "replace") if isinstance(sequence, str) else sequence
-    bases = np.frombuffer(
-        raw.translate(_BASE_OF_CHARACTER.tobytes()), np.uint8
-    )  # indexing takes nine times the memory
-    if (bases == _NOT_A_BASE).any():
-        position = int(np.argmax(bases == _NOT_A_BASE))
+    ids = ids_of(sequence)
+    if (ids == NOT_A_NUCLEOTIDE).any():
+        position = int(np.argmax(ids == NOT_A_NUCLEOTIDE))
         raise ValueError(
             f"the sequence has {sequence[position : position + 1]!r} at position {position}, which "
             "is not a nucleotide code"
         )
-    return bases
+    return ids - np.uint8(FIRST_BASE)  # of N: `UNKNOWN`
 
 
 def designed_part(header: str, length: int) -> slice:
