@@ -42,6 +42,7 @@ PSEUDOCOUNT = 0.1  # of each base, in the frequencies of a column
 MAX_FITTED = 40_000  # columns that weights are fitted to
 EM_STEPS = 300
 _MIN_LENGTH = 1e-5  # of a branch: no difference between two genomes is impossible
+_MIN_WEIGHT = 1e-9  # of a component
 _MIN_GAPS = 1e-3  # frequency, if gaps are a state
 _BLOCK = 1 << 13  # columns at once: what is computed of them fits into a cache
 
@@ -131,10 +132,14 @@ class Phylogeny:
         """The channels of `dnadiff.data.alignment` of the codes (G, n): (n, 10) float32.
 
         P(b) is proportional to sum_c w_c pi_c(b) L_c(b). The base of the target never enters.
-        Columns without a base are 0.
+        Columns without a base are 0. The time grows with the number of genomes, of components and
+        of distinct columns: 4.64 million columns of 45 genomes and 18 components take 18 s on one
+        core.
         """
         result = np.zeros((codes.shape[1], 10), np.float32)
-        weights, log_rates = np.array(self.weights, np.float32), np.log(self.rates)
+        # Of a column that only a component of no weight explains, the others may underflow.
+        weights = np.maximum(self.weights, _MIN_WEIGHT).astype(np.float32)
+        log_rates = np.log(self.rates)
         for start in range(0, len(result), _BLOCK):
             block = codes[:, start : start + _BLOCK]
             joint, pattern = self.joint(block)
@@ -197,10 +202,9 @@ def fit(
     every = [(0.5 - strong, strong, strong, 0.5 - strong), *map(tuple, profiles)]
     components = [(profile, rate) for profile in every for rate in rates]
     mirror = [components.index((profile[::-1], rate)) for profile, rate in components]
-    gaps = max(float((codes[codes <= GAP] == GAP).mean()), _MIN_GAPS)
+    gaps = gap_state * max(float((codes[codes <= GAP] == GAP).mean()), _MIN_GAPS)
     every = [
-        (*(p * (1 - gaps) for p in profile), gaps) if gap_state else profile
-        for profile, _ in components
+        (*(p * (1 - gaps) for p in profile), gaps)[: GAP + gap_state] for profile, _ in components
     ]
     fitted = []
     for kappa in KAPPAS:

@@ -260,3 +260,11 @@ def test_phase_contrast_tells_the_third_position():
     np.testing.assert_allclose(phase_contrast(rate, known)[60:63], expected)
     assert phase_contrast(rate, known)[150] == 0
     assert len(phase_contrast(rate[:7], known[:7])) == 7
+
+
+def test_a_column_that_only_a_component_without_weight_explains_has_a_posterior():
+    model = wide_model(200)
+    weights = np.zeros(18)
+    weights[0] = 1  # the slowest rate
+    codes = random_codes(model, 20) % 4
+    assert np.isfinite(replace(model, weights=weights.tolist()).columns(codes)).all()
