@@ -188,8 +188,7 @@ def simulated(model, n, seed=0):
 def fitted():
     """A known model, one that is fitted to columns of it, and the columns."""
     truth = make_model(TREES[3], profiles=((0.3, 0.2, 0.2, 0.3), *PROFILES), kappa=7.0)
-    weights = np.reshape(truth.weights, (3, 3))
-    truth = replace(truth, weights=((weights + weights[[0, 2, 1]]) / 2).ravel().tolist())
+    truth = replace(truth, weights=[0.3 / 3, 0.5 / 3, 0.2 / 3] * 3)
     codes = simulated(truth, 1500)
     model = fit(codes[:-1], codes[-1], truth.names, "target", tree=TREES[3], rates=truth.rates[:3])
     return truth, model, codes
