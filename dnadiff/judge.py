@@ -116,9 +116,9 @@ def judge(options: JudgeOptions) -> list[Job]:
 
 def picture(quality: SampleQuality) -> bytes:
     """The picture of the metrics that are curves, as a PNG file."""
-    from dnadiff.report import page, run
+    from dnadiff.report import page, samples
 
-    curves = (run.kmer_divergences, run.mutual_information)
+    curves = (samples.kmer_divergences, samples.mutual_information)
     found = page.overview([partial(curve, quality=quality) for curve in curves])
     return page.rendered(found, "png")
 

@@ -22,13 +22,13 @@ from pathlib import Path
 
 import torch
 from demo_report import Designs, write_demo_page
+from run_sections import RunResults, headlines, read_metrics, sentences
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.diffusion.denoiser import Conjoined
 from dnadiff.formats.nucleotides import text_of
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.progress import duration, table
-from dnadiff.report.run import RunResults, headlines, read_metrics, sentences
 from dnadiff.weights.checkpoint import load
 
 GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"

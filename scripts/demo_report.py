@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jinja2 import ChoiceLoader, FileSystemLoader
 from matplotlib.figure import Figure
+from run_sections import TEMPLATES, RunResults
 
 from dnadiff.fields import Json
-from dnadiff.report.page import ENVIRONMENT, figure, logo, write_page
-from dnadiff.report.run import RunResults
+from dnadiff.report.page import figure, logo, write_page
 
 STORED = Path(__file__).parents[1] / "docs" / "label_efficiency.svg"
 SHOWN_FLANK = 12  # bases on either side of a design
@@ -80,13 +79,10 @@ def write_demo_page(
     commands: Sequence[str],
 ) -> Path:
     """Write the page."""
-    templates = ENVIRONMENT.overlay(
-        loader=ChoiceLoader([ENVIRONMENT.loader, FileSystemLoader(Path(__file__).parent)])
-    )
-    templates.filters["data_address"] = data_address
+    TEMPLATES.filters["data_address"] = data_address
     return write_page(
         path,
-        templates.get_template("demo_report.html.j2"),
+        TEMPLATES.get_template("demo_report.html.j2"),
         title="dnadiff: a demonstration on E. coli",
         designs=designs,
         heat_map=heat_map,

@@ -32,7 +32,7 @@ from dnadiff.report.page import (
     percentages,
     write_page,
 )
-from dnadiff.report.run import divergences
+from dnadiff.report.samples import divergences
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output, read_json
 from dnadiff.weights.loaded import Loaded

@@ -21,7 +21,6 @@ from jinja2 import Environment, PackageLoader, Template
 from markupsafe import Markup, escape
 from numpy import ndarray
 
-from dnadiff.diffusion.bootstrap import verdict
 from dnadiff.fields import Json, is_number
 from dnadiff.progress import without_controls
 from dnadiff.renamed import VERSION
@@ -235,12 +234,6 @@ def interval(low: Json, high: Json, form: str = "{:.4f}", missing: str = "—") 
     return f"{number(low, form)} to {number(high, form)}" if both else missing
 
 
-def listed(items: Sequence[Json]) -> str:
-    """1, 2 and 3."""
-    *words, last = map(str, items)
-    return f"{', '.join(words)} and {last}" if words else last
-
-
 def shown(value: object, key: str = "") -> str:
     """A value as text; absolute paths are cut to their last parts, so that a shared page does not
     show the folders of its author."""
@@ -283,10 +276,8 @@ ENVIRONMENT.filters |= {
 }
 ENVIRONMENT.globals |= {
     "interval": interval,
-    "listed": listed,
     "panel": panel,
     "style": Markup((_HERE / "templates" / "style.css").read_text(encoding="utf-8").rstrip("\n")),
-    "verdict": verdict,
     "version": VERSION,
     "responsible_use": lambda: (config_dir().parent / "RESPONSIBLE_USE.md").read_text("utf-8"),
 }

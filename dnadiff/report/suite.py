@@ -80,16 +80,6 @@ def metric_of(finetune: Results) -> ReportedMetric:
     return ACCURACY if name == ACCURACY.name else ReportedMetric(name, title_of(name))
 
 
-def chance_level(finetune: Results) -> float | None:
-    """One over the number of classes, if the task has it (`classes`: a number or their names); None
-    for tasks that are not classification."""
-    if metric_of(finetune) is not ACCURACY:
-        return None
-    classes = (finetune.get("task") or {}).get("classes")
-    number = classes if is_number(classes) else len(classes or ())
-    return 1 / number if number else None
-
-
 def in_order(result: Results) -> list[str]:
     """The names of the models: fully trained networks first, then the others by decreasing
     accuracy, or the metric of the task."""
@@ -145,25 +135,6 @@ def chosen(result: Results) -> Results:
         ]
         found |= {name: "; ".join(dict.fromkeys(said))} if any(said) else {}
     return found
-
-
-def accuracies(axes: Axes, finetune: Results) -> None:
-    """Accuracy (or the metric of the task) of each model with its 95 % interval; small dots are
-    seeds, the dotted line is chance."""
-    models, metric = finetune["models"], metric_of(finetune)
-    for row, result in enumerate(models.values()):
-        color = MODEL if row == 0 else REAL
-        seeds = [metric.factor * seed for seed in result.get("per_seed") or () if is_number(seed)]
-        axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=color, ms=3, alpha=0.45, mew=0)
-        low, high = (metric.scaled(result.get(end)) for end in ("low", "high"))
-        interval_line(axes, row, low, high, color)
-        axes.plot(metric.factor * result[metric.name], row, "o", color=color, ms=6)
-    values = [metric.form.format(metric.factor * each[metric.name]) for each in models.values()]
-    label_rows(axes, list(models), values)
-    chance = chance_level(finetune)
-    if chance is not None:
-        axes.axvline(100 * chance, **DOTTED)
-    axes.set(title=metric.title, xlabel=metric.axis + (" (dotted: chance)" if chance else ""))
 
 
 def accuracy_differences(axes: Axes, finetune: Results) -> None:
@@ -258,6 +229,6 @@ ENVIRONMENT.globals |= {
     function.__name__: function
     for function in (
         *(metric_of, in_order, published_for, num_training_sequences, on_subsets, remarks, chosen),
-        *(accuracies, accuracy_differences, accuracy_bars, scatter, roc, confusion),
+        *(accuracy_differences, accuracy_bars, scatter, roc, confusion),
     )
 }

@@ -788,13 +788,11 @@ def of_resume(folder: Path, path: Path) -> object:
 
 
 def metrics(path: Path) -> object:
-    """What a resumed run reads of the log, and a report."""
-    from dnadiff.report.run import read_metrics
+    """What a resumed run reads of the log."""
     from dnadiff.training.loggers import MetricsFile
 
     log = MetricsFile(path.parent)
     log.begin(None, 2)
-    read_metrics(path)
     return [[*row.items()] for row in log.rows()]
 
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from dnadiff.report.run import RunResults
-
 PATH = Path(__file__).parents[2] / "scripts" / "demo.py"
 sys.path.insert(0, str(PATH.parent))  # of demo_report
 spec = importlib.util.spec_from_file_location("demo", PATH)
@@ -67,7 +65,7 @@ def test_designs_are_shown_above_the_genome(tmp_path):
     real = "A" * 30 + "CCCC" + "G" * 30
     designs = demo.Designs([real, real.replace("CCCC", "CCTT")], real, 30, 34, "chr:31-34")
     assert designs.identity() == 0.75 and designs.frequencies().shape == (4 + 2 * 12, 4)
-    heat_map, nothing = tmp_path / "x.svg", RunResults()
+    heat_map, nothing = tmp_path / "x.svg", demo.RunResults()
     heat_map.write_text("<svg/>")
     page = sys.modules["demo_report"].write_demo_page(
         tmp_path / "r.html", designs, heat_map, nothing, nothing, {}, []

@@ -1,4 +1,4 @@
-"""The page and the overview picture of a run: its main numbers, each with its interval and how to
+"""The sections of the demo's page about a run: its main numbers, each with its interval and how to
 read it, the verdicts that follow from the intervals, tables and panels.
 
 Nothing is computed here: the numbers come from `dnadiff.genomics.metrics` and from the JSON files
@@ -11,17 +11,17 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from jinja2 import ChoiceLoader, FileSystemLoader
 from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import NEITHER, UNDECIDED, verdict
 from dnadiff.fields import Json, is_number
 from dnadiff.formats.table import number_in, read_csv
-from dnadiff.genomics.metrics.composition import KMER_LENGTHS
 from dnadiff.report.page import (
-    BAND,
     DOTTED,
     ENVIRONMENT,
     FAINT,
@@ -36,18 +36,14 @@ from dnadiff.report.page import (
     interval_line,
     label_rows,
     legend_below,
-    listed,
     number,
 )
-from dnadiff.report.suite import chance_level, metric_of
+from dnadiff.report.suite import ACCURACY
 from dnadiff.supervised.intervals import TOO_FEW
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from dnadiff.genomics.metrics.composition import Distance
-    from dnadiff.genomics.metrics.sample_quality import SampleQuality
 
 BIT = math.log(2)  # nats
 GROUPS = {"all": "All held-out", "novel": "Novel", "repeated": "Repeated"}
@@ -85,6 +81,12 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, ndarray]:
         raise ValueError(f"{path} has no rows yet; start again after training has logged a step")
     lines = [(f"{path}, line {number}", row) for number, row in enumerate(rows, start=2)]
     return {name: np.array([number_in(row, name, at) for at, row in lines]) for name in header}
+
+
+def listed(items: Sequence[Json]) -> str:
+    """1, 2 and 3."""
+    *words, last = map(str, items)
+    return f"{', '.join(words)} and {last}" if words else last
 
 
 def shown_groups(evaluation: Results) -> list[str]:
@@ -130,6 +132,13 @@ def short_count(value: float) -> str:
     scales = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
     size, letter = next((scale for scale in scales if abs(value) >= scale[0]), (1, ""))
     return f"{value / size:.3g}{letter}"
+
+
+def chance_level(finetune: Results) -> float | None:
+    """One over the number of classes, if the task has it (`classes`: a number or their names)."""
+    classes = (finetune.get("task") or {}).get("classes")
+    number = classes if is_number(classes) else len(classes or ())
+    return 1 / number if number else None
 
 
 class Headline(NamedTuple):
@@ -188,15 +197,12 @@ def headlines(results: RunResults) -> list[Headline]:
             f"{said}. Order {order} itself: {number(values.get('bits'))}.",
         )
     if finetune := results.finetune:
-        metric, chance = metric_of(finetune), chance_level(finetune)
+        metric, chance = ACCURACY, chance_level(finetune)
         for name, result in finetune["models"].items():
             low, high = result.get("low"), result.get("high")
             seeds = sum(map(is_number, result.get("per_seed") or ()))
-            said = (
-                "Test windows classified correctly, in %"
-                if metric.unit
-                else f"{metric.title} on the test windows"
-            ) + (f", over {seeds} seeds." if seeds > 1 else ".")
+            said = "Test windows classified correctly, in %"
+            said += f", over {seeds} seeds." if seeds > 1 else "."
             if chance is not None and is_number(low) and is_number(high):
                 words = ("Above chance", "Below chance", "Not distinguishable from chance")
                 above = verdict(low - chance, high - chance, *words)
@@ -209,7 +215,7 @@ def headlines(results: RunResults) -> list[Headline]:
                 "worse": "Worse: the interval is below 0.",
                 NEITHER: "Not distinguishable: the interval contains 0.",
             }.get(d["verdict"], d["verdict"])
-            name = f"{d['a']} minus {d['b']}, {'points' if metric.unit else metric.title}"
+            name = f"{d['a']} minus {d['b']}, points"
             value, low, high = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
             add(name, value, low, high, metric.signed, said, TOO_FEW)
     return rows
@@ -343,49 +349,33 @@ def visibility_curve(axes: Axes, evaluation: Results) -> None:
     legend_below(axes)
 
 
-def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
-    """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of
-    independent sets of real windows."""
-    divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
+def accuracies(axes: Axes, finetune: Results) -> None:
+    """Accuracy of each model with its 95 % interval; small dots are seeds, the dotted line is
+    chance."""
+    models, metric = finetune["models"], ACCURACY
+    for row, result in enumerate(models.values()):
+        color = MODEL if row == 0 else REAL
+        seeds = [metric.factor * seed for seed in result.get("per_seed") or () if is_number(seed)]
+        axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=color, ms=3, alpha=0.45, mew=0)
+        low, high = (metric.scaled(result.get(end)) for end in ("low", "high"))
+        interval_line(axes, row, low, high, color)
+        axes.plot(metric.factor * result[metric.name], row, "o", color=color, ms=6)
+    values = [metric.form.format(metric.factor * each[metric.name]) for each in models.values()]
+    label_rows(axes, list(models), values)
+    chance = chance_level(finetune)
+    if chance is not None:
+        axes.axvline(100 * chance, **DOTTED)
+    axes.set(title=metric.title, xlabel=metric.axis + (" (dotted: chance)" if chance else ""))
 
 
-def divergences(
-    axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
-) -> None:
-    """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 %
-    range of independent sets of real windows."""
-    samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
-    reach = np.abs(np.array([d.interval for d in found]).T - samples)
-    reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
-    axes.fill_between(lengths, low, high, label="real vs. real, 95 %", **BAND)
-    points: Json = {"fmt": "o-", "ms": 4, "lw": 1.3, "capsize": 2}
-    axes.errorbar(lengths, samples, reach, color=MODEL, label=name, **points)
-    axes.set(
-        title="k-mers, distance from real windows",
-        xlabel="k",
-        ylabel="Jensen-Shannon divergence, bits",
-        yscale="log",
-    )
-    axes.yaxis.set_major_formatter("{x:g}")
-    legend_below(axes)
-
-
-def mutual_information(axes: Axes, quality: SampleQuality) -> None:
-    """Mutual information of two bases against the distance between them; the band is the 95 % range
-    of independent sets of real windows."""
-    samples, (low, high) = quality.information
-    at = np.arange(1, len(samples) + 1)
-    axes.fill_between(at, low, high, label="real windows, 95 %", **BAND)
-    axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
-    axes.set(title="Mutual information", xlabel="distance, bases", ylabel="bits", yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    legend_below(axes)
-
-
-ENVIRONMENT.globals |= {"groups": GROUPS} | {
+# The templates of the package, with `sections.html.j2` and whatever else is in this folder.
+TEMPLATES = ENVIRONMENT.overlay(
+    loader=ChoiceLoader([ENVIRONMENT.loader, FileSystemLoader(Path(__file__).parent)])
+)
+TEMPLATES.globals |= {"groups": GROUPS, "verdict": verdict} | {
     function.__name__: function
     for function in (
-        *(headlines, sentences, losses, progress, loss_rows, loss_curve),
+        *(accuracies, headlines, sentences, losses, progress, loss_rows, loss_curve),
         *(shown_groups, markov_models, group_panels),
         *(held_out_bits, paired_differences, visibility_curve),
     )
