@@ -268,4 +268,5 @@ def phase_contrast(rate: Array, known: NDArray[np.bool_], reach: int = 30) -> Ar
     third = reach // 3
     weight = np.where(distance % 3, 0.5 / (third - reach), 0.5 / third)
     weight[reach] = 0
-    return np.convolve(np.where(known, rate - rate[known].mean(), 0), weight)[reach:-reach]
+    mean = rate[known].sum() / max(known.sum(), 1)
+    return np.convolve(np.where(known, rate - mean, 0), weight)[reach:-reach]

@@ -259,6 +259,7 @@ def test_phase_contrast_tells_the_third_position():
     np.testing.assert_allclose(phase_contrast(rate, known)[60:63], expected)
     assert phase_contrast(rate, known)[150] == 0
     assert len(phase_contrast(rate[:7], known[:7])) == 7
+    assert (phase_contrast(rate, np.zeros(200, bool)) == 0).all()
 
 
 def test_a_column_that_only_a_component_without_weight_explains_has_a_posterior():
