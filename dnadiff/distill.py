@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dnadiff.fields import Built
 from dnadiff.options.base import Checkpoint, Group, Result, TrainingOptions, group
 from dnadiff.options.command import command
@@ -39,13 +37,10 @@ class DistillOptions(TrainingOptions):
 @command(DistillOptions)
 def distill(options: DistillOptions) -> Result:
     """Train the student; the content is that of `metrics.json`, the only path the run folder."""
-    from dnadiff.training.run import TrainingRun, of_teacher
+    from dnadiff.training.run import of_teacher, run
 
-    recorded = of_teacher(options.recorded(), options.trust)
-    started: dict[str, Any] = {"run_dir": options.run_dir, "arguments": options.arguments}
-    for key in ("data", "init_from", "context_parallel"):
-        started[key] = recorded[key]
-    metrics, folder = options.into(TrainingRun, recorded=recorded, **started).run()
+    config = of_teacher(options.recorded(), options.trust)
+    metrics, folder = run(config, options.run_dir, options.arguments)
     return Result(metrics, (folder,))
 
 

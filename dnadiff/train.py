@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Group, Result, TrainingOptions, group
 from dnadiff.options.command import command
@@ -64,10 +62,9 @@ class TrainOptions(TrainingOptions):
 @command(TrainOptions)
 def train(options: TrainOptions) -> Result:
     """Train; the content is that of `metrics.json`, the only path the run folder."""
-    from dnadiff.training.run import TrainingRun
+    from dnadiff.training.run import run
 
-    started: dict[str, Any] = {"run_dir": options.run_dir, "arguments": options.arguments}
-    metrics, folder = options.into(TrainingRun, recorded=options.recorded(), **started).run()
+    metrics, folder = run(options.recorded(), options.run_dir, options.arguments)
     return Result(metrics, (folder,))
 
 

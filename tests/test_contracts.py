@@ -20,7 +20,7 @@ from dnadiff.networks.backbone.base import Backbone, BlockBackbone, CausalBackbo
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir, locate
 from dnadiff.train import TrainOptions
-from dnadiff.training.run import TrainingRun
+from dnadiff.training.run import check_compatible
 from dnadiff.weights.loaded import build_denoiser, build_objective
 
 TOKENIZERS = {"dna": DNATokenizer(), "text": CharTokenizer("abc xyz")}
@@ -193,12 +193,12 @@ def test_objectives_train_every_backbone_that_fits(name, masking, backbone):
     chosen = [f"objective={name}", f"process={process_for(objective)}"]
     chosen += [f"objective/masking={masking}"] if masking else []
     config = composed("train", *chosen) | {"backbone": small(backbone), "init_from": "RUN"}
-    run = TrainOptions.of(config).into(TrainingRun, recorded=config, run_dir=None, arguments=())
+    config = TrainOptions.of(config).recorded()
     if not fits(config["backbone"], locate(config["objective"]["_target_"], None).reads):
         with pytest.raises(ValueError, match="does not fit backbone"):
-            run.check_compatible()
+            check_compatible(config)
         return
-    run.check_compatible()
+    check_compatible(config)
     denoiser, process = build_denoiser(config, TOKENIZERS["dna"], trust=None)
     objective = build_objective(config, process, trust=None)
     x0 = torch.randint(7, 11, (4, 32))

@@ -6,7 +6,6 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -77,190 +76,170 @@ REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a ne
 LOCK = ".lock"  # in a run folder while a process trains there
 
 
-@dataclass(frozen=True)
-class TrainingRun:
-    """What a run is started with: keys of the command, `recorded`, the configuration that the run
-    folder and checkpoints record, the run folder, and the arguments of the command line."""
+def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDict, Path]:
+    """Train and return the contents of `metrics.json` and the run folder.
 
-    recorded: Config
-    run_dir: Path
-    arguments: Sequence[str]
-    data: Config
-    trainer: Config
-    optimizer: Config
-    lr_scheduler: Config
-    callbacks: Config
-    logger: Config | None
-    tokenizer: Config | None
-    init_from: str | None
-    trust: Sequence[str]
-    resume: bool
-    overwrite: bool
-    seed: int
-    context_parallel: int
-    weight_decay: float
-    matmul_precision: str
-    columns: Config | None = None
+    Everything that can be refused is refused before the run folder is created or cleared.
 
-    def run(self) -> tuple[JsonDict, Path]:
-        """Train and return the contents of `metrics.json` and the run folder.
-
-        Everything that can be refused is refused before the run folder is created or cleared.
-        """
-        if "weight_decay" in self.optimizer:
-            raise ValueError(
-                "optimizer.weight_decay would have no effect, because only matrices are decayed; "
-                "set weight_decay"
-            )
-        # Absolute paths, so that a run can be evaluated from any folder.
-        places: Config = {
-            key: absolute_paths(self.data[key])
-            for key in ("path", "blacklist", "alignment")
-            if key in self.data
-        }
-        if isinstance(split := self.data.get("split"), dict) and "bed" in split:
-            places["split"] = {**split, "bed": absolute_paths(split["bed"])}
-        changed = {
-            "trainer": trainer_settings(self.trainer),
-            "data": self.data | places,
-        }
-        config, initial = self.recorded | changed, None
-        if self.init_from:
-            initial = load_silently(self.init_from, self.trust)
-            config = use_initial_network(config, initial.config, self.arguments)
-        if self.data.get("alignment"):
-            known = None if initial is None else initial.config.get("columns")
-            config["columns"] = self.columns or known or POSTERIOR
-        elif self.columns:
-            raise ValueError(
-                "columns= is for data with an alignment; set data.alignment, or leave it out"
-            )
-        config = resolved(config, trust=None)
-        run_dir, start_from = self.run_dir, None
-        if self.resume:
-            start_from = resumable(config, run_dir, search=not names_run_dir(self.arguments))
-        if start_from is not None:
-            run_dir = start_from.parent.parent
-        elif not self.overwrite:
-            check_new(run_dir)
-        before = saved_files(run_dir)
-        if self.tokenizer and "tokenizer" not in self.data:
-            raise ValueError(
-                "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, "
-                "or choose data=text"
-            )
-        self = replace(self, recorded=config, data=config["data"], trainer=config["trainer"])
-        self.check_compatible()
-        data: SequenceDataModule = build(self.data, trust=None)
-        if initial is not None and initial.known_tokenizer is not None:
-            data.expect(initial.known_tokenizer)
-        data.prepare()
-        if initial is not None:
-            initial = initial.with_tokenizer(data.tokenizer)
-        data.check_training()
-        trainer, module = self.assemble(run_dir, data)
-        if initial is not None:
-            check_shapes(module.denoiser, initial.denoiser, self.init_from)
-            # what only one of both has beside the network stays
-            module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
-        # after weights with the counts of other data are loaded
-        module.objective.process.observe(lambda: torch.from_numpy(data.token_counts()))
-        groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
-        data.check_step(groups, trainer.accumulate_grad_batches)
-        step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
-        if step is None:
-            print(f"{run_dir} is complete already; to continue it, set trainer.max_steps higher")
-            return read_json(run_dir / "metrics.json"), run_dir
-        check_sharded(trainer, module.denoiser)
-        sanity_check(module, data, trainer.strategy.root_device)
-        trainer.loggers = build_loggers(self.logger or {}, run_dir, start_from is not None, writes)
-        # Of several processes one writes the folder and prints.
-        with locked_run(run_dir, before) if writes else nullcontext():
-            if writes:
-                if start_from is None:
-                    clear(run_dir)
-                else:
-                    (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run
-                with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
-                    file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
-                write_json(run_dir / "tokenizer.json", data.tokenizer.config())
-                about = data.describe()
-                log.info(
-                    f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}"
-                )
-                log.info(
-                    f"network: {type(module.denoiser.backbone).__name__}, "
-                    f"{num_parameters(module):,} parameters; run folder {run_dir}"
-                )
-                for note in module.objective.notes():
-                    log.info(note)
-                if start_from is not None:
-                    log.info(f"resuming {start_from}")
-                metrics_file(trainer).begin(module, step)
-                # MLflow refuses to change a parameter, such as trainer.max_steps.
-                for logger in trainer.loggers[1:] if not step else ():
-                    logger.log_hyperparams(config)
-            with frozen_objects():
-                status = fit(
-                    trainer, module, TrainingData(data, module.context_parallel), start_from
-                )
-            result = finish(trainer, module, run_dir, status == 0) if writes else {}
-        if status:  # what follows with && must not run on half a training
-            raise SystemExit(status)
-        return result, run_dir
-
-    def check_compatible(self) -> None:
-        """Refuse an incompatible objective, backbone, schedule, window and search of mask rates
-        before any data is read."""
-        stand_in = CharTokenizer("ab") if "tokenizer" in self.data else DNATokenizer()
-        with on_meta_device():  # no memory for weights
-            recorded = {**self.recorded, "data": None}  # its tokens are not those of the stand-in
-            denoiser, process = build_denoiser(recorded, stand_in, trust=None)
-        length = self.data.get("length")
-        denoiser.check_window(length)
-        if self.context_parallel > 1:
-            denoiser.check_pieces(self.context_parallel, length)
-        objective = build_objective(self.recorded, process, trust=None)
-        if objective.distills and not self.init_from:
-            raise ValueError(
-                "this objective distills a trained model, and there is none: use python -m "
-                "dnadiff.distill checkpoint=RUN"
-            )
-        check_search(self.callbacks, objective)
-
-    def assemble(self, run_dir: Path, data: SequenceDataModule) -> tuple[Trainer, DiffusionModule]:
-        """The Trainer, without loggers, and the LightningModule of a run."""
-        torch.set_float32_matmul_precision(self.matmul_precision)
-        torch.manual_seed(self.seed)
-        config, about = self.recorded, data.describe()
-        config = {**config, "data": {**config["data"], **data.measured()}}
-        denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
-        module = DiffusionModule(
-            denoiser,
-            build_objective(config, process, trust=None),
-            build(self.optimizer, trust=None),
-            build(self.lr_scheduler, trust=None),
-            self.weight_decay,
-            self.seed,
-            {
-                "config": config,
-                "tokenizer": data.tokenizer.config(),
-                "split_hash": about["split_hash"],
-                "digest": data.digest,
-                "labels": list(about.get("labels", ())),
-                **({"alignment": about["alignment"]} if "alignment" in about else {}),
-            },
-            self.context_parallel,
+    Args:
+        config: the keys of the command, which the run folder and checkpoints record.
+        run_dir: the run folder.
+        arguments: of the command line.
+    """
+    data_config, init_from = config["data"], config["init_from"]
+    if "weight_decay" in config["optimizer"]:
+        raise ValueError(
+            "optimizer.weight_decay would have no effect, because only matrices are decayed; "
+            "set weight_decay"
         )
-        chosen = [*self.callbacks.values(), *(self.trainer.get("callbacks") or ())]
-        data.check_corruption(getattr(module.objective, "protocol", "count"))
-        callbacks = [build(each, trust=None) for each in chosen if each]
-        for callback in callbacks:
-            if isinstance(callback, Checkpoints):
-                callback.folder = run_dir / "checkpoints"
-        trainer = build_trainer(self.trainer, callbacks, run_dir)
-        check_processes(trainer, self.context_parallel)
-        return trainer, module
+    # Absolute paths, so that a run can be evaluated from any folder.
+    places: Config = {
+        key: absolute_paths(data_config[key])
+        for key in ("path", "blacklist", "alignment")
+        if key in data_config
+    }
+    if isinstance(split := data_config.get("split"), dict) and "bed" in split:
+        places["split"] = {**split, "bed": absolute_paths(split["bed"])}
+    config = config | {
+        "trainer": trainer_settings(config["trainer"]),
+        "data": data_config | places,
+    }
+    initial = None
+    if init_from:
+        initial = load_silently(init_from, config["trust"])
+        config = use_initial_network(config, initial.config, arguments)
+    if data_config.get("alignment"):
+        known = None if initial is None else initial.config.get("columns")
+        config["columns"] = config.get("columns") or known or POSTERIOR
+    elif config.get("columns"):
+        raise ValueError(
+            "columns= is for data with an alignment; set data.alignment, or leave it out"
+        )
+    config = resolved(config, trust=None)
+    start_from = None
+    if config["resume"]:
+        start_from = resumable(config, run_dir, search=not names_run_dir(arguments))
+    if start_from is not None:
+        run_dir = start_from.parent.parent
+    elif not config["overwrite"]:
+        check_new(run_dir)
+    before = saved_files(run_dir)
+    if config.get("tokenizer") and "tokenizer" not in data_config:
+        raise ValueError(
+            "tokenizer= is for text; these data are DNA, which has one alphabet: leave it out, "
+            "or choose data=text"
+        )
+    check_compatible(config)
+    data: SequenceDataModule = build(config["data"], trust=None)
+    if initial is not None and initial.known_tokenizer is not None:
+        data.expect(initial.known_tokenizer)
+    data.prepare()
+    if initial is not None:
+        initial = initial.with_tokenizer(data.tokenizer)
+    data.check_training()
+    trainer, module = assemble(config, run_dir, data)
+    if initial is not None:
+        check_shapes(module.denoiser, initial.denoiser, init_from)
+        # what only one of both has beside the network stays
+        module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
+    # after weights with the counts of other data are loaded
+    module.objective.process.observe(lambda: torch.from_numpy(data.token_counts()))
+    groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
+    data.check_step(groups, trainer.accumulate_grad_batches)
+    step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
+    if step is None:
+        print(f"{run_dir} is complete already; to continue it, set trainer.max_steps higher")
+        return read_json(run_dir / "metrics.json"), run_dir
+    check_sharded(trainer, module.denoiser)
+    sanity_check(module, data, trainer.strategy.root_device)
+    chosen = config.get("logger") or {}
+    trainer.loggers = build_loggers(chosen, run_dir, start_from is not None, writes)
+    # Of several processes one writes the folder and prints.
+    with locked_run(run_dir, before) if writes else nullcontext():
+        if writes:
+            if start_from is None:
+                clear(run_dir)
+            else:
+                (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run
+            with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
+                file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
+            write_json(run_dir / "tokenizer.json", data.tokenizer.config())
+            about = data.describe()
+            log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")
+            log.info(
+                f"network: {type(module.denoiser.backbone).__name__}, "
+                f"{num_parameters(module):,} parameters; run folder {run_dir}"
+            )
+            for note in module.objective.notes():
+                log.info(note)
+            if start_from is not None:
+                log.info(f"resuming {start_from}")
+            metrics_file(trainer).begin(module, step)
+            # MLflow refuses to change a parameter, such as trainer.max_steps.
+            for logger in trainer.loggers[1:] if not step else ():
+                logger.log_hyperparams(config)
+        with frozen_objects():
+            status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
+        result = finish(trainer, module, run_dir, status == 0) if writes else {}
+    if status:  # what follows with && must not run on half a training
+        raise SystemExit(status)
+    return result, run_dir
+
+
+def check_compatible(config: Config) -> None:
+    """Refuse an incompatible objective, backbone, schedule, window and search of mask rates
+    before any data is read."""
+    stand_in = CharTokenizer("ab") if "tokenizer" in config["data"] else DNATokenizer()
+    with on_meta_device():  # no memory for weights; its tokens are not those of the stand-in
+        denoiser, process = build_denoiser({**config, "data": None}, stand_in, trust=None)
+    length = config["data"].get("length")
+    denoiser.check_window(length)
+    if config["context_parallel"] > 1:
+        denoiser.check_pieces(config["context_parallel"], length)
+    objective = build_objective(config, process, trust=None)
+    if objective.distills and not config["init_from"]:
+        raise ValueError(
+            "this objective distills a trained model, and there is none: use python -m "
+            "dnadiff.distill checkpoint=RUN"
+        )
+    check_search(config["callbacks"], objective)
+
+
+def assemble(
+    config: Config, run_dir: Path, data: SequenceDataModule
+) -> tuple[Trainer, DiffusionModule]:
+    """The Trainer, without loggers, and the LightningModule of a run."""
+    torch.set_float32_matmul_precision(config["matmul_precision"])
+    torch.manual_seed(config["seed"])
+    about = data.describe()
+    config = {**config, "data": {**config["data"], **data.measured()}}
+    denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
+    module = DiffusionModule(
+        denoiser,
+        build_objective(config, process, trust=None),
+        build(config["optimizer"], trust=None),
+        build(config["lr_scheduler"], trust=None),
+        config["weight_decay"],
+        config["seed"],
+        {
+            "config": config,
+            "tokenizer": data.tokenizer.config(),
+            "split_hash": about["split_hash"],
+            "digest": data.digest,
+            "labels": list(about.get("labels", ())),
+            **({"alignment": about["alignment"]} if "alignment" in about else {}),
+        },
+        config["context_parallel"],
+    )
+    chosen = [*config["callbacks"].values(), *(config["trainer"].get("callbacks") or ())]
+    data.check_corruption(getattr(module.objective, "protocol", "count"))
+    callbacks = [build(each, trust=None) for each in chosen if each]
+    for callback in callbacks:
+        if isinstance(callback, Checkpoints):
+            callback.folder = run_dir / "checkpoints"
+    trainer = build_trainer(config["trainer"], callbacks, run_dir)
+    check_processes(trainer, config["context_parallel"])
+    return trainer, module
 
 
 def of_teacher(config: Config, trust: Sequence[str] = ()) -> Config:
