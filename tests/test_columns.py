@@ -62,7 +62,7 @@ def model(kind=Caduceus, predicts=True, reads=True, **settings) -> Model:
     torch.manual_seed(0)
     network = kind(DNA.vocab, d_model=16, n_layers=1, **settings)
     if reads:
-        network.read_columns(PosteriorColumns(16))
+        network.read_columns(PosteriorColumns)
         torch.nn.init.normal_(network.columns.weight)
     if not predicts:
         for name, parameter in network.named_parameters():
