@@ -102,9 +102,7 @@ class Labels(NamedTuple):
             row[: len(many)] = [number[label] for label in many]
         return cls(names, numbers, dropout) if names else None
 
-    def rows(
-        self, record: Integers, start: Integers | None = None, length: int = 0, reverse: Any = None
-    ) -> TokenIds:
+    def rows(self, record: Integers, *window: Any) -> TokenIds:
         """The labels of records `(B, C)`: 1 where a label applies, whatever the window."""
         # the last column takes the entries of -1
         rows = np.zeros((len(record), len(self.names) + 1), dtype=np.uint8)

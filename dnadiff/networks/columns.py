@@ -49,7 +49,7 @@ class ColumnLayer(nn.Module):
         width = sum(len(range(CHANNELS)[each]) for each in self.reads)
         self.weight = nn.Parameter(torch.empty(d_model, width))
         nn.init.normal_(self.weight, std=_STD)
-        self.a = nn.Parameter(torch.ones(()))
+        self.a = nn.Parameter(torch.ones(1))  # FSDP2 cuts no scalars
         scale = torch.ones(CHANNELS)
         scale[:RATE] = 1 / 3
         self.register_buffer("scale", scale, persistent=False)

@@ -261,22 +261,17 @@ class Backbone(nn.Module, ABC):
         if cond is None:
             return
         if self.columns is not None:
-            expected = (*ids.shape[:2], CHANNELS)
-            if cond.shape != expected:
-                raise ValueError(
-                    f"cond has shape {tuple(cond.shape)}, expected {expected}: a column of the "
-                    "alignment for each position"
-                )
-            return
-        if cond.ndim == 3:
+            expected: tuple[int, ...] = (*ids.shape[:2], CHANNELS)
+            what = "a column of the alignment for each position"
+        elif cond.ndim == 3:
             raise ValueError(f"this {name} reads no alignment; leave alignment out")
-        if not self.num_labels:
+        elif not self.num_labels:
             raise ValueError(f"this {name} was built without labels; leave cond out")
-        if cond.shape != (len(ids), self.num_labels):
-            raise ValueError(
-                f"cond has shape {tuple(cond.shape)}, expected {(len(ids), self.num_labels)}: a "
-                "column for each label, 1 where it applies"
-            )
+        else:
+            expected = (len(ids), self.num_labels)
+            what = "a column for each label, 1 where it applies"
+        if cond.shape != expected:
+            raise ValueError(f"cond has shape {tuple(cond.shape)}, expected {expected}: {what}")
 
 
 class BidirectionalBackbone(Backbone):

@@ -77,8 +77,6 @@ class CaduceusPS(BiMambaBackbone):
 
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         first, second = h.chunk(2, -1)
-        # columns are part of h
-        cond = cond if cond is None or cond.ndim == 2 else None
         sigma, cond = (None if x is None else torch.cat([x, x]) for x in (sigma, cond))
         valid = None if valid is None else torch.cat([valid, valid.flip(1)])
         return join(super().mix(torch.cat([first, second.flip(1)]), sigma, cond, valid))
