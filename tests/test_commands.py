@@ -490,6 +490,7 @@ def test_wrong_use_of_a_checkpoint_gets_one_line(
         "compress",
         "decompress",
         "genome",
+        "align",
         "embed",
         "variants",
         "merge",

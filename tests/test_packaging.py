@@ -134,7 +134,14 @@ def test_frames_hub_files_and_configurations_need_no_extra():
 
 
 def test_all_has_every_optional_feature_and_leaves_out_what_has_no_wheel():
-    optional = set(PROJECT["optional-dependencies"]) - {"all", "test", "docs", "cuda", "triton"}
+    optional = set(PROJECT["optional-dependencies"]) - {
+        "all",
+        "test",
+        "docs",
+        "align",
+        "cuda",
+        "triton",
+    }
     (inner,) = (
         each for each in PROJECT["optional-dependencies"]["all"] if each.startswith("dnadiff[")
     )

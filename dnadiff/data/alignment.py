@@ -9,12 +9,11 @@ the target. docs/alignment_format.md describes it. `dnadiff.align` makes these f
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from dnadiff.fields import JsonMap
 from dnadiff.formats.nucleotides import FIRST_BASE, N_ID
 from dnadiff.formats.regions import listing, record_of
 from dnadiff.progress import log
-from dnadiff.store.disk import atomic_write, load_json
+from dnadiff.store.disk import atomic_write, content_hash, load_json
 from dnadiff.store.files import resolve
 
 if TYPE_CHECKING:
@@ -39,7 +38,6 @@ GAP, ABSENT = 4, 5  # codes after A 0, C 1, G 2 and T 3; nothing aligned, or N, 
 
 FORMAT = "dnadiff alignment 1"  # with the version
 _MAKE = "python -m dnadiff.align genome=target.fa related='genomes/*.fa' output=target.aln"
-_LENGTH = struct.Struct("<Q")
 _COMPARED, _STRETCH = 64, 64  # stretches of a genome that are compared, and their bases
 CODE_OF_ID = np.full(256, ABSENT, np.uint8)  # of the token ids of DNA
 CODE_OF_ID[FIRST_BASE:N_ID] = np.arange(4)
@@ -81,7 +79,6 @@ class Alignment:
         left_out: the others, each with its reason.
         tree: in Newick notation, with the target; None if there is none.
         about: everything that the header says, with the model and the settings.
-        identity: SHA-256 of the content.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -100,15 +97,13 @@ class Alignment:
                 f"make it again: {_MAKE}"
             )
         self._columns, self._codes = file.get_slice("columns"), file.get_slice("codes")
-        self.about, self.identity = load_json(metadata["about"]), metadata["sha256"]
+        self.about = load_json(metadata["about"])
         self.records: dict[str, int] = dict(self.about["records"])
         genomes = [RelatedGenome(**each) for each in self.about["genomes"]]
         self.genomes = [each for each in genomes if each.reason is None]
         self.left_out = [each for each in genomes if each.reason is not None]
         self.tree: str | None = self.about.get("tree")
-        self._start = dict(
-            zip(self.records, itertools.accumulate(self.records.values(), initial=0))
-        )
+        self._start = offsets(self.records)
 
     @classmethod
     def open(cls, path: str | Path) -> Alignment:
@@ -119,6 +114,11 @@ class Alignment:
             ValueError: if it is not an alignment, of another version, or cut off.
         """
         return cls(path)
+
+    @property
+    def identity(self) -> str:
+        """SHA-256 of the file."""
+        return content_hash(resolve(self.path))
 
     def covers(self, name: str) -> bool:
         """Whether a record is in the alignment (`record_of`)."""
@@ -160,12 +160,9 @@ class Alignment:
         """The target's bases `(end - start,)`; N is `ABSENT`. Errors as of `columns`."""
         return self._cut(record, start, end)[0]
 
-    def blocks(self, size: int) -> Iterator[tuple[int, Codes]]:
-        """The codes of all rows `(G + 1, n)` from each position on, over all records, at most
-        `size` positions at a time."""
-        total = sum(self.records.values())
-        for start in range(0, total, size):
-            yield start, unpacked(self._codes, start, min(start + size, total))
+    def row(self, number: int) -> Codes:
+        """The `packed` codes of a genome, over all records `(ceil(L / 2),)`."""
+        return self._codes[number + 1 : number + 2][0]
 
     def check(self, genome: Genome, regions: Sequence[Region] = ()) -> None:
         """Refuse a genome whose records differ from the target's, by their lengths and the bases of
@@ -232,7 +229,7 @@ class Alignment:
 def write_packed(
     path: str | Path,
     records: Mapping[str, int],
-    rows: Codes,
+    rows: Sequence[Codes],
     columns: Iterable[ArrayLike],
     about: JsonMap,
     overwrite: bool = False,
@@ -241,7 +238,7 @@ def write_packed(
 
     Args:
         records: name and length of each record of the target, L bases in all.
-        rows: `packed` codes of the target and the genomes, `(G + 1, ceil(L / 2))`.
+        rows: `packed` codes of the target and of each genome, `(ceil(L / 2),)`.
         columns: of all positions in pieces `(n, CHANNELS)`.
         about: for the header, with `genomes`: the fields of each `RelatedGenome`.
 
@@ -249,30 +246,25 @@ def write_packed(
         FileExistsError: if the file exists and `overwrite` is false.
         OSError: if it cannot be written.
     """
-    shapes = {"columns": (sum(records.values()), CHANNELS), "codes": rows.shape}
-    middle = 2 * math.prod(shapes["columns"])
-    content = json.dumps({"records": list(records.items()), **about})
-    digest = hashlib.sha256(content.encode())
-
-    def header(sha256: str) -> bytes:
-        metadata = {"format": FORMAT, "sha256": sha256, "about": content}
-        places = {"columns": ("F16", [0, middle]), "codes": ("U8", [middle, middle + rows.size])}
-        tensors = {
-            name: {"dtype": dtype, "shape": shapes[name], "data_offsets": offsets}
-            for name, (dtype, offsets) in places.items()
-        }
-        text = json.dumps({"__metadata__": metadata, **tensors}).encode()
-        text += b" " * (-len(text) % 8)
-        return _LENGTH.pack(len(text)) + text
-
+    total = sum(records.values())
+    middle = 2 * CHANNELS * total
+    end, shape = middle + len(rows) * len(rows[0]), [len(rows), len(rows[0])]
+    header = {
+        "__metadata__": {
+            "format": FORMAT,
+            "about": json.dumps({"records": list(records.items()), **about}),
+        },
+        "columns": {"dtype": "F16", "shape": [total, CHANNELS], "data_offsets": [0, middle]},
+        "codes": {"dtype": "U8", "shape": shape, "data_offsets": [middle, end]},
+    }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
     with atomic_write(path, overwrite) as file:
-        file.write(header("0" * 64))
-        halves = (np.ascontiguousarray(piece, np.float16) for piece in columns)
-        for array in itertools.chain(halves, rows):
-            digest.update(array.data)
-            file.write(array.data)
-        file.seek(0)
-        file.write(header(digest.hexdigest()))
+        file.write(struct.pack("<Q", len(text)) + text)
+        for piece in columns:
+            file.write(np.ascontiguousarray(piece, np.float16).data)
+        for row in rows:
+            file.write(row.data)
 
 
 def write_alignment(
@@ -295,15 +287,14 @@ def write_alignment(
     rows = np.vstack([target, codes]).astype(np.uint8)
     genomes = [asdict(RelatedGenome(f"genome{number}")) for number in range(1, len(rows))]
     about = {"genomes": genomes, **(about or {})}
-    write_packed(path, records, packed(rows), [columns], about, overwrite)
+    write_packed(path, records, list(map(packed, rows)), [columns], about, overwrite)
     return Alignment.open(path)
 
 
 def packed(codes: Codes) -> Codes:
-    """Codes `(..., n)`, two in a byte `(..., ceil(n / 2))`."""
-    if codes.shape[-1] % 2:
-        codes = np.append(codes, np.zeros((*codes.shape[:-1], 1), np.uint8), axis=-1)
-    return codes[..., ::2] | codes[..., 1::2] << np.uint8(4)
+    """Codes `(n,)`, two in a byte `(ceil(n / 2),)`."""
+    codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
+    return codes[::2] | codes[1::2] << np.uint8(4)
 
 
 def unpacked(stored: Any, start: int, end: int) -> Codes:
@@ -311,3 +302,8 @@ def unpacked(stored: Any, start: int, end: int) -> Codes:
     part = stored[:, start // 2 : -(-end // 2)]
     codes = np.stack([part & 15, part >> 4], axis=-1).reshape(len(part), -1)
     return codes[:, start % 2 : start % 2 + end - start]
+
+
+def offsets(records: Mapping[str, int]) -> dict[str, int]:
+    """Where each record begins, counted over all of them."""
+    return dict(zip(records, itertools.accumulate(records.values(), initial=0)))

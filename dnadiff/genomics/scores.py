@@ -288,10 +288,32 @@ def bed_graph(name: str, start: int, values: NDArray[np.float32]) -> bytes:
     ).encode()
 
 
+def big_wig_runs(record: int, start: int, values: NDArray[np.float32]) -> bytes:
+    """Values of consecutive bases of a record as `write_big_wig` reads them; NaN is no value."""
+    edges = np.flatnonzero(np.diff(~np.isnan(values), prepend=False, append=False))
+    return b"".join(
+        _HEAD.pack(record, start + low, high - low) + values[low:high].astype("<f4").tobytes()
+        for low, high in edges.reshape(-1, 2).tolist()
+    )
+
+
 def write_big_wig(records: Sequence[tuple[str, int]], values: BinaryIO, path: Path) -> None:
-    """Write a bigWig file with zoom levels of runs of values, each after its `_HEAD`; `records` are
-    the names and lengths of all sequences. Runs that continue each other are joined: pyBigWig
-    writes a block for each."""
+    """Write a bigWig file with zoom levels of `big_wig_runs`, which replaces a file of this name;
+    `records` are the names and lengths of all sequences."""
+    # A name that `discard` removes if this process is killed.
+    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    try:
+        _fill_big_wig(records, values, made)
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(made, path)
+        sync_folder(path.parent)
+    finally:
+        made.unlink(missing_ok=True)
+
+
+def _fill_big_wig(records: Sequence[tuple[str, int]], values: BinaryIO, path: Path) -> None:
+    """Runs that continue each other are joined: pyBigWig writes a block for each."""
     target = library().open(str(path), "w")
     if target is None:
         raise OSError(
@@ -388,28 +410,15 @@ class TrackJob(ResumableJob):
     def _encoded(self, record: int, start: int, values: NDArray[np.float32]) -> bytes:
         if not self.converts:
             return bed_graph(self.records[record][0], start, values)
-        edges = np.flatnonzero(np.diff(~np.isnan(values), prepend=False, append=False))
-        return b"".join(
-            _HEAD.pack(record, start + low, high - low) + values[low:high].astype("<f4").tobytes()
-            for low, high in edges.reshape(-1, 2).tolist()
-        )
+        return big_wig_runs(record, start, values)
 
     def fold(self, result: Result) -> tuple[bytes, int]:
         self.totals["bases"] += result.about["bases"]
         return super().fold(result)
 
     def convert(self, collected: Path) -> None:
-        # A name that `discard` removes if this process is killed.
-        made = self.output.with_name(f".{self.output.name}.{uuid.uuid4().hex}.part")
-        try:
-            with collected.open("rb") as values:
-                write_big_wig(self.records, values, made)
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            os.replace(made, self.output)
-            sync_folder(self.output.parent)
-        finally:
-            made.unlink(missing_ok=True)
+        with collected.open("rb") as values:
+            write_big_wig(self.records, values, self.output)
 
     def closing(self, seconds: float) -> str:
         return f"the track is in {self.output}"

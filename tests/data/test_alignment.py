@@ -75,21 +75,20 @@ def test_a_record_that_is_not_in_the_alignment_has_no_columns(stored):
 
 def test_codes_are_packed_from_any_position_on():
     codes = np.random.default_rng(0).integers(0, 6, (3, 21), np.uint8)
+    rows = np.stack([packed(row) for row in codes])
     for start in range(21):
         for end in range(start, 22):
-            np.testing.assert_array_equal(unpacked(packed(codes), start, end), codes[:, start:end])
+            np.testing.assert_array_equal(unpacked(rows, start, end), codes[:, start:end])
 
 
-def test_blocks_cover_all_positions(stored):
-    for size in (1, 2, 3, 11, 100):
-        starts, blocks = zip(*stored.blocks(size))
-        assert list(starts) == list(range(0, 11, size))
-        np.testing.assert_array_equal(np.concatenate(blocks, axis=1), [TARGET, *CODES])
+def test_a_row_is_packed_as_it_is_stored(stored):
+    for number, codes in enumerate(CODES):
+        np.testing.assert_array_equal(stored.row(number), packed(np.array(codes, np.uint8)))
 
 
 def test_a_file_is_written_in_pieces(tmp_path, stored):
     pieces = (columns()[start : start + 3] for start in range(0, 11, 3))
-    rows = packed(np.array([TARGET, *CODES], np.uint8))
+    rows = [packed(np.array(row, np.uint8)) for row in (TARGET, *CODES)]
     about = {"genomes": stored.about["genomes"], "tree": "(a);"}
     write_packed(tmp_path / "y.aln", RECORDS, rows, pieces, about)
     assert (tmp_path / "y.aln").read_bytes() == (tmp_path / "x.aln").read_bytes()

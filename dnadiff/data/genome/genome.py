@@ -253,7 +253,7 @@ def unique_names(names: list[str], sources: Sequence[Source], number: Integers) 
     if len(sources) == 1 or len(set(names)) == len(names):
         return names
     repeated = Counter(names)
-    stems = [_stem(source.path) if source.is_one_of_many else None for source in sources]
+    stems = [stem(source.path) if source.is_one_of_many else None for source in sources]
     names = [
         f"{stems[file]}:{name}" if repeated[name] > 1 and stems[file] else name
         for name, file in zip(names, number.tolist())
@@ -268,7 +268,8 @@ def unique_names(names: list[str], sources: Sequence[Source], number: Integers) 
     return names
 
 
-def _stem(path: str) -> str:
+def stem(path: str) -> str:
+    """The name of a file without the ending of a format of sequences, and of a compression."""
     bare = bare_name(path)
     ending = next((ending for ending in endings() if bare.endswith(ending)), "")
     return file_name(path)[: len(bare) - len(ending)]

@@ -1,0 +1,284 @@
+"""Alignments of other genomes to a target: MAF, PAF with cs tags, SAM and BAM, aligned FASTA.
+
+All of them are read as blocks, in which gaps are `-`. Formats are found by themselves: every
+subclass of `AlignmentFormat` in an imported module is one. SAM and BAM are read by pysam.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any, ClassVar, NamedTuple
+
+from Bio.SeqIO.FastaIO import SimpleFastaParser
+
+from dnadiff.formats.regions import listing, record_of
+from dnadiff.progress import log
+from dnadiff.store.files import bare_name, open_binary, open_text, resolve
+
+_SNIFFED = 1 << 20  # bytes
+_GAP_IN_FASTA = re.compile(rb"^[^>\n]*-", re.MULTILINE)
+_SCORE = re.compile(r"\bscore=(\S+)")
+_CS = re.compile(r"([:=*+~-])(\w+)")
+_HARD_CLIP = 5  # of CIGAR
+
+
+class Block(NamedTuple):
+    """A stretch of the target and one of another genome, column by column.
+
+    Attributes:
+        record, start: of the target, whose + strand is aligned.
+        target, other: letters and `-`; `=` in both is a base of the target that the other has too,
+            and `=` in the target alone is any base.
+        score: of the alignment; better ones are higher.
+        other_record, other_size: its name and number of bases.
+        other_start: first base, counted on the strand that is aligned.
+        reverse: whether that is the - strand.
+        genome: the other one; "" if the file has only one.
+    """
+
+    record: str
+    start: int
+    target: str
+    other: str
+    score: float
+    other_record: str
+    other_size: int
+    other_start: int
+    reverse: bool = False
+    genome: str = ""
+
+
+class AlignmentFormat(ABC):
+    """A format of files of alignments.
+
+    Attributes:
+        endings: of the names of its files, in lower case, without that of a compression.
+    """
+
+    endings: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    @abstractmethod
+    def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
+        """The blocks on records of the target; others are skipped.
+
+        Args:
+            lengths: of the target's records. A record of this name with another length is skipped.
+
+        Raises:
+            ValueError: naming file, line and remedy.
+        """
+
+
+def alignment_format(path: str) -> type[AlignmentFormat] | None:
+    """The format of a file of alignments; None if it has sequences."""
+    for kind in AlignmentFormat.__subclasses__():
+        if bare_name(path).endswith(kind.endings):
+            return kind
+    with open_binary(path) as content:
+        first = content.read(_SNIFFED)
+    return AlignedFasta if first.startswith(b">") and _GAP_IN_FASTA.search(first) else None
+
+
+def _known(name: str, length: int, lengths: Mapping[str, int]) -> str | None:
+    """The record of the target that a name in a file means."""
+    found = record_of(name, lengths)
+    return found if found is not None and lengths[found] == length else None
+
+
+class _Row(NamedTuple):
+    """A row of a block of MAF."""
+
+    name: str
+    start: int
+    reverse: bool
+    total: int
+    text: str
+
+    @classmethod
+    def parse(cls, where: str, line: str) -> _Row:
+        try:
+            _, name, start, size, strand, total, text = line.split()
+            row = cls(name, int(start), strand == "-", int(total), text)
+            if len(text) - text.count("-") != int(size):
+                raise ValueError
+        except ValueError:
+            raise ValueError(
+                f"{where} is not a row of MAF (s, name, start, size, strand, length, text), or was "
+                "cut off; write the file again"
+            ) from None
+        return row
+
+    def record(self, lengths: Mapping[str, int]) -> str | None:
+        """The record of the target that it is of."""
+        whole, of_genome = self.name, self.name.partition(".")[2]
+        return _known(whole, self.total, lengths) or _known(of_genome, self.total, lengths)
+
+
+class Maf(AlignmentFormat):
+    """Multiple Alignment Format, as multiz, hal2maf and LAST write it. The target is the first row
+    of each block. Names are `genome.record`, or `record` if there is only one other genome."""
+
+    endings = (".maf",)
+
+    @classmethod
+    def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
+        score, rows = 0.0, list[_Row]()
+        with open_text(path) as file:
+            for number, line in enumerate(chain(file, [""]), 1):
+                where = f"{path}: line {number}"
+                if line.startswith("s"):
+                    rows.append(_Row.parse(where, line))
+                elif line.startswith("a") or not line.strip():
+                    yield from cls._block(where, score, rows, lengths)
+                    found, rows = _SCORE.search(line), []
+                    score = float(found[1]) if found else 0.0
+
+    @classmethod
+    def _block(
+        cls, where: str, score: float, rows: list[_Row], lengths: Mapping[str, int]
+    ) -> Iterator[Block]:
+        records = [row.record(lengths) for row in rows]
+        if not any(records):
+            return
+        target, record = rows[0], records[0]
+        if record is None or target.reverse:
+            raise ValueError(
+                f"{where}: the block before it does not begin with the + strand of the target, but "
+                f"with {target.name}; the target must be the first row, the reference of the "
+                "alignment: make it again with this genome as the reference"
+            )
+        own = "" if target.name in lengths else target.name.partition(".")[0]
+        for name, start, reverse, total, text in rows[1:]:
+            genome = name.partition(".")[0] if own else ""
+            if not own or genome != own:  # a copy within the target
+                place = record, target.start, target.text, text, score
+                yield Block(*place, name, total, start, reverse, genome)
+
+
+class Paf(AlignmentFormat):
+    """PAF of minimap2 with cs tags, short or long; one genome in a file."""
+
+    endings = (".paf",)
+
+    @classmethod
+    def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
+        with open_text(path) as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    cells = line.rstrip().split("\t")
+                    name, target, reverse = cells[0], cells[5], cells[4] == "-"
+                    size, start, end, total, first, last = (
+                        int(cells[i]) for i in (1, 2, 3, 6, 7, 8)
+                    )
+                    tags = {each[:5]: each[5:] for each in cells[12:]}
+                    texts = texts_of_cs(tags["cs:Z:"])
+                    if len(texts[0]) - texts[0].count("-") != last - first:
+                        raise ValueError
+                    score = float(tags.get("AS:i:", 0))
+                except (ValueError, LookupError):
+                    raise ValueError(
+                        f"{path}: line {number} is not a row of PAF with a cs tag for all of its "
+                        "bases; write the file with minimap2 -c --cs"
+                    ) from None
+                if (record := _known(target, total, lengths)) is not None:
+                    begin = size - end if reverse else start
+                    yield Block(record, first, *texts, score, name, size, begin, reverse)
+
+
+def texts_of_cs(cs: str) -> tuple[str, str]:
+    """Target and other genome, with gaps, of a cs tag (manual of minimap2, "The cs optional
+    tag")."""
+    target, other = list[str](), list[str]()
+    for operation, value in _CS.findall(cs):
+        if operation == "~":  # an intron: two letters, its length, two letters
+            operation, value = "-", "N" * int(value[2:-2])
+        if operation == ":":
+            value = "=" * int(value)
+        gaps, named = "-" * len(value), operation == "*"
+        target.append({"+": gaps, "-": value, "*": value[0]}.get(operation, "=" * len(value)))
+        other.append(gaps if operation == "-" else value[named:])
+    return "".join(target), "".join(other)
+
+
+class Sam(AlignmentFormat):
+    """SAM and BAM, read by pysam; one genome in a file. Secondary alignments without a sequence are
+    skipped."""
+
+    endings = (".sam", ".bam")
+
+    @classmethod
+    def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
+        try:
+            import pysam
+        except ImportError:
+            raise ValueError(
+                f"{path} is SAM or BAM, which is read by pysam; install it: pip install -e "
+                "'.[vcf]' in the checkout, or convert to PAF"
+            ) from None
+        before = pysam.set_verbosity(0)
+        try:
+            with pysam.AlignmentFile(str(resolve(path)), check_sq=False) as file:
+                sizes = dict(zip(file.references, file.lengths))
+                read: Any
+                for read in file:
+                    name, sequence = read.reference_name, read.query_sequence
+                    record = _known(name, sizes[name], lengths) if name and sequence else None
+                    if record is not None and read.cigartuples:
+                        pairs = read.get_aligned_pairs()
+                        other = "".join("-" if i is None else sequence[i] for i, _ in pairs)
+                        target = "".join("-" if i is None else "=" for _, i in pairs)
+                        # soft-clipped bases are in the pairs, hard-clipped ones are not
+                        operation, clipped = read.cigartuples[0]
+                        skipped = clipped if operation == _HARD_CLIP else 0
+                        yield Block(
+                            record,
+                            read.reference_start,
+                            target,
+                            other,
+                            float(dict(read.get_tags()).get("AS", 0)),
+                            read.query_name,
+                            read.infer_read_length(),
+                            skipped,
+                            read.is_reverse,
+                        )
+        except (OSError, ValueError, NotImplementedError) as error:
+            raise ValueError(
+                f"{path} is damaged or cut short: pysam cannot read it; fetch or write it again"
+            ) from error
+        finally:
+            pysam.set_verbosity(before)
+
+
+class AlignedFasta(AlignmentFormat):
+    """FASTA with gaps: rows of the same width, each a genome, and the target first. Columns with a
+    gap in the target are left out, which is logged."""
+
+    endings = (".afa", ".mfa")
+
+    @classmethod
+    def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
+        with open_text(path) as file:
+            found = [((title.split() or [""])[0], text) for title, text in SimpleFastaParser(file)]
+        rows = dict(found)
+        if len(rows) < len(found) or len(set(map(len, rows.values()))) != 1:
+            raise ValueError(
+                f"{path}: rows of different widths, or with the same name; align them first, and "
+                "give each genome its own name, once"
+            )
+        name, text = found[0]
+        size, gaps = len(text) - text.count("-"), text.count("-")
+        fitting = {each: length for each, length in lengths.items() if length == size}
+        record = record_of(name, fitting) or next(iter(fitting), None)
+        if record is None:
+            raise ValueError(
+                f"{path}: the first row, {name}, has {size:,} bases without gaps, as no record of "
+                f"the target ({listing(lengths)}); the target must be the first row, and complete"
+            )
+        if gaps:
+            log.info(f"{path}: {gaps:,} columns with a gap in the target are left out")
+        for other, row in found[1:]:
+            yield Block(record, 0, text, row, 0.0, other, len(row), 0, genome=other)

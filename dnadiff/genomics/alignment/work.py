@@ -1,0 +1,390 @@
+"""The alignment of related genomes to a target as an output that can be resumed: a row of codes for
+each genome, then the columns of a phylogeny.
+
+A genome comes from a file of sequences, which an engine aligns, from a file of alignments, or from
+a file that this module wrote.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
+from time import monotonic
+
+import numpy as np
+
+from dnadiff.data.alignment import (
+    ABSENT,
+    CODE_OF_ID,
+    GAP,
+    Alignment,
+    Codes,
+    RelatedGenome,
+    offsets,
+    packed,
+    unpacked,
+    write_packed,
+)
+from dnadiff.data.genome.genome import Genome, SequencePath, expand, stem
+from dnadiff.diffusion.vocab import DEPTH, RATE
+from dnadiff.fields import JsonDict, JsonMap
+from dnadiff.formats.alignments import Block, alignment_format
+from dnadiff.formats.sequences import Record, iter_sequences, write_fasta
+from dnadiff.genomics.alignment.engines import Engine
+from dnadiff.genomics.phylogeny import KAPPAS, fit, phase_contrast, sample_positions
+from dnadiff.genomics.scores import big_wig_runs, library, write_big_wig
+from dnadiff.jobs.job import Result, ResumableJob
+from dnadiff.jobs.journal import discard
+from dnadiff.progress import log, table
+from dnadiff.store.disk import atomic_write
+
+_SAME = 6  # code of "as in the target"
+_CODE_OF_LETTER = np.full(256, ABSENT, np.uint8)
+_CODE_OF_LETTER[list(b"ACGTUacgtu-=")] = [0, 1, 2, 3, 3] * 2 + [GAP, _SAME]
+_PIECE = 1 << 18  # positions whose columns are computed at once; even
+_NULL = 1_000_000  # bases of a genome that are aligned reversed
+_COPY = 0.9999  # identity of the target with itself
+_LEAST = 5e-4  # coverage
+TARGET = "target"  # in trees
+_HEADER = ("genome", "identity", "coverage", "by_chance", "paralogs", "left_out", "file")
+
+
+@dataclass
+class Target:
+    """The genome that others are aligned to.
+
+    Args:
+        genome: its records.
+        engine: aligns sequences.
+    """
+
+    genome: Genome
+    engine: Engine
+
+    @cached_property
+    def codes(self) -> Codes:
+        """Of all bases `(L,)`, one record after the other."""
+        windows = (self.genome.window(name, 0, n) for name, n in self.genome.lengths.items())
+        return CODE_OF_ID[np.concatenate(list(windows))]
+
+    @cached_property
+    def _folder(self) -> TemporaryDirectory:
+        """Files of the engine, with the index of the target."""
+        folder, lengths = TemporaryDirectory(), self.genome.lengths
+        path, decode = Path(folder.name) / "target.fa", self.genome.tokenizer.decode
+        texts = (decode(self.genome.window(name, 0, n)).encode() for name, n in lengths.items())
+        write_fasta(path, (Record(name, "", text) for name, text in zip(lengths, texts)))
+        self.engine.prepare(path, lengths)
+        return folder
+
+    def align(self, records: Iterable[Record]) -> Iterator[Block]:
+        """The alignments of some sequences."""
+        query = Path(self._folder.name) / "query.fa"
+        write_fasta(query, records, overwrite=True)
+        return self.engine.blocks(query)
+
+    def fill(self, name: str, file: str, blocks: Iterable[Block]) -> tuple[RelatedGenome, Codes]:
+        """What is known of a genome, and its codes `(L,)`: the columns of the target are filled
+        with its blocks in the order of their scores, and each of its bases is used once.
+
+        Raises:
+            ValueError: if a block does not fit the target.
+        """
+        records, starts = self.genome.lengths, offsets(self.genome.lengths)
+        row, depth = (
+            np.full(len(self.codes), ABSENT, np.uint8),
+            np.zeros(len(self.codes), np.uint16),
+        )
+        used: dict[str, np.ndarray] = {}
+        for block in sorted(blocks, key=lambda each: -each.score):
+            own, other = (
+                _CODE_OF_LETTER[np.frombuffer(text.encode(), np.uint8)]
+                for text in (block.target, block.other)
+            )
+            columns = own != GAP
+            start, given = starts[block.record] + block.start, own[columns]
+            here = slice(start, start + len(given))
+            bases, last = self.codes[here], block.start + len(given)
+            if (
+                last > records[block.record]
+                or ((given != bases) & (given < GAP) & (bases < GAP)).any()
+            ):
+                raise ValueError(
+                    f"{file}: an alignment of {name} to {block.record}:{block.start + 1}-{last} has "
+                    "other bases than the target: it was made for another assembly, or is damaged"
+                )
+            found = np.where(other == _SAME, own, other)[columns]
+            found[found == _SAME] = bases[found == _SAME]
+            # of each base in the other genome; of a gap, that of a base next to it
+            place = block.other_start + np.maximum(np.cumsum(other != GAP) - 1, 0)[columns]
+            place = block.other_size - 1 - place if block.reverse else place
+            taken = used.setdefault(block.other_record, np.zeros(block.other_size, bool))
+            free = (row[here] == ABSENT) & ((found >= GAP) | ~taken[place])
+            row[here][free] = found[free]
+            taken[place[free & (found < GAP)]] = True
+            depth[here] += 1
+        aligned = (row < GAP) & (self.codes < GAP)
+        identity = float((row == self.codes)[aligned].mean()) if aligned.any() else 0.0
+        coverage, paralogs = float((row < GAP).mean()), float((depth > 1).mean())
+        return RelatedGenome(name, file, identity, coverage, None, paralogs), row
+
+
+@dataclass
+class Relative:
+    """A source of genomes.
+
+    Args:
+        name: of the genome, unless the file names it.
+        path: of the file.
+        part: the record or genome of it; None for all.
+    """
+
+    name: str
+    path: str
+    part: str | None = None
+
+    @abstractmethod
+    def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
+        """Each genome with its `packed` codes."""
+
+
+class Sequences(Relative):
+    """A file of sequences."""
+
+    def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
+        records = [x for x in iter_sequences(self.path) if self.part in (None, x.name)]
+        whole = b"".join(each.sequence for each in records)
+        reverse = Record("reverse", "", whole[:_NULL][::-1])
+        null, _ = target.fill(self.name, self.path, target.align([reverse]))
+        genome, row = target.fill(self.name, self.path, target.align(records))
+        share = len(reverse.sequence) / len(whole)
+        yield replace(genome, chance=null.coverage / share), packed(row)
+
+
+class Aligned(Relative):
+    """A file of alignments of one or more genomes."""
+
+    def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
+        kind, genomes = alignment_format(self.path), dict[str, list[Block]]()
+        for block in kind.blocks(self.path, target.genome.lengths) if kind else ():
+            genomes.setdefault(block.genome or self.name, []).append(block)
+        if not genomes:
+            raise ValueError(
+                f"{self.path} has no alignment to a record of the target (name and length); it was "
+                "made for another assembly, or the target is not its reference"
+            )
+        for name, blocks in genomes.items():
+            genome, row = target.fill(name, self.path, blocks)
+            yield genome, packed(row)
+
+
+class Stored(Relative):
+    """A genome of a file that this module wrote for the same target."""
+
+    def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
+        stored = Alignment.open(self.path)
+        if stored.records != target.genome.lengths:
+            raise ValueError(
+                f"{self.path} has other records than the target; give the genome that it was made "
+                "for, in the same order"
+            )
+        number = [each.name for each in stored.genomes].index(self.name)
+        yield stored.genomes[number], stored.row(number)
+
+
+def relatives(related: SequencePath, each_record: bool, genome: Genome) -> list[Relative]:
+    """The sources that a command names.
+
+    Args:
+        related: files, folders, patterns, manifests (.tsv), whose labels are names of genomes.
+        each_record: each record of a file of sequences is a genome.
+        genome: the target.
+    """
+    found = list[Relative]()
+    for source in expand(related):
+        path, name = source.path, source.label or stem(source.path)
+        if path.endswith(".aln"):
+            stored = Alignment.open(path)
+            stored.check(genome)
+            found += [Stored(each.name, path) for each in stored.genomes]
+        elif alignment_format(path) is not None:
+            found.append(Aligned(name, path))
+        elif each_record:
+            found += [Sequences(each.name, path, each.name) for each in iter_sequences(path)]
+        else:
+            found.append(Sequences(name, path))
+    return found
+
+
+@dataclass(eq=False)
+class AlignJob(ResumableJob):
+    """An alignment. Items are sources; until it is complete, the rows are in a file of half a byte
+    per base and genome next to it.
+
+    Args:
+        target, related: what is aligned.
+        output: an .aln file; a table and a picture are written next to it.
+        near_copies: genomes of this identity or more are left out; None keeps all but the target.
+        tree: in Newick notation; None for neighbor joining.
+        gap_state, kappa: see `dnadiff.genomics.phylogeny.fit`.
+        draw: draws a picture of all genomes.
+        tracks: beginning of the names of bigWig files; None for none.
+    """
+
+    stream = label = "align"
+    items = "genomes"
+    converts = True
+
+    target: Target
+    related: Sequence[Relative]
+    output: Path
+    near_copies: float | None
+    tree: str | None
+    gap_state: bool
+    kappa: float | None
+    settings: JsonMap
+    draw: Callable[[Path, Sequence[RelatedGenome]], object]
+    tracks: Path | None
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.totals = {"genomes": [], "seconds": 0.0}
+        self.side_files = [self.output.with_suffix(ending) for ending in (".tsv", ".png")]
+        if self.tracks is not None:
+            library()  # of bigWig files
+            self.side_files += [track_path(self.tracks, name) for name in TRACKS]
+
+    @property
+    def collected(self) -> Path:
+        return self.output.with_name(f".{self.output.name}.rows")
+
+    def starts(self) -> range:
+        return range(len(self.related) + 1)
+
+    def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
+        for relative in self.related[start + skip :]:
+            begin = monotonic()
+            genomes, rows = zip(*relative.rows(self.target))
+            about = {"genomes": list(map(asdict, genomes)), "seconds": monotonic() - begin}
+            self.report(1, 0)
+            yield Result(1, b"".join(row.tobytes() for row in rows), about)
+
+    def fold(self, result: Result) -> tuple[bytes, int]:
+        self.totals = {key: value + result.about[key] for key, value in self.totals.items()}
+        return super().fold(result)
+
+    def judged(self, rows: Iterable[Codes]) -> list[RelatedGenome]:
+        """All genomes, those that are left out with their reasons."""
+        names, copies, found = {TARGET}, dict[int, str](), list[RelatedGenome]()
+        for each, row in zip(self.totals["genomes"], rows):
+            genome = RelatedGenome(**each)
+            first = copies.setdefault(zlib.crc32(row.tobytes()), genome.name)
+            reasons = {
+                "does not align": genome.coverage <= max(2 * (genome.chance or 0), _LEAST),
+                "the target itself": genome.identity >= _COPY,
+                f"a near copy of the target (near_copies={self.near_copies})": (
+                    self.near_copies is not None and genome.identity >= self.near_copies
+                ),
+                f"the same genome as {first}": first != genome.name,
+                "its name is that of a genome before it": genome.name in names,
+            }
+            reason = next((reason for reason, holds in reasons.items() if holds), None)
+            found.append(replace(genome, reason=reason))
+            names.add(genome.name)
+        return found
+
+    def convert(self, collected: Path) -> None:
+        codes, records = self.target.codes, self.target.genome.lengths
+        rows = np.memmap(collected, np.uint8, "r").reshape(-1, -(-len(codes) // 2))
+        genomes = self.judged(rows)
+        chosen = [number for number, each in enumerate(genomes) if each.reason is None]
+        if not chosen:
+            discard(self.collected)
+            why = ", ".join(dict.fromkeys(str(each.reason) for each in genomes))
+            raise ValueError(f"related: none of {len(genomes)} genomes can be used: {why}")
+        places = sample_positions([*records.values()])
+        sample = (rows[chosen][:, places // 2] >> (places % 2 * 4).astype(np.uint8)) & np.uint8(15)
+        names = [genomes[number].name for number in chosen]
+        kappas = KAPPAS if self.kappa is None else (self.kappa,)
+        model = fit(sample, codes[places], names, TARGET, self.tree, self.gap_state, kappas=kappas)
+        log.info(f"columns of {len(codes):,} bases, by a tree of {len(chosen)} genomes")
+        pieces = (
+            model.columns(unpacked(rows, start, min(start + _PIECE, len(codes)))[chosen])
+            for start in range(0, len(codes), _PIECE)
+        )
+        about = {
+            "genomes": list(map(asdict, genomes)),
+            "tree": model.tree,
+            "model": asdict(model),
+            "settings": self.settings,
+        }
+        stacked = [packed(codes), *(rows[number] for number in chosen)]
+        write_packed(self.output, records, stacked, pieces, about, overwrite=True)
+
+    def finish(self, collected: Path) -> JsonDict:
+        made = Alignment.open(self.output)
+        with atomic_write(self.side_files[0], overwrite=True) as file:
+            lines = ("\t".join(cells) + "\n" for cells in [_HEADER, *_cells(made)])
+            file.writelines(line.encode() for line in lines)
+        self.draw(self.side_files[1], [*made.genomes, *made.left_out])
+        return {**self.totals, "genomes": made.about["genomes"], "tree": made.tree}
+
+    def after(self) -> None:
+        if self.tracks is not None:
+            write_tracks(Alignment.open(self.output), self.tracks)
+
+    found_complete = after
+
+    def closing(self, seconds: float) -> str:
+        cells = _cells(Alignment.open(self.output))
+        rows = [row[:-1] for row in cells]
+        return f"{table(rows, _HEADER[:-1])}\n{super().closing(seconds)}"
+
+
+def _cells(made: Alignment) -> list[tuple[str, ...]]:
+    return [
+        (
+            each.name,
+            f"{each.identity:.4f}",
+            f"{each.coverage:.4f}",
+            "" if each.chance is None else f"{each.chance:.4f}",
+            f"{each.paralogs:.4f}",
+            each.reason or "",
+            each.file,
+        )
+        for each in [*made.genomes, *made.left_out]
+    ]
+
+
+TRACKS = ("rate", "depth", "log_posterior", "phase")
+
+
+def track_path(prefix: Path, name: str) -> Path:
+    """The path of a track."""
+    return prefix.with_name(f"{prefix.name}.{name}.bw")
+
+
+def write_tracks(alignment: Alignment, prefix: Path) -> None:
+    """Write bigWig files of the mean log rate, the depth, the log posterior of the target's base, and
+    `phase_contrast`, a track of coding phase and not of effects; no value where nothing is
+    aligned."""
+    records = list(alignment.records.items())
+    with ExitStack() as stack:
+        files = [stack.enter_context(TemporaryFile()) for _ in TRACKS]
+        for number, (name, size) in enumerate(records):
+            columns, target = alignment.columns(name, 0, size), alignment.target(name, 0, size)
+            known, rate = columns[:, DEPTH] > 0, columns[:, RATE]
+            own = np.take_along_axis(columns, np.minimum(target, 3)[:, None], 1)[:, 0]
+            own[target >= GAP] = np.nan
+            tracks = rate, np.expm1(columns[:, DEPTH]), own, phase_contrast(rate, known)
+            for file, values in zip(files, tracks):
+                file.write(big_wig_runs(number, 0, np.where(known, values, np.nan)))
+        for file, name in zip(files, TRACKS):
+            file.seek(0)
+            write_big_wig(records, file, track_path(prefix, name))

@@ -1,0 +1,36 @@
+"""A picture of the genomes that were aligned to a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dnadiff.report.page import MODEL, OTHER, REAL, figure, label_rows, legend_below, rendered
+from dnadiff.store.disk import atomic_write
+
+if TYPE_CHECKING:
+    from dnadiff.data.alignment import RelatedGenome
+
+
+def draw_relatives(path: Path, genomes: Sequence[RelatedGenome]) -> None:
+    """Write a PNG with identity, coverage, coverage by chance and paralogs of each genome, those
+    with the highest coverage first; names of genomes that were left out are in parentheses."""
+    rows = sorted(genomes, key=lambda each: -each.coverage)
+    names = [f"({each.name})" if each.reason else each.name for each in rows]
+    with figure(8, 1.2 + 0.3 * len(rows)) as (made, (axes,)):
+        for name, color, mark in (
+            ("identity", OTHER, "s"),
+            ("coverage", MODEL, "o"),
+            ("chance", REAL, "x"),
+            ("paralogs", REAL, "+"),
+        ):
+            values = [np.nan if (x := getattr(each, name)) is None else x for each in rows]
+            axes.plot(values, range(len(rows)), mark, color=color, label=name)
+        label_rows(axes, names, [f"{each.coverage:.2f}" for each in rows], 40)
+        axes.set(xlim=(-0.02, 1.02), xlabel="share of the target")
+        legend_below(axes)
+    with atomic_write(path, overwrite=True) as file:
+        file.write(rendered(made, "png"))
