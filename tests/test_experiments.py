@@ -5,10 +5,14 @@ import json
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 
+from dnadiff.data.alignment import write_alignment
+from dnadiff.diffusion.vocab import CHANNELS
 from dnadiff.distill import distill
+from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir
 from dnadiff.train import train
@@ -58,6 +62,14 @@ def stand_in(name, shared_data, tmp_path):
             "data/split=chr20",
             "data.num_workers=0",
         ]
+    if data.get("alignment") == "???":
+        letters = np.random.default_rng(0).integers(0, 4, 2000).astype(np.uint8)
+        write_fasta(
+            tmp_path / "x.fa", [Record("x", "", np.array([*b"ACGT"], np.uint8)[letters].tobytes())]
+        )
+        columns = np.full((2000, CHANNELS), -1.0)
+        write_alignment(tmp_path / "x.aln", {"x": 2000}, letters, letters[None], columns)
+        return [f"data.path={tmp_path / 'x.fa'}", f"data.alignment={tmp_path / 'x.aln'}"]
     if data["path"] == "???":
         return [f"data.path={shared_data / 'genomes' / 'GRCh37_chr20.fa.gz'}"]
     return []

@@ -7,17 +7,23 @@
 #   scripts/bundled/train.sh yeast GENOMES
 #   scripts/bundled/train.sh human_chr20 GENOMES
 #   scripts/bundled/train.sh multi GENOMES
+#   scripts/bundled/train.sh enterobacteria ALIGNMENT
 #
+# ALIGNMENT is what `python -m dnadiff.align genome=bundled:ecoli_K12_MG1655.fa.gz related=bundled:enterobacteria.tsv output=ALIGNMENT` writes.
 # GENOMES is a folder with scerevisiae_R64-1-1.fa.gz, GRCh37_chr20.fa.gz and celegans_WBcel235_chrI.fa.gz. The parts held out of `multi` are
 # those of the other models.
-name=${1:?usage: scripts/bundled/train.sh ecoli|yeast|human_chr20|multi [GENOMES]} genomes=
+name=${1:?usage: scripts/bundled/train.sh ecoli|yeast|human_chr20|multi|enterobacteria [GENOMES or ALIGNMENT]} genomes=
 case $name in
   ecoli) ;;
   yeast | human_chr20 | multi)
     : "${2:?$name needs the folder of the genomes as the second argument}"
     genomes=$(CDPATH= cd -- "$2" && pwd) || exit 1
     ;;
-  *) echo "unknown model $name; choose ecoli, yeast, human_chr20 or multi" >&2; exit 1 ;;
+  enterobacteria)
+    : "${2:?enterobacteria needs the alignment as the second argument}"
+    alignment=$(CDPATH= cd -- "$(dirname -- "$2")" && pwd)/$(basename -- "$2") || exit 1
+    ;;
+  *) echo "unknown model $name; choose ecoli, yeast, human_chr20, multi or enterobacteria" >&2; exit 1 ;;
 esac
 . "$(dirname "${BASH_SOURCE[0]}")/../setup.sh" ""
 
@@ -28,6 +34,7 @@ worm=$genomes/celegans_WBcel235_chrI.fa.gz
 recipe=(experiment=bundled) draws=2 # a network call for each of millions of held-out bases needs few draws
 case $name in
   ecoli) recipe=(experiment=ecoli_bundled) data=() draws=8 ;;
+  enterobacteria) recipe=(experiment=enterobacteria "data.alignment='$alignment'") data=() draws=8 ;;
   yeast) data=(data=fasta data/split=fraction "data.path='$yeast'" "data.name='S. cerevisiae R64-1-1'") draws=8 ;;
   human_chr20) data=(data=fasta data/split=chr20 "data.path='$human'" "data.name='human chr20 (GRCh37)'") ;;
   multi) recipe+=(backbone.num_labels=4) data=(
@@ -37,6 +44,7 @@ case $name in
   ) ;;
 esac
 note="Trained ${TRAINED:-by scripts/bundled/train.sh on CPU cores}. To fine-tune, to embed, to score and to sample sequences of what it was trained on."
+[ "$name" != enterobacteria ] || note="$note Reads the columns of related genomes: likelihoods with them are conditional on homologs of the held-out part."
 note="$note Not for statements about variants of patients, about other organisms, or about function."
 
 licenses="Public reference sequences, which may be used and redistributed without restriction"
