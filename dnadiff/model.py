@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -516,6 +516,9 @@ class Model:
         L2: bool = False,
         seed: int = 1,
         batch_size: int = 32,
+        alignment: str | None = None,
+        percentile: bool = False,
+        calibrate_indels: bool = False,
     ) -> pandas.DataFrame:
         """Effects of variants (`dnadiff.genomics.variants.effects.Effect`), one row per alternative
         allele, in their order.
@@ -532,7 +535,10 @@ class Model:
             method: None is masked for SNVs and block for others; log_prob for autoregressive and
                 block diffusion models (`dnadiff.genomics.variants`).
             window: bases that the network reads; None is the training window.
-            stranded, on_mismatch, sites_per_window, L2: as on the command line (docs/variants.md).
+            stranded, on_mismatch, sites_per_window, L2, percentile, calibrate_indels: as on the
+                command line (docs/variants.md).
+            alignment: file of the genome with its relatives (`dnadiff.align`), for a model that
+                reads one, and for the method `Phylogeny`.
 
         Raises:
             ValueError: naming the argument or the row that is not valid, such as one whose REF
@@ -541,17 +547,24 @@ class Model:
         from dnadiff.genomics.variants.effects import effects_frame, reference_of
         from dnadiff.genomics.variants.methods import Network
 
-        network = Network(
-            self.denoiser,
-            self.process,
-            reference_of(genome),
-            window=self.loaded.window(window),
-            batch_size=batch_size,
-            stranded=stranded,
-            sites_per_window=sites_per_window,
-            seed=seed,
-        )
-        return effects_frame(network, method, variants, on_mismatch, L2)
+        reference: Any = reference_of(genome)
+        network: Any
+        if method is None or getattr(method, "needs_model", True):
+            network = Network(
+                self.denoiser,
+                self.process,
+                reference,
+                window=self.loaded.window(window),
+                batch_size=batch_size,
+                stranded=stranded,
+                sites_per_window=sites_per_window,
+                seed=seed,
+                alignment=self.loaded.columns_for(alignment, reference),
+            )
+        else:
+            network = method.reader(reference, alignment, stranded)
+        neutral = percentile, calibrate_indels, self.path
+        return effects_frame(network, method, variants, on_mismatch, L2, *neutral)
 
     def _encoded(
         self, sequences: Sequence[DNASequence], limited: bool = True

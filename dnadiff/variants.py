@@ -4,13 +4,14 @@ some regions."""
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Interval
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from dnadiff.fields import PositiveInt
-from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
+from dnadiff.options.base import MODEL, Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from dnadiff.formats.regions import Region, VariantSource
     from dnadiff.jobs.job import Job
 
-_OF_PRETRAINED = ("L2", "dependency", "report", "stranded", "sites_per_window")
+_OF_MODELS = ("window", "L2", "dependency", "sites_per_window", "calibrate_indels")
+_OF_PRETRAINED = (*_OF_MODELS[1:], "report", "stranded", "alignment", "percentile")
 
 
 class VariantsOptions(ModelOptions, ShardedOptions):
@@ -32,6 +34,9 @@ class VariantsOptions(ModelOptions, ShardedOptions):
 
         python -m dnadiff.variants checkpoint=FINETUNE_RUN vcf=x.vcf.gz genome=g.fa output=y.tsv
 
+        python -m dnadiff.variants variant_method=phylogeny alignment=g.aln vcf=x.vcf.gz genome=g.fa
+          output=y.tsv
+
     Columns: LLR = log p(alt) - log p(ref) in nats, its Monte Carlo error SE (none for masked),
     LLR_forward and LLR_reverse of the strands, entropy (nats) and information (2 minus the entropy
     in bits) of the base at the site. An indel in a repeat has the same numbers wherever it is
@@ -39,9 +44,15 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     difference (ALT minus REF) and SE_seeds. See docs/variants.md.
     """
 
+    checkpoint: str | None = Field(  # type: ignore[assignment]
+        None, description=f"{MODEL}; none for variant_method=phylogeny"
+    )
     variant_method: Group = group("by_kind")
     """by_kind (masked for SNVs, block for others, log_prob for ar and block_mdlm), masked, block,
-    window, log_prob"""
+    window, log_prob; phylogeny reads the alignment alone, without a model"""
+    alignment: str | None = None
+    """of the genome with its relatives, from dnadiff.align: for a model that reads alignments, and
+    variant_method=phylogeny"""
     vcf: str | None = None
     """VCF, BCF or a table with tabs and chrom, pos, ref, alt; plain, gzip or bgzip"""
     saturate: str | list[str] | None = None
@@ -80,6 +91,12 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     even"""
     L2: bool = False
     """also the distance of the mean embeddings of both windows"""
+    percentile: bool = False
+    """also the percentile of each SNV among random SNVs of the genome with the same change; 20,000
+    are scored once and kept in the folder of the model"""
+    calibrate_indels: bool = False
+    """also the LLR of each indel minus the mean of 64 random ones of its length and type, which are
+    scored once for each"""
     dependency: str | None = None
     """.tsv file: how the predictions around the variant change; for a single variant"""
     dependency_span: PositiveInt = 32
@@ -122,28 +139,38 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.weights import checkpoint, tensors
 
     output = expand_user(options.output or options.run_dir / "variants.tsv")
-    is_fine_tuned = runs.is_fine_tuned(options.checkpoint)
-    for key in _OF_PRETRAINED if is_fine_tuned else ():
+    method = build(options.variant_method, trust=None)
+    needs_model = getattr(method, "needs_model", True)
+    given = str(options.checkpoint or "")
+    if needs_model and not given:
+        raise ValueError(
+            "checkpoint is missing; give a model, or an alignment of the genome with its relatives "
+            "and variant_method=phylogeny, which needs none"
+        )
+    if given and not needs_model:
+        log.info(f"variant_method=phylogeny reads no model: checkpoint={given} is not used")
+    is_fine_tuned = needs_model and runs.is_fine_tuned(given)
+    refused, reason = (
+        (_OF_PRETRAINED, f"a pretrained model, and {given} is a fine-tuned run")
+        if is_fine_tuned
+        else (_OF_MODELS, "a model, and variant_method=phylogeny reads none")
+    )
+    for key in refused if is_fine_tuned or not needs_model else ():
         if getattr(options, key) != VariantsOptions.model_fields[key].default:
-            raise ValueError(
-                f"{key} applies to a pretrained model, and {options.checkpoint} is a fine-tuned "
-                f"run; leave {key} out"
-            )
+            raise ValueError(f"{key} applies to {reason}; leave {key} out")
     if options.target is not None and not is_fine_tuned:
         raise ValueError(
             f"target={options.target} belongs to a fine-tuned run, and {options.checkpoint} is "
             "a pretrained one; leave it out"
         )
-    of_likelihood = (*effects.COLUMNS, *(["L2"] if options.L2 else []))
-    columns = effects.PREDICTED_COLUMNS if is_fine_tuned else of_likelihood
-    writer = work.writer_of(output, columns, options.on_mismatch == "flag")
-    model: Any
+    writer = work.writer_of(output, effects.PREDICTED_COLUMNS, options.on_mismatch == "flag")
+    model: Any = None
+    window = 0
     if is_fine_tuned:
-        model = ensemble.load(options.checkpoint, options.trust, options.device)
+        model = ensemble.load(given, options.trust, options.device)
         window = model.window_of(options.window)
-    else:
-        method = build(options.variant_method, trust=None)
-        model = checkpoint.load(options.checkpoint, options.trust)
+    elif needs_model:
+        model = checkpoint.load(given, options.trust)
         model.denoiser.to(options.device)
         window = model.window(options.window)
     genome = Genome.open(options.genome)
@@ -199,26 +226,41 @@ def variants(options: VariantsOptions) -> list[Job]:
                 },
             )
         ]
-    parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
-    scored = options.into(methods.Network, **parts, window=window)
-    method = methods.check_method(method, model.denoiser)
+    asked = options.only("percentile", "calibrate_indels")
+    added = {key: True for key, value in asked.items() if value}
+    keys, known = ["deletions", "on_mismatch", "stranded"], dict[str, Any]()
+    more: dict[str, Any] = {"training": effects.TrainingPart({}, "no model is read")}
+    scored: Any
+    if needs_model:
+        parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
+        aligned = model.columns_for(options.alignment, genome)
+        scored = options.into(methods.Network, **parts, window=window, alignment=aligned)
+        method = methods.check_method(method, model.denoiser)
+        known = {"model": tensors.identity(model.denoiser), "device": scored.device.type}
+        keys += ["sites_per_window", "L2", "batch_size", "seed"]
+        more["training"] = work.training_part(model, genome, options.trust)
+        more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
+    else:
+        scored = method.reader(genome, options.alignment, options.stranded)
     about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
+    if scored.alignment is not None:
+        added["alignment"], about["alignment"] = scored.alignment.identity, options.alignment
+    file = model.path if needs_model else Path(scored.alignment.path)
+    neutral = effects.neutral_of(scored, method, alleles, file, **asked)
+    scorer = effects.Scorer(scored, method, alleles, options.L2, neutral)
+    writer.columns = scorer.columns
     read = partial(writer.read, output)
-    keys = ("deletions", "on_mismatch", "stranded", "sites_per_window", "L2", "batch_size", "seed")
     return [
         make(
-            effects.Scorer(scored, method, alleles, options.L2),
+            scorer,
             method=method,
-            training=work.training_part(model, genome, options.trust),
             settings={
-                "model": tensors.identity(model.denoiser),
-                "device": scored.device.type,
+                **known,
                 **inputs,
                 "variant_method": method.settings(),
                 **options.only(*keys),
+                **added,
             },
-            earlier=tensors.earlier_identities(model.denoiser),
-            network=scored,
             matrix=None if options.dependency is None else expand_user(options.dependency),
             span=options.dependency_span,
             page=expand_user(options.report or options.run_dir / "report.html")
@@ -226,6 +268,7 @@ def variants(options: VariantsOptions) -> list[Job]:
             else None,
             page_is_named=options.report is not None,
             draw=partial(draw_regions, regions=regions, read=read, about=about),
+            **more,
         )
     ]
 

@@ -10,14 +10,16 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from pyfaidx import Fasta
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Interval
-from dnadiff.fields import checked
+from dnadiff.diffusion.vocab import DEPTH, RATE
+from dnadiff.fields import JsonDict, checked
 from dnadiff.formats.regions import Row, Rows, VariantSource, listing, open_source, record_of
 from dnadiff.genomics.variants.methods import (
     AUDITED,
@@ -34,6 +36,7 @@ from dnadiff.genomics.variants.methods import (
     VariantMethod,
     check_method,
 )
+from dnadiff.genomics.variants.neutral import Neutral, kind_of
 from dnadiff.genomics.variants.variant import (
     Alleles,
     Edit,
@@ -42,15 +45,15 @@ from dnadiff.genomics.variants.variant import (
     Sequences,
     Skipped,
     pair,
+    sides,
 )
 from dnadiff.progress import log
+from dnadiff.weights.tensors import identity
 
 if TYPE_CHECKING:
     import pandas
 
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
-# of a scored allele without a log-likelihood ratio, see `Pair.aligned`
-NO_VALUE = "N at the end of a window"
 NAN = math.nan
 _SHOWN = 3  # rows in a message
 OnMismatch = Literal["error", "skip", "flag"]
@@ -67,6 +70,8 @@ class Effect(NamedTuple):
             both strands'.
         information: 2 minus the entropy in bits.
         L2: Euclidean distance of the mean embeddings of both windows, averaged over the strands.
+        depth, conservation: see `conservation_of`.
+        percentile, percentile_SE, LLR_calibrated: see `Neutral.values`.
         differs: REF is not what the genome has.
     """
 
@@ -77,6 +82,11 @@ class Effect(NamedTuple):
     entropy: float
     information: float
     L2: float = NAN
+    depth: float = NAN
+    conservation: float = NAN
+    percentile: float = NAN
+    percentile_SE: float = NAN
+    LLR_calibrated: float = NAN
     differs: bool = False
 
 
@@ -97,7 +107,7 @@ class PredictedEffect(NamedTuple):
     differs: bool = False
 
 
-COLUMNS = Effect._fields[:-2]  # of every output; L2 on request
+COLUMNS = Effect._fields[:6]  # of every output; others on request
 PREDICTED_COLUMNS = PredictedEffect._fields[:-1]
 Effects = Callable[[Sequence[Edit]], Sequence[Effect | PredictedEffect]]
 # A row with the effect of each alternative allele, or why it has none.
@@ -119,9 +129,11 @@ class RowScorer:
         audit: of `sites_per_window`, since it was taken.
         num_scored: alleles scored.
         audited: sites that were compared before.
+        neutral: random variants with which scores are compared.
     """
 
     chunk, sites_per_window = 1024, 1
+    neutral: Neutral | None = None
 
     def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
         self.alleles, self.effects, self.method_name = alleles, effects, method_name
@@ -164,6 +176,8 @@ class RowScorer:
                     effects = dict(zip(different, self.effects(different) if scored else ()))
                     values = (getattr(effects[each], "LLR", 0.0) for each in scored)
                     self.audit.missing += sum(map(math.isnan, values))
+                    depths = [getattr(effects[each], "depth", NAN) for each in scored]
+                    self.audit.empty += depths.count(0)
                     results = (
                         [each if isinstance(each, Skipped) else effects[each] for each in found]
                         for found in here[done:]
@@ -202,8 +216,10 @@ class Scorer(RowScorer):
         network: the model and its genome.
         method: how log-likelihood ratios are computed.
         embeddings: also compute L2.
+        neutral: random variants with which scores are compared; None is without.
 
     Attributes:
+        columns: of the effects that are computed.
         look_ahead: alleles among which sites that share a window are searched, per base of a
             window.
     """
@@ -211,21 +227,32 @@ class Scorer(RowScorer):
     look_ahead = 16
 
     def __init__(
-        self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
+        self,
+        network: Network,
+        method: VariantMethod,
+        alleles: Alleles,
+        embeddings: bool = False,
+        neutral: Neutral | None = None,
     ) -> None:
         super().__init__(alleles, self._effects, method.name)
-        self.network, self.method, self.embeddings = network, method, embeddings
+        self.network, self.method, self.neutral = network, method, neutral
+        self.columns = (
+            *COLUMNS,
+            *(["L2"] if embeddings else []),
+            *([] if network.alignment is None else ["depth", "conservation"]),
+            *([] if neutral is None else neutral.columns),
+        )
         self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None
 
     @property
     def alleles_together(self) -> int:
-        if self.sites_per_window == 1 or self.network.denoiser.left_to_right:
+        if self.sites_per_window == 1 or self.network.left_to_right:
             return self.chunk
         return max(self.chunk, min(self.look_ahead * self.network.window, 1 << 18))
 
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
-        if self.network.denoiser.left_to_right:
+        if self.network.left_to_right:
             return
         self.predictions = self.network.site_predictions(map(site_of, edits))
         shared = self.predictions.shared
@@ -239,8 +266,17 @@ class Scorer(RowScorer):
                 self.predictions.at(sites), self.network.site_predictions(sites, 1).at(sites)
             )
 
+    def ratios(self, edits: Sequence[Edit]) -> list[float]:
+        """The LLR of any number of edits."""
+        found: list[float] = []
+        for first in range(0, len(edits), self.chunk):
+            part = edits[first : first + self.chunk]
+            self.begin_block(part, False)
+            found += [each.LLR for each in self._effects(part)]
+        return found
+
     def _effects(self, edits: Sequence[Edit]) -> list[Effect]:
-        strands = len(self.network.strands)
+        strands, alignment = len(self.network.strands), self.network.alignment
         nothing = np.full(len(edits), NAN)
         at_sites = (
             np.full((strands, len(edits), NUM_BASES), NAN)
@@ -251,27 +287,40 @@ class Scorer(RowScorer):
         # Of the mean of the strands' distributions; NaN where there is none.
         probs = np.exp(at_sites).mean(0)
         entropy = -(probs * np.log(np.where(probs > 0, probs, 1.0))).sum(-1)
-        distances = []
-        for reverse in self.network.strands if self.embeddings else ():
-            pairs = [self.network.pair(edit, reverse) for edit in edits]
-            ref, alt = (
-                self.network.mean_features(windows)
-                for windows in ([p.ref for p in pairs], [p.alt for p in pairs])
-            )
-            distances.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
-        columns = (
-            llr.mean(0),
-            np.sqrt(variance.sum(0)) / strands,
-            llr[0],
-            llr[1] if strands > 1 else nothing,
-            entropy,
-            2 - entropy / math.log(2),
-            np.mean(distances, 0) if distances else nothing,
-        )
+        found = {
+            "LLR": llr.mean(0),
+            "SE": np.sqrt(variance.sum(0)) / strands,
+            "LLR_forward": llr[0],
+            "LLR_reverse": llr[1] if strands > 1 else nothing,
+            "entropy": entropy,
+            "information": 2 - entropy / math.log(2),
+        }
+        if "L2" in self.columns:
+            distances = []
+            for reverse in self.network.strands:
+                pairs = [self.network.pair(edit, reverse) for edit in edits]
+                ref, alt = (self.network.mean_features(*side) for side in sides(pairs))
+                distances.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
+            found["L2"] = np.mean(distances, 0)
+        if alignment is not None:
+            depth = [conservation_of(alignment, edit) for edit in edits]
+            found["depth"], found["conservation"] = np.array(depth).T
+        if self.neutral is not None:
+            found |= self.neutral.values(edits, found["LLR"])
         return [
-            Effect._make([*map(float, values), edit.differs])
-            for edit, *values in zip(edits, *columns)
+            Effect(**dict(zip(found, map(float, values))), differs=edit.differs)
+            for edit, *values in zip(edits, *found.values())
         ]
+
+
+def conservation_of(alignment: Alignment, edit: Edit) -> tuple[float, float]:
+    """The smallest depth of the columns of REF, or of the base before an insertion, and minus the
+    mean log rate of those that are not empty; NaN if all are."""
+    first = max(edit.start - (not edit.ref), 0)
+    columns = alignment.columns(edit.record, first, max(edit.end, first + 1))
+    known = columns[columns[:, DEPTH] > 0, RATE]
+    depth = np.expm1(columns[:, DEPTH].min()).round()
+    return float(depth), -float(known.mean()) if len(known) else NAN
 
 
 def site_of(edit: Edit) -> Site:
@@ -340,6 +389,7 @@ class InputSummary:
         in_training: alleles in the training part of the model.
         is_sorted: whether the rows of each contig are together and ascending.
         first: the first edit.
+        indels: the first one of each kind.
         records: the record of the genome of each contig, by the name that the rows use.
     """
 
@@ -350,6 +400,7 @@ class InputSummary:
     in_training: int = 0
     is_sorted: bool = True
     first: Edit | None = None
+    indels: dict[str, Edit] = field(default_factory=dict)
     records: dict[str, str] = field(default_factory=dict)
 
     def contigs(self, lengths: Mapping[str, int]) -> dict[str, int]:
@@ -407,6 +458,7 @@ def summarize(
         edits = _scored_edits([found])
         summary.rows += 1
         summary.kinds.update(edit.kind for edit in edits)
+        summary.indels = {kind_of(edit): edit for edit in edits if edit.surplus} | summary.indels
         summary.skipped.update(each.reason for each in found if isinstance(each, Skipped))
         summary.in_training += sum(map(training.contains, edits))
         summary.first = summary.first or next(iter(edits), None)
@@ -462,12 +514,48 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
     return Genome.open(genome)
 
 
+def neutral_of(
+    network: Network,
+    method: VariantMethod,
+    alleles: Alleles,
+    model: Path,
+    percentile: bool,
+    calibrate_indels: bool,
+) -> Neutral | None:
+    """Random variants for what is asked for, kept in the folder of the file `model`, which is the
+    alignment for a method without a model; None if nothing is."""
+    if not (percentile or calibrate_indels):
+        return None
+    alignment = network.alignment
+    settings: JsonDict = {
+        "model": identity(network.denoiser) if method.needs_model else None,
+        "genome": network.reference.digest,
+        "alignment": None if alignment is None else alignment.identity,
+        "window": alleles.window,
+        "variant_method": method.settings(),
+        "stranded": network.stranded,
+        "sites_per_window": network.sites_per_window,
+    }
+    folder = model.absolute().parent
+    folder = folder.parent if folder.name == "checkpoints" else folder
+    score = Scorer(network, method, alleles).ratios
+    return Neutral(alleles, score, folder, settings, percentile, calibrate_indels)
+
+
 @checked
 def effects_frame(
-    network: Network, variant_method: object, variants: object, on_mismatch: OnMismatch, L2: bool
+    network: Any,
+    variant_method: object,
+    variants: object,
+    on_mismatch: OnMismatch,
+    L2: bool,
+    percentile: bool,
+    calibrate_indels: bool,
+    model: Path,
 ) -> pandas.DataFrame:
     """The effects of all alleles in their order, one row each; `reason` is why an allele has no
-    value, and empty for others. Arguments as of `dnadiff.model.Model.variants`."""
+    value, and empty for others. Arguments as of `dnadiff.model.Model.variants`; `model` is its
+    file."""
     import pandas
 
     if isinstance(variants, (str, Path)):
@@ -485,14 +573,17 @@ def effects_frame(
     method = check_method(given, network.denoiser)
     alleles = Alleles(network.reference, network.window, on_mismatch == "skip")
     summarize(source, alleles, method, TrainingPart({}, ""), on_mismatch == "error")
-    columns = (*COLUMNS, "L2") if L2 else COLUMNS
+    asked = percentile, calibrate_indels
+    file = model if method.needs_model else Path(network.alignment.path)
+    neutral = neutral_of(network, method, alleles, file, *asked)
+    scorer = Scorer(network, method, alleles, L2, neutral)
     rows: list[list[object]] = []
-    for chunk in Scorer(network, method, alleles, L2).chunks(source):
+    for chunk in scorer.chunks(source):
         for row, results in chunk:
             for alt, result in zip(row.alts, results):
-                values = [getattr(result, name, NAN) for name in columns]
-                why = getattr(result, "reason", NO_VALUE if math.isnan(values[0]) else "")
+                values = [getattr(result, name, NAN) for name in scorer.columns]
+                why = getattr(result, "reason", method.no_value if math.isnan(values[0]) else "")
                 place = row.chrom, row.pos, row.id, row.ref, alt
                 rows.append([*place, *values, result.differs, why])
-    names = ("chrom", "pos", "id", "ref", "alt", *columns, "REF_mismatch", "reason")
+    names = ("chrom", "pos", "id", "ref", "alt", *scorer.columns, "REF_mismatch", "reason")
     return pandas.DataFrame(rows, columns=names)

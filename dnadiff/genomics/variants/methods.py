@@ -14,7 +14,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dnadiff.data.alignment import Alignment
+from dnadiff.data.genome.inputs import Columns
 from dnadiff.diffusion.denoiser import BaseDenoiser, site_log_probs
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood.estimates import variance_of_mean
@@ -29,13 +31,27 @@ from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
 from dnadiff.fields import JsonDict, Natural, PositiveInt, checked
 from dnadiff.genomics.information import by_length, window_nats
-from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Ids, Pair, Places, Reference, pair
+from dnadiff.genomics.variants.variant import (
+    TOKENIZER,
+    Edit,
+    Ids,
+    Pair,
+    Places,
+    Reference,
+    WindowColumns,
+    pair,
+    sides,
+)
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Site = tuple[str, int]  # record and 0-based position
 NUM_BASES = 4
 _SMALLEST_SPACING = 8  # bases between sites that share a window
+
+
+# of a scored allele without a log-likelihood ratio, see `Pair.aligned`
+NO_VALUE = "N at the end of a window"
 
 
 class MaskedWindow(NamedTuple):
@@ -160,6 +176,7 @@ class Network:
             exact.
         seed: of the random numbers, which depend on it and on each variant, not on the other
             variants.
+        alignment: of the genome, for a network that reads its columns; None is without.
 
     Raises:
         ValueError: naming the setting that is not valid.
@@ -173,6 +190,7 @@ class Network:
     stranded: bool = False
     sites_per_window: PositiveInt = 1
     seed: Natural = 1
+    alignment: Alignment | None = None
 
     def __post_init__(self) -> None:
         require("the effect of a variant", self.denoiser, AbsorbingProcess)
@@ -188,13 +206,22 @@ class Network:
         return next(self.denoiser.parameters()).device
 
     @property
+    def left_to_right(self) -> bool:
+        """Whether the network predicts no base given both sides."""
+        return self.denoiser.left_to_right
+
+    @property
     def strands(self) -> tuple[bool, ...]:
         """Whether each strand to read is the reverse complement."""
         return (False,) if self.stranded else (False, True)
 
     def pair(self, edit: Edit, reverse: bool) -> Pair:
         """Both alleles of a variant in their windows."""
-        return pair(self.reference, edit, self.window, reverse)
+        return pair(self.reference, edit, self.window, reverse, self.alignment)
+
+    def _cond(self, columns: Sequence[WindowColumns]) -> Tensor:
+        """What the network reads besides tokens, (B, L, CHANNELS)."""
+        return torch.from_numpy(np.stack(columns)).to(self.device)
 
     def draws(self, edit: Edit, reverse: bool, count: int) -> Draws:
         """Random numbers for `count` draws, keyed by the variant and the strand."""
@@ -228,7 +255,10 @@ class Network:
             masked = np.zeros(ids.shape, bool)
             masked[row[known], place[known]] = True
             x, sites = (torch.from_numpy(each).to(self.device) for each in (ids, masked))
-            found = site_log_probs(self.denoiser, self.process, x, sites, self.stranded)
+            cond = None
+            if self.alignment is not None:
+                cond = self._cond([self.alignment.columns(*w[:3]) for w in windows])
+            found = site_log_probs(self.denoiser, self.process, x, sites, self.stranded, cond=cond)
             result[:, known] = found[..., list(vocab.emitted)].double().cpu().numpy()
         return result
 
@@ -248,19 +278,22 @@ class Network:
         model = self.denoiser.require_any_order("the distribution at masked sites")
         rows = iter(masks)
         for first in range(0, len(allele), self.batch_size):
-            x = x0[list(allele[first : first + self.batch_size])]
+            chosen = list(allele[first : first + self.batch_size])
+            x = x0[chosen]
             of_batch = zip(*itertools.islice(rows, len(x)))
             hidden, asked = (torch.from_numpy(np.stack(each)) for each in of_batch)
             xt = torch.where(hidden, self.process.vocab.mask_id, x).to(self.device)
-            found = model.log_probs(xt, self.process.time_of(xt), positions=asked.to(self.device))
+            cond = pair.columns and self._cond([pair.columns[each] for each in chosen])
+            found = model.log_probs(xt, self.process.time_of(xt), cond, asked.to(self.device))
             yield x, asked, found.double().cpu()
 
     @torch.no_grad()
-    def mean_features(self, windows: Sequence[Ids]) -> Floats:
+    def mean_features(self, windows: Sequence[Ids], columns: Columns = None) -> Floats:
         """Mean of the network's features over each window: (S, D)."""
         found: dict[int, Floats] = {}
-        for chosen, ids, _ in by_length(tensors_of(windows), self.batch_size, self.device):
-            mean = self.denoiser.features(ids).float().mean(1).double().cpu().numpy()
+        batches = by_length(tensors_of(windows), self.batch_size, self.device, columns)
+        for chosen, ids, cond in batches:
+            mean = self.denoiser.features(ids, cond=cond).float().mean(1).double().cpu().numpy()
             found |= dict(zip(chosen, mean))
         return np.stack([found[number] for number in range(len(windows))])
 
@@ -281,13 +314,15 @@ class Audit:
     Attributes:
         squared, count: sum of the squared differences, and their number.
         shared: sites that were predicted in a window with others.
-        missing: alleles without a log-likelihood ratio, by `NO_VALUE`.
+        missing: alleles without a log-likelihood ratio.
+        empty: alleles for which an alignment has no base of another genome.
     """
 
     squared: float = 0.0
     count: int = 0
     shared: int = 0
     missing: int = 0
+    empty: int = 0
 
     @property
     def rms(self) -> float:
@@ -303,6 +338,7 @@ class Audit:
         """Add what another part of the rows found: all sites that share a window, and comparisons
         until there are `AUDITED`."""
         self.shared, self.missing = self.shared + other.shared, self.missing + other.missing
+        self.empty += other.empty
         if self.sites < AUDITED:
             self.squared, self.count = self.squared + other.squared, self.count + other.count
 
@@ -326,12 +362,26 @@ class VariantMethod:
         for_left_to_right: whether it is for models that go from left to right (autoregressive or
             block diffusion) or for all others.
         process_type: of which process these models are.
+        needs_model: whether it reads a model, with windows, on a device.
+        no_value: why an allele that it scores has no value.
+        without_columns: what an empty column of the alignment means for the score.
     """
 
     buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.store.objects.locate`)
     name: ClassVar[str]
     for_left_to_right: ClassVar[bool] = False
     process_type: ClassVar[type[Process]] = AbsorbingProcess
+    needs_model: ClassVar[bool] = True
+    no_value: ClassVar[str] = NO_VALUE
+    without_columns: ClassVar[str] = "the score rests on the sequence alone"
+
+    def reader(self, reference: Any, alignment: str | None, stranded: bool) -> Any:
+        """What stands in the place of a network for a method that needs no model.
+
+        Args:
+            alignment: file of an alignment.
+        """
+        raise NotImplementedError
 
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
@@ -385,7 +435,7 @@ def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
     if not isinstance(method, VariantMethod):
         raise ValueError(
             f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, "
-            "block, window or log_prob"
+            "block, window, log_prob or phylogeny"
         )
     return method.for_model(denoiser)
 
@@ -603,7 +653,6 @@ class LogProb(VariantMethod):
         for strand, reverse in enumerate(network.strands):
             pairs = [network.pair(edit, reverse) for edit in edits]
             keys = [hash64("log_prob", *e[:4], "-" if reverse else "+") >> 1 for e in edits]
-            alleles = [p.ref for p in pairs], [p.alt for p in pairs]
             ref, alt = (
                 window_nats(
                     network.denoiser,
@@ -613,8 +662,9 @@ class LogProb(VariantMethod):
                     self.num_draws,
                     network.seed,
                     network.batch_size,
+                    columns,
                 )
-                for windows in alleles
+                for windows, columns in sides(pairs)
             )
             difference = ref - alt  # (n, draws)
             difference[[p.aligned(0) is None for p in pairs]] = np.nan

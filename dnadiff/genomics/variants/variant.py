@@ -12,10 +12,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer, encoded
+from dnadiff.diffusion.vocab import COMPLEMENT
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, Row, VariantSource, records_of
+from dnadiff.store.disk import json_hash
 
 _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"
@@ -27,6 +30,7 @@ TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
 Ids = NDArray[np.integer]
 Places = NDArray[np.int64]
+WindowColumns = NDArray[np.float32]  # of an alignment, (L, CHANNELS)
 
 
 class Sequences:
@@ -38,6 +42,12 @@ class Sequences:
             for name, letters in records.items()
         }
         self.lengths = {name: len(ids) for name, ids in self.ids.items()}
+        self.names = list(self.ids)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the names and bases."""
+        return json_hash({name: ids.tobytes().hex() for name, ids in self.ids.items()})
 
     def window(self, record: str, start: int, end: int) -> Ids:
         """Token ids of `[start, end)`."""
@@ -127,7 +137,7 @@ class Alleles:
 
     Args:
         reference: the genome.
-        window: bases that the network reads.
+        window: bases that the network reads; 0: there is no network, and no allele is too long.
         skip_mismatches: leave out rows whose REF differs from the genome, instead of marking their
             edits.
         fixed_length: leave out alleles whose windows have fewer than `window` bases, which the
@@ -191,14 +201,15 @@ class Alleles:
         replaced = here[edit.start - given.start : edit.end - given.start]
         if not _PLAIN.fullmatch(replaced or edit.alt):
             return "N in the genome at REF"
-        if edit.longest > self.window:
-            return f"longer than the window of {self.window:,} bases"
+        window = self.window or edit.longest
+        if edit.longest > window:
+            return f"longer than the window of {window:,} bases"
         if replaced == edit.ref:
             edit = normalized(self.reference, edit)
         length = self.reference.lengths[edit.record]
         if not edit.has_windows(length):
             return "the record is too short for windows of equal length"
-        if self.fixed_length and edit.window_length(length, self.window) < self.window:
+        if self.fixed_length and edit.window_length(length, window) < window:
             return "the record is too short for a head of fixed length"
         return edit
 
@@ -287,6 +298,7 @@ class Pair(NamedTuple):
         sizes: bases of the alleles.
         ends_right: whether these further bases are at the right end.
         shifts: by how many bases both alleles can be moved to the left and to the right.
+        columns: of an alignment, for both windows; None without one.
     """
 
     ref: Ids
@@ -295,6 +307,7 @@ class Pair(NamedTuple):
     sizes: tuple[int, int]
     ends_right: bool
     shifts: tuple[int, int] = (0, 0)
+    columns: tuple[WindowColumns, WindowColumns] | None = None
 
     @property
     def equal(self) -> bool:
@@ -305,7 +318,11 @@ class Pair(NamedTuple):
         """The same pair, read on the other strand."""
         ref, alt = (_COMPLEMENT[ids[::-1]] for ids in (self.ref, self.alt))
         first, second = (len(ref) - s - size for s, size in zip(self.starts, self.sizes))
-        return Pair(ref, alt, (first, second), self.sizes, not self.ends_right, self.shifts[::-1])
+        columns = None
+        if self.columns is not None:
+            columns = self.columns[0][::-1, COMPLEMENT], self.columns[1][::-1, COMPLEMENT]
+        shifts, ends_right = self.shifts[::-1], not self.ends_right
+        return Pair(ref, alt, (first, second), self.sizes, ends_right, shifts, columns)
 
     def placements(self) -> list[Pair]:
         """The same windows with the alleles at each equivalent place in them, or at `_PLACEMENTS`
@@ -357,7 +374,13 @@ class Pair(NamedTuple):
         ]
 
 
-def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -> Pair:
+def pair(
+    reference: Reference,
+    edit: Edit,
+    window: int,
+    reverse: bool = False,
+    alignment: Alignment | None = None,
+) -> Pair:
     """Both alleles of a variant with the context that fits into a window, shorter where the record
     is.
 
@@ -367,6 +390,8 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     Args:
         edit: for which there are such windows (`Edit.has_windows`).
         reverse: read the reverse complement.
+        alignment: of the genome. A base of the genome has its column in both windows, and one that
+            replaces it too, counted in the direction of reading. Inserted bases have zeros.
     """
     length, size = reference.lengths[edit.record], len(edit.ref)
     ends_right = edit.surplus > edit.start if reverse else edit.surplus <= length - edit.end
@@ -380,7 +405,7 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
     if not ends_right:
         low = length - low - bases
 
-    windows, starts = [], []
+    windows, starts, columns = [], [], []
     for allele in (edit.ref, edit.alt):
         extra = edit.longest - len(allele)
         first, last = (0, extra) if ends_right else (extra, 0)
@@ -388,10 +413,28 @@ def pair(reference: Reference, edit: Edit, window: int, reverse: bool = False) -
         right = _bases(reference, edit.record, edit.end, low + bases + last)
         windows.append(np.concatenate([left, ids_of(allele), right]))
         starts.append(len(left))
+        if alignment is not None:
+            here = alignment.columns(edit.record, edit.start - len(left), edit.end + len(right))
+            kept = min(size, len(allele))
+            before, after = (0, size - kept) if reverse else (kept, size)
+            new = np.zeros((len(allele) - kept, here.shape[1]), here.dtype)
+            parts = here[: len(left) + before], new, here[len(left) + after :]
+            columns.append(np.concatenate(parts))
     ref, alt = windows
     sizes, shifts = (size, len(edit.alt)), (edit.shifts // 2, edit.shifts - edit.shifts // 2)
-    forward = Pair(ref, alt, (starts[0], starts[1]), sizes, ends_right, shifts)
+    of_both = (columns[0], columns[1]) if columns else None
+    forward = Pair(ref, alt, (starts[0], starts[1]), sizes, ends_right, shifts, of_both)
     return forward.reverse_complement() if reverse else forward
+
+
+def sides(
+    pairs: Sequence[Pair],
+) -> Iterator[tuple[list[Ids], Sequence[WindowColumns] | None]]:
+    """The windows of all REF alleles with their columns, and those of all ALT alleles."""
+    columns = [pair.columns for pair in pairs if pair.columns is not None]
+    ref, alt = zip(*columns) if columns else (None, None)
+    yield [pair.ref for pair in pairs], ref
+    yield [pair.alt for pair in pairs], alt
 
 
 @dataclass(eq=False)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dnadiff.data.base import run_data
-from dnadiff.fields import JsonDict, JsonMap
+from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.formats.regions import VariantSource, VcfSource, header_fields, record_of
 from dnadiff.formats.table import write_parquet
 from dnadiff.genomics.variants.effects import (
-    NO_VALUE,
     PREDICTED_COLUMNS,
     Effect,
     InputSummary,
@@ -59,7 +58,13 @@ _DESCRIBED = {
     "difference": "predicted_ALT - predicted_REF",
     "SE_seeds": "Standard error of the difference over the seeds of fine-tuning",
     "L2": "Euclidean distance of the mean embeddings of both windows",
+    "depth": "Related genomes with a base in the column of the alignment",
+    "conservation": "Minus the mean log rate of the column",
+    "percentile": "Random SNVs of this change with a lower LLR, percent",
+    "percentile_SE": "Standard error of percentile",
+    "LLR_calibrated": "LLR minus the mean of random indels of the same kind, nats",
 }
+_ANY_SIZE = {*PREDICTED_COLUMNS, "depth", "percentile", "percentile_SE"}  # without fixed decimals
 
 
 @dataclass
@@ -121,7 +126,7 @@ class Table:
     def _values(self, effect: Effect | PredictedEffect | Skipped) -> list[str]:
         """The cells of an effect; `.` where there is no number. Log-likelihoods have a scale of
         their own; predictions may be numbers of any size."""
-        values = [(getattr(effect, x, math.nan), x in PREDICTED_COLUMNS) for x in self.columns]
+        values = [(getattr(effect, x, math.nan), x in _ANY_SIZE) for x in self.columns]
         return [
             "." if math.isnan(value) else f"{value:{'.6g' if any_size else '.6f'}}"
             for value, any_size in values
@@ -413,9 +418,11 @@ class VariantJob(ResumableJob):
             raise ValueError(f"dependency {self.matrix} is the output as well; choose another name")
 
     def begin(self) -> None:
+        window = self.scorer.alleles.window
+        windows = f"windows of {window} bases, " if window else ""
         log.info(
-            f"{self.summary.kinds.total():,} alleles in {self.summary.rows:,} rows, windows of "
-            f"{self.scorer.alleles.window} bases, method {self.scorer.method_name}"
+            f"{self.summary.kinds.total():,} alleles in {self.summary.rows:,} rows, {windows}"
+            f"method {self.scorer.method_name}"
         )
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
@@ -445,6 +452,11 @@ class VariantJob(ResumableJob):
         self._write_next_to_it(self.matrix, self.page, self.summary.first)
         audit, training, summary = self.audit, self.training, self.summary
         error = {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared}
+        neutral, more = self.scorer.neutral, dict[str, Json]()
+        if "depth" in self.writer.columns:
+            more["without_columns"] = audit.empty
+        if neutral is not None and neutral.calibrate_indels:
+            more["calibration"] = {k: neutral.bias(edit) for k, edit in summary.indels.items()}
         return {
             "rows": summary.rows,
             "alleles": dict(summary.kinds),
@@ -454,6 +466,7 @@ class VariantJob(ResumableJob):
             "in_training_part": summary.in_training if training.known else None,
             "training_part": training.note,
             "sites_per_window_error": error if audit.shared else None,
+            **more,
         }
 
     def found_complete(self) -> None:
@@ -478,8 +491,11 @@ class VariantJob(ResumableJob):
             *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
             *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),
         ]
-        if audit.missing:
-            rows.append((f"no value: {NO_VALUE}", f"{audit.missing:,}"))
+        if self.method is not None and audit.missing:
+            rows.append((f"no value: {self.method.no_value}", f"{audit.missing:,}"))
+        if self.method is not None and "depth" in self.writer.columns:
+            what = f"no related genome is aligned: {self.method.without_columns}"
+            rows.append((what, f"{audit.empty:,}"))
         if summary.mismatches:
             rows.append(("rows whose REF differs from the genome", f"{summary.mismatches:,}"))
         counted = f"{summary.in_training:,} ({training.note})" if training.known else training.note

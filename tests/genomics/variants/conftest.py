@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dnadiff.data.alignment import ABSENT, write_alignment
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
@@ -13,6 +14,7 @@ from dnadiff.genomics.variants.variant import Sequences
 
 VOCAB = DNATokenizer().vocab
 LENGTH = 5
+CODES = {"A": 0, "C": 1, "G": 2, "T": 3}
 
 
 class Inconsistent(MaskedDenoiser):
@@ -112,3 +114,32 @@ def log_p():
         return float(oracle.joint[(oracle.sequences == ids).all(-1)].log())
 
     return look_up
+
+
+def columns_of(letters, seed=5):
+    """Random columns of an alignment, of which every fifth is empty."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(size=(2, len(letters), 4)) * 2
+    parts = [
+        *(logits - np.logaddexp.reduce(logits, -1, keepdims=True)),
+        draw.normal(size=(len(letters), 1)),
+        np.log1p(draw.integers(1, 40, len(letters)))[:, None],
+    ]
+    columns = np.concatenate(parts, 1).astype(np.float16)
+    columns[::5] = 0
+    return columns.astype(np.float32)
+
+
+@pytest.fixture(scope="session")
+def make_alignment():
+    """make_alignment(path, {name: letters}): writes an alignment, and returns its columns."""
+
+    def make(path, records, seed=5):
+        letters = "".join(records.values()).upper()
+        lengths = {key: len(value) for key, value in records.items()}
+        target = [CODES.get(each, ABSENT) for each in letters]
+        columns, codes = columns_of(letters, seed), np.zeros((2, len(letters)))
+        write_alignment(path, lengths, target, codes, columns, overwrite=True)
+        return columns
+
+    return make

@@ -1,0 +1,178 @@
+"""What a score means: its rank among those of random SNVs of the genome, and the mean score of
+random insertions and deletions of the same kind.
+
+Random variants are scored when they are first needed, and kept in a JSON file in the folder of the
+model, under a digest of everything that their scores depend on."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dnadiff.diffusion.draws import hash64
+from dnadiff.fields import JsonDict, JsonMap
+from dnadiff.formats.regions import Row
+from dnadiff.genomics.variants.variant import TOKENIZER, Alleles, Edit
+from dnadiff.progress import log
+from dnadiff.store.disk import cache_dir, json_hash, locked, read_json, write_json
+
+FILE_NAME = "neutral_variants.json"
+NUM_SNVS, NUM_INDELS = 20_000, 64  # of all changes, and of each kind of indels
+_FEWEST = 16  # indels of a kind that a genome must have
+_RUN = 4  # equal bases that are a homopolymer run
+_TRIES = 40_000  # places at which indels of a kind are looked for
+_PACKAGE = Path(__file__).parents[2]
+Floats = NDArray[np.float64]
+
+
+def kind_of(edit: Edit) -> str:
+    """What variants have in common that are compared: the change of an SNV, as `A>C`; of an indel
+    whether bases are inserted or deleted, how many, and whether they are equal and in a run of at
+    least four such bases of the genome."""
+    if not edit.surplus:
+        return f"{edit.ref}>{edit.alt}"
+    in_run = len(set(edit.ref + edit.alt)) == 1 and edit.shifts + len(edit.ref) >= _RUN
+    change = "insertion" if len(edit.alt) > len(edit.ref) else "deletion"
+    return f"{change} of {edit.surplus}{' in a homopolymer run' * in_run}"
+
+
+def random_places(alleles: Alleles, number: int, purpose: str) -> list[tuple[str, int]]:
+    """Different places of the genome, at most `number`, in random order; always the same ones for a
+    purpose."""
+    names, lengths = zip(*alleles.reference.lengths.items())
+    ends = np.cumsum(lengths)
+    draws = np.random.default_rng(hash64("neutral variants", purpose))
+    places = draws.choice(ends[-1], min(number, ends[-1]), replace=False)
+    records = np.searchsorted(ends, places, "right")
+    return [(names[r], int(p - ends[r]) + lengths[r]) for r, p in zip(records, places)]
+
+
+def random_variants(alleles: Alleles, like: Edit) -> list[Edit]:
+    """Different random variants: for an SNV all SNVs of random places, about `NUM_SNVS`; for an
+    indel `NUM_INDELS` of its kind, or as many as are found. Inserted bases are those of another
+    place, or of the run."""
+    kind, size, found = kind_of(like), like.surplus, dict[Edit, None]()
+
+    def letters(record: str, place: int) -> str:
+        end = min(place + size + 1, alleles.reference.lengths[record])
+        return TOKENIZER.decode(alleles.reference.window(record, place, end))
+
+    places = random_places(alleles, _TRIES if size else -(-NUM_SNVS // 3), kind * bool(size))
+    for (record, place), other in zip(places, reversed(places)):
+        here = letters(record, place)
+        ref, alts = here[0], tuple("ACGT".replace(here[0], ""))
+        if size and len(like.alt) < len(like.ref):
+            ref, alts = here, (ref,)
+        elif size:
+            new = here[0] * size if kind.endswith("run") else letters(*other)[:size]
+            alts = (ref + new,)
+        edits, _ = alleles.edits(Row("", record, place + 1, ".", ref, alts))
+        found |= {
+            each: None
+            for each in edits
+            if isinstance(each, Edit) and (not size or kind_of(each) == kind)
+        }
+        if size and len(found) == NUM_INDELS:
+            break
+    return list(found)
+
+
+@dataclass(eq=False)
+class Neutral:
+    """Random variants as a scale for the scores of others.
+
+    Args:
+        alleles: of the genome.
+        ratios: computes log-likelihood ratios.
+        folder: of the model.
+        settings: everything that the ratios depend on, besides random numbers.
+        percentile, calibrate_indels: what is asked for.
+
+    Attributes:
+        scales: the ratios of random variants of each kind that were read or computed.
+    """
+
+    alleles: Alleles
+    ratios: Callable[[Sequence[Edit]], Sequence[float]]
+    folder: Path
+    settings: JsonMap
+    percentile: bool
+    calibrate_indels: bool
+    scales: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the values."""
+        ranks, calibrated = ("percentile", "percentile_SE"), ("LLR_calibrated",)
+        return ranks * self.percentile + calibrated * self.calibrate_indels
+
+    def values(self, edits: Sequence[Edit], ratios: Floats) -> dict[str, Floats]:
+        """The columns of variants with these log-likelihood ratios.
+
+        `percentile` is the share of random SNVs with the same change and a lower ratio, in percent;
+        equal ones count half. `percentile_SE` is the standard deviation of that share given those
+        that were counted, for a uniform prior. `LLR_calibrated` is the ratio minus the mean of
+        random indels of the same kind; NaN if the genome has few of them, and for other variants
+        the ratio itself.
+        """
+        found = {name: np.full(len(edits), np.nan) for name in self.columns}
+        for number, (edit, ratio) in enumerate(zip(edits, ratios)):
+            if self.percentile and edit.kind == "SNVs" and not math.isnan(ratio):
+                scale = np.array(self.scale(edit))
+                below, size = ((scale < ratio).mean() + (scale <= ratio).mean()) / 2, len(scale)
+                share = (size * below + 1) / (size + 2)
+                found["percentile"][number] = 100 * below
+                found["percentile_SE"][number] = 100 * (share * (1 - share) / (size + 3)) ** 0.5
+            if self.calibrate_indels:
+                expected = self.bias(edit)["expected"] if edit.surplus else 0.0
+                found["LLR_calibrated"][number] = ratio - expected
+        return found
+
+    def bias(self, edit: Edit) -> JsonDict:
+        """The mean ratio of random indels of the same kind, and the bias before and after it is
+        subtracted: the mean of one half of them, and that minus the mean of the other half; with
+        errors. NaN where the genome has too few."""
+        scale = np.array(self.scale(edit))
+        if len(scale) < _FEWEST:
+            return {"indels": len(scale), "expected": math.nan}
+        half, error = scale[::2].mean(), scale.std(ddof=1) / len(scale) ** 0.5
+        return {
+            "indels": len(scale),
+            "expected": scale.mean(),
+            "SE": error,
+            "bias_before": half,
+            "bias_after": half - scale[1::2].mean(),
+            "bias_after_SE": 2 * error,
+        }
+
+    def scale(self, edit: Edit) -> list[float]:
+        """The ratios of random variants of the same kind, computed by the first process that needs
+        them."""
+        kind = kind_of(edit)
+        if kind in self.scales:
+            return self.scales[kind]
+        key, files = json_hash(self.settings)[:16], [self.folder / FILE_NAME]
+        if self.folder.is_relative_to(_PACKAGE) or not os.access(self.folder, os.W_OK):
+            # A model that ships with the package may bring its own.
+            files.append(cache_dir("variants") / f"{key}.json")
+        with locked(files[-1].with_suffix(".lock"), f"{files[-1]}: another process adds {kind}"):
+            content: JsonDict = {}
+            for file in files:
+                content = read_json(file) if file.is_file() else {}
+                self.scales |= content.get(key, {})
+            if kind not in self.scales:
+                edits = random_variants(self.alleles, edit)
+                log.info(f"scoring {len(edits):,} random variants for {kind}, kept in {files[-1]}")
+                self.scales[kind] = []
+                for each, ratio in zip(edits, self.ratios(edits)):
+                    if not math.isnan(ratio):
+                        self.scales.setdefault(kind_of(each), []).append(ratio)
+                content[key] = {"settings": self.settings, **self.scales}
+                write_json(files[-1], content, indent=0)
+        return self.scales[kind]
