@@ -270,9 +270,8 @@ def finetune(options: FinetuneOptions) -> Result:
     result = found[""] if several is None else {"tasks": found, "left_out": left_out}
     studies = list(found.values())
     settings = study.settings if several is None else settings
-    with disk.atomic_write(run_dir / "finetune.yaml", overwrite=True) as file:
-        text = yaml.safe_dump(settings, sort_keys=False, width=120)
-        file.write(text.encode())
+    text = yaml.safe_dump(settings, sort_keys=False, width=120)
+    disk.write_bytes(run_dir / "finetune.yaml", text.encode())
     output.parent.mkdir(parents=True, exist_ok=True)
     shown = f"python -m dnadiff.finetune {shlex.join(options.overrides)}"
     write_suite(run_dir / "report.html", studies, [shown])

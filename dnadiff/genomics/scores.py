@@ -4,7 +4,6 @@ depend on the number of records or their lengths."""
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import struct
@@ -28,6 +27,7 @@ from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.progress import log, table
 from dnadiff.store.disk import sync_folder
+from dnadiff.store.objects import optional_package
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
@@ -270,13 +270,7 @@ def is_big_wig(path: str | Path) -> bool:
 
 def library() -> ModuleType:
     """The package `pyBigWig`; raises ValueError if it is not installed."""
-    try:
-        return importlib.import_module("pyBigWig")
-    except ImportError as error:
-        raise ValueError(
-            "per_base: bigWig needs the package pyBigWig: pip install -e '.[tracks]' in the "
-            "checkout; or write a .bedgraph"
-        ) from error
+    return optional_package("pyBigWig", "per_base: bigWig", "tracks", "; or write a .bedgraph")
 
 
 def bed_graph(name: str, start: int, values: NDArray[np.float32]) -> bytes:

@@ -28,6 +28,7 @@ from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, log, quoted
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output
+from dnadiff.store.objects import optional_package
 
 
 class ShardJob(NamedTuple):
@@ -339,13 +340,7 @@ class Ray(Launcher):
 
 def library() -> ModuleType:
     """The package `ray`; raises ValueError if it is not installed."""
-    try:
-        return importlib.import_module("ray")
-    except ImportError as error:
-        raise ValueError(
-            "launcher=ray needs the package ray: pip install -e '.[ray]' in the checkout; or use "
-            "launcher=processes"
-        ) from error
+    return optional_package("ray", "launcher=ray", "ray", "; or use launcher=processes")
 
 
 def main() -> None:

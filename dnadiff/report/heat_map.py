@@ -15,7 +15,7 @@ from dnadiff.formats.regions import Region
 from dnadiff.genomics.variants.work import picture_of
 from dnadiff.progress import log
 from dnadiff.report.page import LINE, REAL, figure, logo, mark_tens, rendered, write_page
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.disk import write_bytes
 
 Result = Mapping[str, str | int | float]  # an allele of an output file
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def write_heat_maps(
         mean = f"Mean information {known.mean():.3f} bits." if len(known) else ""
         regions.append((each.name, heat_map(each), mean))
         written.append(picture_of(page, number))
-        with atomic_write(written[-1], overwrite=True) as file:
-            file.write(rendered(regions[-1][1], "png", 1600))
+        write_bytes(written[-1], rendered(regions[-1][1], "png", 1600))
     write_page(page, "saturation", title="Saturation mutagenesis", about=about, regions=regions)
     return [*written, page]
 

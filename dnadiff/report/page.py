@@ -24,7 +24,7 @@ from numpy import ndarray
 from dnadiff.fields import Json, is_number
 from dnadiff.progress import without_controls
 from dnadiff.renamed import VERSION
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.disk import write_bytes
 from dnadiff.store.objects import config_dir
 
 if TYPE_CHECKING:
@@ -287,6 +287,5 @@ def write_page(path: str | os.PathLike[str], template: str | Template, **values:
     """Write the page of a template, or of the one of this name, atomically and return its path."""
     name = f"{template}.html.j2" if isinstance(template, str) else template
     content = ENVIRONMENT.get_template(name).render(values)
-    with atomic_write(Path(path), overwrite=True) as file:
-        file.write(content.encode())
+    write_bytes(Path(path), content.encode())
     return Path(path)

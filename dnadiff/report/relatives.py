@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dnadiff.report.page import MODEL, OTHER, REAL, figure, label_rows, legend_below, rendered
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.disk import write_bytes
 
 if TYPE_CHECKING:
     from dnadiff.data.alignment import RelatedGenome
@@ -32,5 +32,4 @@ def draw_relatives(path: Path, genomes: Sequence[RelatedGenome]) -> None:
         label_rows(axes, names, [f"{each.coverage:.2f}" for each in rows], 40)
         axes.set(xlim=(-0.02, 1.02), xlabel="share of the target")
         legend_below(axes)
-    with atomic_write(path, overwrite=True) as file:
-        file.write(rendered(made, "png"))
+    write_bytes(path, rendered(made, "png"))

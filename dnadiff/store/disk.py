@@ -278,12 +278,16 @@ def append(path: str | Path, content: bytes) -> None:
             raise
 
 
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """Write a file of this content atomically, in place of an earlier one; see `atomic_write`."""
+    with atomic_write(path, overwrite=True, size=len(content)) as file:
+        file.write(content)
+
+
 def write_json(path: str | Path, content: object, indent: int = 2) -> None:
     """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
     plain = json.loads(json.dumps(content), parse_constant=lambda name: None)
-    text = (json.dumps(plain, indent=indent) + "\n").encode()
-    with atomic_write(path, overwrite=True, size=len(text)) as file:
-        file.write(text)
+    write_bytes(path, (json.dumps(plain, indent=indent) + "\n").encode())
 
 
 def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:

@@ -55,6 +55,25 @@ def imported(module: str) -> ModuleType:
         raise ValueError(f"{error}") from error
 
 
+def optional_package(module: str, user: str, extra: str, otherwise: str = "") -> ModuleType:
+    """A module of a package of one of the extras.
+
+    Args:
+        user: what needs it, for the message.
+        otherwise: what to do without it, in the message.
+
+    Raises:
+        ValueError: if it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"{user} needs the package {module.partition('.')[0]}: pip install -e '.[{extra}]' in "
+            f"the checkout{otherwise}"
+        ) from error
+
+
 def locate(target: Json, trust: Trust) -> Any:
     """The class or function that a `_target_` names.
 

@@ -4,7 +4,6 @@ in the order of the input."""
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import shutil
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, islice
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,6 +30,7 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant
 from dnadiff.progress import log, table
 from dnadiff.store.disk import atomic_write
+from dnadiff.store.objects import optional_package
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
 from dnadiff.supervised.items import reverse_complement_columns, reverse_complement_rows
 from dnadiff.weights.loaded import Loaded
@@ -101,21 +100,9 @@ class Embeddings(ndarray):
         Raises:
             ValueError: without the package anndata.
         """
-        package = anndata_package("to_anndata", "")
+        package = optional_package("anndata", "to_anndata", "anndata")
         frame = self.to_frame()
         return package.AnnData(np.asarray(self), obs=frame[[]].rename(str), var=frame.T[[]])
-
-
-def anndata_package(what: str, otherwise: str) -> ModuleType:
-    """The package `anndata`; raises ValueError if it is not installed, which begins with `what` and
-    ends with `otherwise`."""
-    try:
-        return importlib.import_module("anndata")
-    except ImportError as error:
-        raise ValueError(
-            f"{what} needs the package anndata: pip install -e '.[anndata]' in the "
-            f"checkout{otherwise}"
-        ) from error
 
 
 def _different(names: Sequence[str]) -> list[str]:
@@ -420,7 +407,7 @@ def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None
     import h5py
     import pandas as pd
 
-    package = anndata_package("output", "")
+    package = optional_package("anndata", "output", "anndata")
     columns = {
         key: pd.Series(values, dtype=None if key in ("start", "end") else object)
         for key, values in job.columns().items()
@@ -469,5 +456,6 @@ def writer_of(path: Path, pool: str) -> WriteFile:
                 f"output {path}: AnnData has one vector for each sequence; set pool=mean or "
                 "pool=max, or write .npz or .parquet"
             )
-        anndata_package(f"output {path}", "; or write .npz or .parquet")
+        otherwise = "; or write .npz or .parquet"
+        optional_package("anndata", f"output {path}", "anndata", otherwise)
     return found

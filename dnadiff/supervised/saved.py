@@ -43,6 +43,7 @@ from dnadiff.store.disk import (
     locked,
     read_json,
     read_npz,
+    write_bytes,
     write_json,
 )
 from dnadiff.supervised.items import Job, Prediction, TaskData
@@ -287,8 +288,7 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows([*known, row])
-    with atomic_write(path, overwrite=True) as file:
-        file.write(text.getvalue().encode())
+    write_bytes(path, text.getvalue().encode())
 
 
 def save_prediction(
@@ -422,8 +422,7 @@ class WeightsFile(NamedTuple):
                     f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then "
                     "trained again"
                 )
-            with atomic_write(target, overwrite=True, size=len(content)) as file:
-                file.write(content)
+            write_bytes(target, content)
         return copy
 
 
@@ -437,8 +436,7 @@ def write_weights(path: Path, network: nn.Module) -> WeightsFile:
         for name, tensor in network.state_dict().items()
     }
     content = save(state, metadata={"format": "pt"})
-    with atomic_write(path, overwrite=True, size=len(content)) as file:
-        file.write(content)
+    write_bytes(path, content)
     return WeightsFile(path, hashlib.sha256(content).hexdigest())
 
 

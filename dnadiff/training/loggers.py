@@ -16,7 +16,7 @@ from lightning.pytorch.loggers.logger import Logger
 
 from dnadiff.fields import Json
 from dnadiff.formats.table import read_log
-from dnadiff.store.disk import append, atomic_write
+from dnadiff.store.disk import append, write_bytes
 from dnadiff.store.objects import build, locate
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class MetricsFile(Logger):
         self._write(rows)
 
     def _write(self, rows: Sequence[dict[str, str]]) -> None:
-        with atomic_write(self.path, overwrite=True) as file:
-            file.write(_lines(dict(zip(COLUMNS, COLUMNS)), *rows))
+        write_bytes(self.path, _lines(dict(zip(COLUMNS, COLUMNS)), *rows))
 
     def remove_validation(self, step: int) -> None:
         """Drop the validation at a step, which a resumed run repeats."""

@@ -20,7 +20,7 @@ from dnadiff.fields import Config, Json, JsonDict, Natural, check_value
 from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses
-from dnadiff.store.disk import atomic_write, hash_file, locked, read_json, read_yaml, write_json
+from dnadiff.store.disk import hash_file, locked, read_json, read_yaml, write_bytes, write_json
 from dnadiff.store.objects import PACKAGE, build, check, leaves, locate
 from dnadiff.training.callbacks import Checkpoints, fit
 from dnadiff.training.clip_search import check_search
@@ -161,8 +161,8 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
                 clear(run_dir)
             else:
                 (run_dir / "metrics.json").unlink(missing_ok=True)  # of a shorter run
-            with atomic_write(run_dir / "config.yaml", overwrite=True) as file:
-                file.write(yaml.safe_dump(config, sort_keys=False, width=120).encode())
+            text = yaml.safe_dump(config, sort_keys=False, width=120)
+            write_bytes(run_dir / "config.yaml", text.encode())
             write_json(run_dir / "tokenizer.json", data.tokenizer.config())
             about = data.describe()
             log.info(f"data: {about['name']}, {about['tokens']:,} tokens, split {about['split']}")

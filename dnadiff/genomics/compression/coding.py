@@ -9,7 +9,6 @@ optional dependency."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import platform
@@ -39,6 +38,7 @@ from dnadiff.networks.kernels.facade import AUTO, SCANS, choose
 from dnadiff.progress import Progress
 from dnadiff.store.disk import atomic_write, check_output
 from dnadiff.store.files import resolve
+from dnadiff.store.objects import optional_package
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
 
@@ -99,13 +99,7 @@ class Decoder:
 
 def library() -> ModuleType:
     """The package `constriction`; raises ValueError if it is not installed."""
-    try:
-        return importlib.import_module("constriction")
-    except ImportError as error:
-        raise ValueError(
-            "arithmetic coding needs the package constriction: pip install -e '.[compress]' in the "
-            "checkout"
-        ) from error
+    return optional_package("constriction", "arithmetic coding", "compress")
 
 
 def frequencies(log_probs: Tensor) -> ndarray:

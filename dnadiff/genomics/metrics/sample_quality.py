@@ -46,7 +46,7 @@ from dnadiff.genomics.metrics.composition import (
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Job, Result
 from dnadiff.progress import log, table
-from dnadiff.store.disk import atomic_write, write_json
+from dnadiff.store.disk import write_bytes, write_json
 
 _STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
 
@@ -541,9 +541,7 @@ class JudgeJob(Job):
             parts.append(QualityPart(metrics, known))
         self.quality = self.evaluator.joined(parts)
         self.content = {**self.about, **self.quality.content()}
-        drawn = self.draw(self.quality)
-        with atomic_write(self.picture, overwrite=True) as file:
-            file.write(drawn)
+        write_bytes(self.picture, self.draw(self.quality))
         write_json(self.output, self.content)
 
     def closing(self, seconds: float) -> str:

@@ -8,9 +8,7 @@ lower-case words of Latin letters and digits.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -18,19 +16,10 @@ import numpy as np
 from dnadiff.fields import JsonDict
 from dnadiff.formats.documents import read_sides
 from dnadiff.store.address import shown
+from dnadiff.store.objects import optional_package
 
 _REPLICATES = 1000
 _ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
-
-
-def _package(name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(
-            f"reference needs the package {name.partition('.')[0]}: pip install -e "
-            "'.[translation]' in the checkout"
-        ) from error
 
 
 def similarity(texts: Sequence[str], path: str) -> list[JsonDict]:
@@ -49,7 +38,10 @@ def similarity(texts: Sequence[str], path: str) -> list[JsonDict]:
             f"reference {shown(path)} has {len(references)} references and samples= "
             f"{len(texts)} texts; give one for each, in the same order"
         )
-    metrics, rouge = _package("sacrebleu.metrics"), _package("rouge_score.rouge_scorer")
+    metrics, rouge = (
+        optional_package(module, "reference", "translation")
+        for module in ("sacrebleu.metrics", "rouge_score.rouge_scorer")
+    )
     found: list[tuple[str, float, Any, str]] = []  # with values of the bootstrap replicates
     number = len(texts)
     resampled = np.random.default_rng(0).multinomial(number, [1 / number] * number, _REPLICATES)

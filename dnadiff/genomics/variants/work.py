@@ -34,7 +34,7 @@ from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skippe
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import Earlier
 from dnadiff.progress import log, table
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.disk import write_bytes
 from dnadiff.store.files import open_text
 from dnadiff.store.objects import PACKAGE, build
 
@@ -480,8 +480,7 @@ class VariantJob(ResumableJob):
         if page is not None:
             self.draw(page)
         if matrix is not None and self.network is not None and first is not None:
-            with atomic_write(matrix, overwrite=True) as file:
-                file.write(dependency(self.network, first, self.span))
+            write_bytes(matrix, dependency(self.network, first, self.span))
             print(f"the dependency matrix is in {matrix}")
 
     def closing(self, seconds: float) -> str:
