@@ -46,11 +46,10 @@ def random_places(alleles: Alleles, number: int, purpose: str) -> list[tuple[str
     """Different places of the genome, at most `number`, in random order; always the same ones for a
     purpose."""
     names, lengths = zip(*alleles.reference.lengths.items())
-    ends = np.cumsum(lengths)
     draws = np.random.default_rng(hash64("neutral variants", purpose))
-    places = draws.choice(ends[-1], min(number, ends[-1]), replace=False)
-    records = np.searchsorted(ends, places, "right")
-    return [(names[r], int(p - ends[r]) + lengths[r]) for r, p in zip(records, places)]
+    records = draws.choice(len(names), number, p=np.array(lengths) / sum(lengths))
+    found = ((names[each], int(draws.integers(lengths[each]))) for each in records)
+    return list(dict.fromkeys(found))
 
 
 def random_variants(alleles: Alleles, like: Edit) -> list[Edit]:
@@ -66,18 +65,13 @@ def random_variants(alleles: Alleles, like: Edit) -> list[Edit]:
     places = random_places(alleles, _TRIES if size else -(-NUM_SNVS // 3), kind * bool(size))
     for (record, place), other in zip(places, reversed(places)):
         here = letters(record, place)
-        ref, alts = here[0], tuple("ACGT".replace(here[0], ""))
-        if size and len(like.alt) < len(like.ref):
-            ref, alts = here, (ref,)
-        elif size:
-            new = here[0] * size if kind.endswith("run") else letters(*other)[:size]
-            alts = (ref + new,)
-        edits, _ = alleles.edits(Row("", record, place + 1, ".", ref, alts))
-        found |= {
-            each: None
-            for each in edits
-            if isinstance(each, Edit) and (not size or kind_of(each) == kind)
-        }
+        ref, alts = here[0], list("ACGT".replace(here[0], ""))
+        if size:
+            new = ref * size if kind.endswith("run") else letters(*other)[:size]
+            ref, alts = (ref, [ref + new]) if len(like.alt) > len(like.ref) else (here, [ref])
+        for each in alleles.edits(Row("", record, place + 1, ".", ref, tuple(alts)))[0]:
+            if isinstance(each, Edit) and (not size or kind_of(each) == kind):
+                found[each] = None
         if size and len(found) == NUM_INDELS:
             break
     return list(found)
@@ -130,24 +124,23 @@ class Neutral:
                 found["percentile"][number] = 100 * below
                 found["percentile_SE"][number] = 100 * (share * (1 - share) / (size + 3)) ** 0.5
             if self.calibrate_indels:
-                expected = self.bias(edit)["expected"] if edit.surplus else 0.0
-                found["LLR_calibrated"][number] = ratio - expected
+                bias = self.bias(edit)["bias_before"] if edit.surplus else 0.0
+                found["LLR_calibrated"][number] = ratio - bias
         return found
 
     def bias(self, edit: Edit) -> JsonDict:
-        """The mean ratio of random indels of the same kind, and the bias before and after it is
-        subtracted: the mean of one half of them, and that minus the mean of the other half; with
-        errors. NaN where the genome has too few."""
+        """The bias of indels of the same kind before and after it is subtracted: the mean ratio of
+        random ones, and the difference of the means of two halves of them; with errors. NaN where
+        the genome has too few."""
         scale = np.array(self.scale(edit))
         if len(scale) < _FEWEST:
-            return {"indels": len(scale), "expected": math.nan}
-        half, error = scale[::2].mean(), scale.std(ddof=1) / len(scale) ** 0.5
+            return {"indels": len(scale), "bias_before": math.nan}
+        error = scale.std(ddof=1) / len(scale) ** 0.5
         return {
             "indels": len(scale),
-            "expected": scale.mean(),
-            "SE": error,
-            "bias_before": half,
-            "bias_after": half - scale[1::2].mean(),
+            "bias_before": scale.mean(),
+            "bias_before_SE": error,
+            "bias_after": scale[::2].mean() - scale[1::2].mean(),
             "bias_after_SE": 2 * error,
         }
 

@@ -1,6 +1,5 @@
 """Percentiles among random SNVs, and the calibration of indels, against brute force."""
 
-import itertools
 import json
 import random
 
@@ -118,13 +117,12 @@ def test_random_variants_are_of_one_kind(edit, kind):
     assert edits == random_variants(alleles, edit)  # always the same ones
 
 
-def test_random_places_are_every_base_of_a_short_genome():
+def test_random_places_are_those_of_all_records():
     alleles = Alleles(Sequences({"x": "ACG", "y": "A", "z": "ACGTA"}), 4)
     every = [("x", 0), ("x", 1), ("x", 2), ("y", 0), *(("z", n) for n in range(5))]
-    assert sorted(random_places(alleles, 100, "test")) == every
-    counts = [random_places(alleles, 2, f"test {n}") for n in range(300)]
-    drawn = [*itertools.chain(*counts)]
-    assert min(drawn.count(place) for place in every) > 30  # of 600, 67 each
+    assert sorted(random_places(alleles, 200, "test")) == every
+    drawn = [random_places(alleles, 1, f"test {n}")[0] for n in range(900)]
+    assert all(60 < drawn.count(place) < 150 for place in every)  # 100 each
 
 
 def test_the_mean_of_random_variants_is_subtracted(tmp_path, make_network, inconsistent):
@@ -139,10 +137,8 @@ def test_the_mean_of_random_variants_is_subtracted(tmp_path, make_network, incon
     assert deletion.LLR_calibrated == pytest.approx(deletion.LLR - values.mean(), abs=1e-5)
     assert snv.LLR_calibrated == pytest.approx(snv.LLR, abs=1e-6)
     bias = scorer.neutral.bias(edit)
-    assert bias["indels"] == NUM_INDELS and bias["expected"] == pytest.approx(
-        values.mean(), abs=1e-6
-    )
-    assert bias["bias_before"] == pytest.approx(values[::2].mean(), abs=1e-6)
+    assert bias["indels"] == NUM_INDELS
+    assert bias["bias_before"] == pytest.approx(values.mean(), abs=1e-6)
     after = values[::2].mean() - values[1::2].mean()
     assert bias["bias_after"] == pytest.approx(after, abs=1e-6)
     assert abs(bias["bias_after"]) < 4 * bias["bias_after_SE"] < abs(bias["bias_before"])
