@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
 TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
+PLACES = ("genome", "regions", "feature", "alignment")
 
 
 class PredictOptions(ShardedOptions):
@@ -26,6 +27,7 @@ class PredictOptions(ShardedOptions):
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=table.csv label_column=label
         output=p.tsv python -m dnadiff.predict checkpoint=FINETUNE_RUN input=genome.fa window=200
         stride=100 track=p.bedgraph track_class=CLASS output=p.tsv.gz
+        python -m dnadiff.predict checkpoint=FINETUNE_RUN genome=g.fa regions=r.bed alignment=g.aln
 
     Columns: name, start and end (0-based, half-open) of windows, length, predicted, p_CLASS
     (averaged over the seeds), spread (largest minus smallest probability of the predicted class
@@ -35,8 +37,17 @@ class PredictOptions(ShardedOptions):
     """
 
     checkpoint: Checkpoint
-    input: str
-    """FASTA, or a table (.csv, .tsv, .parquet); plain or gzip"""
+    input: str | None = None
+    """FASTA, or a table (.csv, .tsv, .parquet), plain or gzip; or genome and regions"""
+    genome: str | None = None
+    """FASTA, 2bit or GenBank file with the regions"""
+    regions: str | list[str] | None = None
+    """BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"""
+    feature: str | None = None
+    """rows of a GTF or GFF file with this third column, null: all"""
+    alignment: str | None = None
+    """of related genomes, made for this genome (docs/related_genomes.md); for networks that read
+    one"""
     sequence_column: str = "sequence"
     """of a table; with labels, metrics are printed and written"""
     name_column: str | None = None
@@ -69,6 +80,11 @@ class PredictOptions(ShardedOptions):
             raise ValueError(
                 f"track_class={self.track_class} needs track=, the bedGraph file to write"
             )
+        if self.track is not None and self.genome is not None:
+            raise ValueError(
+                "track= has the coordinates of the records of input=; leave it out, or set "
+                f"input={self.genome} and window="
+            )
         if self.track is not None and not self.track.lower().endswith(TRACKS):
             raise ValueError(
                 f"track {self.track} has an unknown extension; it is written as bedGraph: "
@@ -89,8 +105,14 @@ def predict(options: PredictOptions) -> list[Job]:
             f"output {output} is the name of another kind of file; give one that ends in "
             f"{', '.join(TABLES)}"
         )
-    resolve(options.input)  # refuses a missing file before the networks are read
+    if options.input is not None:
+        resolve(options.input)  # refuses a missing file before the networks are read
     model = ensemble.load(options.checkpoint, options.trust, options.device)
+    alignment, source = model.columns_for(options.alignment), None
+    given = {k: v for k, v in options.only(*PLACES).items() if v is not None}
+    if given or options.input is None:
+        source = options.into(predictions.open_input, fasta=options.input)
+        source.align(alignment)
     track_class = options.track_class
     if options.track is not None:
         only = model.classes[0] if len(model.classes) == 1 else None
@@ -109,13 +131,14 @@ def predict(options: PredictOptions) -> list[Job]:
             "that many, in this order"
         )
     queries = predictions.SequenceFile(
-        options.input,
+        options.input or str(options.genome),
         model.tokenizer,
         target,
         predictions.Columns(options.sequence_column, options.name_column, labels),
         options.window,
         options.stride,
         model.limits,
+        source,
     )
     has_labels = labels is not None
     columns = predictions.PredictionTable(
@@ -133,7 +156,7 @@ def predict(options: PredictOptions) -> list[Job]:
             track=None if options.track is None else expand_user(options.track),
             track_class=track_class,
             settings=options.only(*keys),
-            inputs=shown | {"track_class": track_class},
+            inputs=shown | given | {"track_class": track_class},
         )
     ]
 

@@ -192,7 +192,6 @@ class SampleOptions(ModelOptions, ShardedOptions):
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
     from dnadiff.design import generate, reward, samples, translation
-    from dnadiff.design import request as requests
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.jobs.journal import temporary_path
@@ -253,7 +252,7 @@ def sample(options: SampleOptions) -> list[Job]:
         "infill": content(options.infill),
         **{k: v if k in ("start_t", "feature") else content(v) for k, v in optional.items()},
         **({"alignment": request.alignment.identity} if request.alignment else {}),
-        "genome": request.genome.digest if isinstance(request, requests.Infill) else None,
+        "genome": None if request.genome is None else request.genome.digest,
         "lengths": [low, high],
         "sampler": settings,
         "device": model.device.type,

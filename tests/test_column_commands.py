@@ -43,6 +43,11 @@ def world(tmp_path_factory):
     ):
         columns = columns_of(letters, p)
         write_alignment(folder / f"{name}.aln", {"chr": SIZE}, target, [target] * 3, columns)
+    depth = columns_of(LETTERS, 0.25)
+    depth[:, 9] = np.where(np.arange(SIZE) // 100 % 2, 4, 1)
+    write_alignment(folder / "depth.aln", {"chr": SIZE}, LETTERS, [LETTERS] * 3, depth)
+    rows = [f"chr\t{i}\t{i + 100}\tr\t0\t+\n" for i in range(100, SIZE, 200)]
+    (folder / "deep.bed").write_text("".join(rows))
     return folder
 
 
@@ -216,3 +221,89 @@ def test_a_missing_genome_and_a_model_that_reads_none_are_one_line(start, world,
         status, _, err = cli(name, aligned, *keys, *place)
         assert status != 0 and "reads no alignment" in err
         assert len(err.strip().splitlines()) == 1
+
+
+@pytest.fixture(scope="module")
+def classifier(world, run):
+    """The run folder of a classifier of windows inside and outside regions that only the depth of
+    their columns tells apart."""
+    from dnadiff.finetune import finetune
+
+    task = f"task.genome={world / 'g.fa'}", f"task.regions={world / 'deep.bed'}"
+    sizes = "task.length=30", "task.stride=10", "task.k=12", "task.max_train=60"
+    rest = "scratch=false", "seeds=1", "kmer=1", "epochs=4", "lr=0.01", "accelerator=cpu"
+    aligned = f"alignment={world / 'depth.aln'}", "probe=true", "head_epochs=2"
+    folder = f"hydra.run.dir={world / 'classes'}"
+    finetune.start(
+        [f"checkpoint={run}", "task=ecoli_coding", *task, *sizes, *aligned, *rest, folder]
+    )
+    return world / "classes"
+
+
+def test_fine_tuning_and_frozen_features_read_the_columns(classifier):
+    models = json.loads((classifier / "finetune.json").read_text())["models"]
+    accuracy = {name: model["metrics"]["accuracy"]["value"] for name, model in models.items()}
+    assert accuracy["fine-tuned"] == accuracy["frozen + logistic regression"] == 1
+    assert accuracy["1-mer logistic regression"] < 0.8
+
+
+def test_predict_reads_regions_and_records_with_their_columns(classifier, world, cli, tmp_path):
+    places = [(100, "+"), (140, "-"), (200, "+"), (250, "-"), (930, "+")]
+    (tmp_path / "r.bed").write_text(
+        "".join(f"chr\t{i}\t{i + 30}\tx\t0\t{s}\n" for i, s in places) + "plasmid\t0\t30\ty\t0\t+\n"
+    )
+    model, aligned = f"checkpoint={classifier}", f"alignment={world / 'depth.aln'}"
+    given = f"genome={world / 'g.fa'}", "regions=r.bed", "output=p.tsv"
+    status, _, err = cli("predict", model, aligned, *given)
+    assert status == 0 and "1 of 6 sequences are of records" in err, err
+    found = rows(tmp_path / "p.tsv")
+    expected = ["coding", "coding", "noncoding", "noncoding", "coding"]
+    assert [row["predicted"] for row in found[:5]] == expected
+    assert [row["name"] for row in found[:2]] == ["chr:101-130(+)", "chr:141-170(-)"]
+    whole = f"input={world / 'g.fa'}", "window=30", "stride=10", "output=w.tsv"
+    assert cli("predict", model, aligned, *whole)[0] == 0
+    windows = {(row["name"], int(row["start"])): row for row in rows(tmp_path / "w.tsv")}
+    for row, (start, _) in zip(found[:5], places):
+        same = windows["chr", start]
+        assert float(same["p_coding"]) == pytest.approx(float(row["p_coding"]), abs=1e-5)
+    stored, python = Alignment.open(world / "depth.aln"), dnadiff.load(classifier, device="cpu")
+    columns = [stored.columns("chr", i, i + 30, s == "-") for i, s in places]
+    texts = [TEXT[i : i + 30] for i, _ in places]
+    texts = [
+        reverse_complement(text.encode()).decode() if s == "-" else text
+        for text, (_, s) in zip(texts, places)
+    ]
+    values = python.predict(texts, columns=columns).combined[:, 0]
+    p = [float(row["p_coding"]) for row in found[:5]]
+    np.testing.assert_allclose(np.exp(values) if values.min() < 0 else values, p, atol=1e-5)
+    status, _, err = cli("predict", model, *given, "overwrite=true")
+    assert status == 0 and "was trained with an alignment, and none is given" in err
+    assert [row["predicted"] for row in rows(tmp_path / "p.tsv")[:5]] != expected
+    shards = [(*given[:2], "output=s.tsv", "window=7", f"shard={i}/2") for i in (1, 2)]
+    assert [cli("predict", model, aligned, *each)[0] for each in shards] == [0, 0]
+    from dnadiff.merge import merge
+
+    merge(output="s.tsv")
+    assert cli("predict", model, aligned, *given[:2], "output=o.tsv", "window=7")[0] == 0
+    assert (tmp_path / "s.tsv").read_bytes() == (tmp_path / "o.tsv").read_bytes()
+
+
+def test_predictions_that_do_not_fit_are_one_line(classifier, world, cli, tmp_path):
+    (tmp_path / "t.csv").write_text("sequence\nACGTACGT\n")
+    model, genome = f"checkpoint={classifier}", f"genome={world / 'g.fa'}"
+    for arguments, problem in (
+        (["regions=chr:1-90", genome, f"alignment={world / 'other.aln'}"], "another assembly"),
+        (["input=t.csv", f"alignment={world / 'x.aln'}"], "t.csv"),
+        ([], "input is missing"),
+        (["regions=chr:1-90"], "needs genome=g.fa"),
+        (["regions=chr:1-9", genome, "track=x.bedgraph"], "coordinates of the records of input="),
+    ):
+        status, _, err = cli("predict", model, *arguments, "output=p.tsv")
+        assert status != 0 and problem in err.splitlines()[-1], err
+
+
+def test_tasks_of_bare_sequences_refuse_an_alignment(run, world, cli, tmp_path):
+    (tmp_path / "t.csv").write_text("sequence,label\n" + "ACGTACGT,a\nACGTCCGT,b\n" * 9)
+    given = "task=csv", "task.path=t.csv", f"alignment={world / 'x.aln'}"
+    status, _, err = cli("finetune", f"checkpoint={run}", *given)
+    assert status != 0 and "t.csv has sequences without coordinates" in err

@@ -8,7 +8,11 @@ import random
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from dnadiff.data.alignment import write_alignment
+from dnadiff.diffusion.vocab import CHANNELS
 
 spec = importlib.util.spec_from_file_location(
     "documented", Path(__file__).with_name("test_docs.py")
@@ -80,8 +84,12 @@ def start():
 def write_files(folder):
     draw = random.Random(0)
     bases = "".join(draw.choices("AACGT", k=15_000))
-    for name in ("g.fa", "genome.fa", "other.fa", "my.fa"):
+    for name in ("g.fa", "genome.fa", "other.fa", "my.fa", "target.fa"):
         (folder / name).write_text(f">chr1\n{bases}\n")
+    target = np.array(["ACGT".index(base) for base in bases])
+    columns = np.zeros((len(bases), CHANNELS), np.float32)
+    for name in ("g.aln", "target.aln"):
+        write_alignment(folder / name, {"chr1": len(bases)}, target, [target], columns)
     for name in ("my_genome.fa.gz", "my.fa.gz"):
         (folder / name).write_bytes(gzip.compress(f">chr1\n{bases}\n".encode()))
     records = "".join(f">s{i}\n{''.join(draw.choices('ACGT', k=64))}\n" for i in range(12))
@@ -93,7 +101,7 @@ def write_files(folder):
     )
     (folder / "promoter.fa").write_text(f">p\n{bases[:48]}\n")
     (folder / "t.fa").write_text(">t\n" + "N" * 40 + "ACGT" + "R" * 4 + "N" * 16 + "\n")
-    for name in ("genes.bed", "regions.bed", "promoter.bed"):
+    for name in ("genes.bed", "gene.bed", "regions.bed", "promoter.bed"):
         (folder / name).write_text("chr1\t1000\t1010\ta\t0\t+\nchr1\t3000\t3008\tb\t0\t-\n")
     (folder / "region.bed").write_text("U00096.3\t4000000\t4000002\n")
     gtf = 'chr1\tx\tCDS\t1001\t1010\t.\t+\t0\tgene_id "a";\n'
@@ -164,6 +172,9 @@ def files(tmp_path_factory, start):
             start("train", [*text, "backbone=transformer", "objective=ar", "hydra.run.dir=AR_RUN"])
             == 0
         )
+        aligned = ["data=fasta", "data.path=target.fa", "data.alignment=target.aln"]
+        aligned += ["data.length=64", *TRAINING, *NETWORK, "hydra.run.dir=runs/train/aligned"]
+        assert start("train", aligned) == 0
         assert start("evaluate", ["checkpoint=RUN", "num_draws=2", "orders=[0]"]) == 0
         assert start("export", ["checkpoint=RUN", "output=caduceus_folder"]) == 0
         assert start("compress", ["checkpoint=RUN", "input=x.fa", "output=x.dnd"]) == 0

@@ -272,6 +272,7 @@ class Request(ABC):
     each: int
     lengths: tuple[int, int]
     columns: ndarray | None = None
+    genome: Genome | None = None  # of intervals
     alignment: Alignment | None = None
 
     def __len__(self) -> int:
@@ -500,6 +501,8 @@ class Infill(Request):
         whole: write whole windows; False writes only the designed part.
         alignment: whose columns guide the designs; None: none.
     """
+
+    genome: Genome
 
     def __init__(
         self,

@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from numpy import ndarray
 
-from dnadiff.data.records import padded_groups
+from dnadiff.data.alignment import Alignment
+from dnadiff.data.genome.inputs import ArrayInput, Columns, SequenceInput
+from dnadiff.data.records import Interval, padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import LARGEST, Json, JsonMap, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
@@ -39,6 +41,7 @@ from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.saved import REMEDY, SHARED, WeightsFile, read_description
 from dnadiff.supervised.targets import Label, Predicted, TaskTarget
 from dnadiff.weights import tensors
+from dnadiff.weights.loaded import columns_for
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -89,7 +92,8 @@ class Query(NamedTuple):
     """What gets one prediction: the bases `start` to `end` (0-based, half-open) of the record
     `name`.
 
-    `ids (L,)` are its tokens, `label` is the number of its class or its values, or `UNLABELED`.
+    `ids (L,)` are its tokens, `label` is the number of its class or its values, or `UNLABELED`, and
+    `record` is the number of the record among all.
     """
 
     name: str
@@ -97,11 +101,12 @@ class Query(NamedTuple):
     end: int
     ids: ndarray
     label: Label = UNLABELED
+    record: int = 0
 
     @classmethod
-    def whole(cls, name: str, ids: ndarray) -> Query:
+    def whole(cls, name: str, ids: ndarray, record: int = 0) -> Query:
         """A complete record, without a label."""
-        return cls(name, 0, len(ids), ids)
+        return cls(name, 0, len(ids), ids, record=record)
 
     @property
     def is_unknown(self) -> bool:
@@ -180,7 +185,16 @@ class ClassifierEnsemble:
         """The seed of each classifier."""
         return tuple(member.seed for member in self.members)
 
-    def predict(self, sequences: Sequence[DNASequence], batch_size: int | None = None) -> Predicted:
+    def columns_for(self, alignment: str | None) -> Alignment | None:
+        """See `dnadiff.weights.loaded.columns_for`."""
+        return columns_for(self.members[0].classifier.backbone, self.path, alignment)
+
+    def predict(
+        self,
+        sequences: Sequence[DNASequence],
+        batch_size: int | None = None,
+        columns: Columns = None,
+    ) -> Predicted:
         """Predictions of sequences of any lengths: class probabilities, or for a regression
         `values`.
 
@@ -188,6 +202,8 @@ class ClassifierEnsemble:
             sequences: letters in either case, or records of Biopython or pyfaidx; N is read.
             batch_size: None is that of the task's test items: the same items then get the same
                 numbers.
+            columns: of an alignment of related genomes, `(L_i, CHANNELS)` of each sequence, for
+                networks that read one (`dnadiff.data.alignment.Alignment.columns`).
 
         Raises:
             TypeError: for something that is not a sequence, or not several.
@@ -195,19 +211,26 @@ class ClassifierEnsemble:
                 that the networks do not accept.
         """
         named = ((f"sequence {place}", letters) for place, letters in several(sequences))
-        queries = (
-            Query.whole(where, encoded(self.tokenizer, letters, where)) for where, letters in named
-        )
-        found = self._each_seed(queries, batch_size)
+        queries = [
+            Query.whole(where, encoded(self.tokenizer, letters, where), number)
+            for number, (where, letters) in enumerate(named)
+        ]
+        source = ArrayInput([query.ids for query in queries], columns)
+        found = self._each_seed(queries, batch_size, source)
         if unknown := int(np.isnan(found).all((0, 2)).sum()):
             log.warning(f"{unknown:,} of {found.shape[1]:,} sequences {NO_PREDICTION}")
         return self.target.predicted(found)
 
-    def _each_seed(self, queries: Iterable[Query], batch_size: int | None) -> ndarray:
+    def _each_seed(
+        self,
+        queries: Iterable[Query],
+        batch_size: int | None,
+        source: SequenceInput | None = None,
+    ) -> ndarray:
         """The predictions (R, S, K) of queries of any number."""
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
-        found = [self.classify(chunk, batch_size).each_seed for chunk in chunks(queries)]
-        return np.concatenate([empty, *found], axis=1)
+        found = (self.classify(chunk, batch_size, source=source) for chunk in chunks(queries))
+        return np.concatenate([empty, *(each.each_seed for each in found)], axis=1)
 
     def contrasts(
         self, name: str | None = None, batch_size: int | None = None
@@ -258,15 +281,18 @@ class ClassifierEnsemble:
         queries: Sequence[Query],
         batch_size: int | None = None,
         report: Callable[[int], None] = lambda tokens: None,
+        source: SequenceInput | None = None,
     ) -> Predicted:
-        """The predictions for a chunk of queries, NaN where no base is known; `report` is called
-        with the tokens read after each seed."""
+        """The predictions for a chunk of queries, with the columns that `source` has for their
+        records, NaN where no base is known; `report` is called with the tokens read after each
+        seed."""
         batch_size = check_value("batch_size", batch_size, PositiveInt | None) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
-        items = Items.from_sequences(
-            [query.ids for query in queries], [0] * len(queries), self.tokenizer.vocab.pad_id
-        )
+        ids, labels = [query.ids for query in queries], [0] * len(queries)
+        pieces = [Interval(query.record, query.start, query.end) for query in queries]
+        pad_id = self.tokenizer.vocab.pad_id
+        items = Items.from_sequences(ids, labels, pad_id, pieces=pieces, source=source)
         found = []
         for member in self.members:
             found.append(member.classifier.predict(items, batch_size, not self.stranded).numpy())

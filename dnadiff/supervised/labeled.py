@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from annotated_types import Interval
@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import run_data
-from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.data.genome.genome import Genome
 from dnadiff.data.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
 from dnadiff.data.records import Interval as Piece
 from dnadiff.data.records import num_tokens
@@ -28,6 +28,7 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
+from dnadiff.formats.regions import Region
 from dnadiff.formats.table import read_rows
 from dnadiff.progress import log
 from dnadiff.store.address import refuse_controls
@@ -44,6 +45,9 @@ from dnadiff.supervised.items import (
 )
 from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
 from dnadiff.supervised.targets import MISSING, SEPARATOR, RegressionTarget, TaskTarget
+
+if TYPE_CHECKING:
+    from dnadiff.data.genome.inputs import SequenceInput
 
 KINDS: dict[str, type[TaskTarget]] = {
     "classification": ClassTarget,
@@ -107,8 +111,8 @@ class LabeledSequences:
         split_source: where the split comes from, for messages.
         groups: the group of each sequence: sequences of one group stay in the same part. Empty if
             there are none.
-        input: the sequences as regions of a genome, in this order; None if they have no
-            coordinates.
+        genome, regions: where each sequence is, on its strand; None and empty if it is not known.
+        input: the same with the columns of an alignment; None without.
     """
 
     source: str
@@ -120,6 +124,8 @@ class LabeledSequences:
     split_source: str = "the split"
     notes: dict[str, Json] = field(default_factory=dict)
     groups: list[str] = field(default_factory=list)
+    genome: Genome | None = None
+    regions: list[Region] = field(default_factory=list)
     input: SequenceInput | None = None
 
     def add(
@@ -162,6 +168,15 @@ def filled_rows(
         yield number, where, cells
     if number == 0:
         raise ValueError(f"{path} has a header and no rows; add some")
+
+
+def aligned_input(genome: Genome, regions: Sequence[Region], alignment: Alignment) -> SequenceInput:
+    """Regions with the columns of an alignment; see `SequenceInput.align`."""
+    from dnadiff.data.genome.inputs import GenomeInput  # most tasks have no alignment
+
+    found = GenomeInput(genome, regions)
+    found.align(alignment)
+    return found
 
 
 class Division:
@@ -325,15 +340,13 @@ class LabeledTask(ABC):
                 sequences without coordinates.
         """
         found = self.read(tokenizer)
-        if alignment is None:
-            found.input = None
-        elif found.input is None:
+        if alignment is not None and found.genome is None:
             raise ValueError(
                 f"alignment {alignment.path} has columns for a genome, and {found.source} has "
                 "sequences without coordinates; leave alignment out, or give a task of intervals"
             )
-        else:
-            found.input.align(alignment)
+        if alignment is not None and found.genome is not None:
+            found.input = aligned_input(found.genome, found.regions, alignment)
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
         division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
+from dnadiff.data.genome.inputs import SequenceInput
+from dnadiff.data.genome.inputs import open_input as open_input
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json, JsonDict, JsonMap
@@ -67,15 +69,23 @@ class Columns:
     label: Sequence[str] | None = None
 
 
-def fasta_rows(path: str, columns: Columns) -> Iterator[LabeledRow]:
-    """The records of a FASTA file; ValueError if a column is named."""
+def fasta_rows(
+    path: str, columns: Columns, source: SequenceInput | None = None
+) -> Iterator[LabeledRow]:
+    """The records of a FASTA file, or the sequences of an input; ValueError if a column is
+    named."""
     if columns != Columns():
         raise ValueError(
             f"input {path} is FASTA, and sequence_column, name_column and label_column are of "
             "tables; give a table, or leave them out"
         )
-    for record in iter_sequences(path):
-        yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
+    if source is None:
+        for record in iter_sequences(path):
+            yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
+        return
+    letters = map(DNATokenizer().decode, source.windows(source.whole()))
+    for name, sequence in zip(source.names, letters):
+        yield LabeledRow(f"{path}: {name}", name, sequence)
 
 
 def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
@@ -101,6 +111,8 @@ class SequenceFile:
         window: bases of a window; None predicts complete records.
         stride: bases between the starts of windows; None: windows do not overlap.
         limits: on the length of a query.
+        source: has the sequences, with their columns of an alignment; None: those of the file,
+            without columns.
 
     Raises:
         ValueError: while it is iterated, naming the place, for a sequence, label or length that
@@ -114,14 +126,15 @@ class SequenceFile:
     window: int | None
     stride: int | None
     limits: LengthLimits
+    source: SequenceInput | None = None
 
     def __iter__(self) -> Iterator[Query]:
         rows = (
             table_rows(self.path, self.columns, self.target.can_be_missing)
-            if is_table(self.path)
-            else fasta_rows(self.path, self.columns)
+            if is_table(self.path) and self.source is None
+            else fasta_rows(self.path, self.columns, self.source)
         )
-        for row in rows:
+        for number, row in enumerate(rows):
             ids = encoded(self.tokenizer, row.letters, row.where)
             label = (
                 UNLABELED
@@ -130,7 +143,7 @@ class SequenceFile:
             )
             for start, end in window_bounds(len(ids), self.window, self.stride):
                 self.limits.check(row.where, len(ids), end - start)
-                yield Query(row.name, start, end, ids[start:end], label)
+                yield Query(row.name, start, end, ids[start:end], label, number)
 
 
 def window_bounds(
@@ -323,8 +336,13 @@ class PredictJob(ResumableJob):
 
     def __post_init__(self) -> None:
         super().__init__()
+        placed = self.source.source
         self.settings = {
-            "input": hash_file(resolve(self.source.path)),
+            **(
+                {"input": hash_file(resolve(self.source.path))}
+                if placed is None
+                else placed.identity
+            ),
             "networks": [member.sha256 for member in self.model.members],
             **self.settings,
             "batch_size": self.batch_size or self.model.batch_size,
@@ -387,6 +405,7 @@ class PredictJob(ResumableJob):
                 chunk,
                 self.batch_size,
                 partial(lambda done, tokens: self.report(next(done), tokens), done),
+                self.source.source,
             )
             about = {"predicted": found.tally()}
             yield Result(len(chunk), self.predictions.rows(chunk, found), about)

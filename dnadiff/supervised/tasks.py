@@ -9,7 +9,7 @@ configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy import ndarray
@@ -17,7 +17,6 @@ from typing_extensions import Unpack
 
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.genome.inputs import GenomeInput
 from dnadiff.data.kmers import UNKNOWN, KmerSet
 from dnadiff.data.records import Interval
 from dnadiff.data.splits import FractionSplit, Split, split_hash
@@ -38,8 +37,12 @@ from dnadiff.supervised.labeled import (
     LabeledTask,
     LabeledTaskSettings,
     PathName,
+    aligned_input,
     filled_rows,
 )
+
+if TYPE_CHECKING:
+    from dnadiff.data.genome.inputs import SequenceInput
 
 Starts = list[tuple[int, int]]  # (record, start) of windows
 _BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
@@ -416,7 +419,7 @@ class IntervalTask(LabeledTask):
         found = LabeledSequences(
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
         )
-        places, regions = class_paths(self.path, ".csv.gz"), list[Region]()
+        found.genome, places = genome, class_paths(self.path, ".csv.gz")
         _check_classes(described, {name for _, name, _ in places})
         skipped = 0
         for part, name, file in places:
@@ -443,7 +446,7 @@ class IntervalTask(LabeledTask):
                     raise ValueError(f"{where} {error}; correct it") from None
                 ids = genome.window(record, place.start, place.end, "-" if strand == "-" else "+")
                 found.sequences.append(ids)
-                regions.append(place)
+                found.regions.append(place)
                 found.labels.append(name)
                 found.parts.append(part)
             if len(found.sequences) + skipped == before:
@@ -452,7 +455,6 @@ class IntervalTask(LabeledTask):
             raise ValueError(
                 f"{self.path} has no interval on a record of {self.genome}; check the assembly"
             )
-        found.input = GenomeInput(genome, regions)
         found.notes = {
             "genome": self.genome,
             "genome_digest": genome.digest,
@@ -646,8 +648,8 @@ class RegionWindows:
         genome, source = Genome.open(self.genome), None
         lengths = genome.lengths
         if alignment is not None:
-            source = GenomeInput(genome, [Region(name, 0, n) for name, n in lengths.items()])
-            source.align(alignment)
+            whole = [Region(name, 0, length) for name, length in lengths.items()]
+            source = aligned_input(genome, whole, alignment)
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
         intervals = self.split(genome.names, list(lengths.values()))
         bases = [tokenizer.bases(ids[:]) for ids in genome.records]
@@ -699,7 +701,7 @@ class RegionWindows:
         classes: Sequence[str],
         genome: Genome,
         tokenizer: DNATokenizer,
-        source: GenomeInput | None,
+        source: "SequenceInput | None",
     ) -> Items:
         size = min(map(len, starts))
         if size == 0:

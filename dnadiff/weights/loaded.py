@@ -324,34 +324,8 @@ class Loaded:
     def columns_for(
         self, alignment: str | Path | None, genome: Genome | None = None
     ) -> Alignment | None:
-        """The alignment whose columns the model reads; None if it reads the sequence alone. If it
-        was trained with an alignment, that is logged.
-
-        Args:
-            alignment: a file; `none`: without columns, on purpose.
-            genome: that the windows are of; None if the caller compares the records.
-
-        Raises:
-            ValueError: if the model reads no alignment, or it was made for another genome.
-            FileNotFoundError: if there is no such file.
-        """
-        reads_columns = self.denoiser.backbone.columns is not None
-        if alignment in (None, "none"):
-            if reads_columns and alignment is None:
-                log.info(
-                    f"{self.path} was trained with an alignment, and none is given: it predicts "
-                    "from the sequence alone; set alignment=target.aln, or alignment=none"
-                )
-            return None
-        if not reads_columns:
-            raise ValueError(
-                f"alignment={alignment}, but {self.path} reads no alignment; leave it out, or "
-                "train a model with data.alignment"
-            )
-        found = Alignment.open(alignment)
-        if genome is not None:
-            found.check(genome)
-        return found
+        """See `dnadiff.weights.loaded.columns_for`."""
+        return columns_for(self.denoiser.backbone, self.path, alignment, genome)
 
     @property
     def known_tokenizer(self) -> Tokenizer | None:
@@ -376,6 +350,43 @@ class Loaded:
         wider = with_vocab(network, self.config, tokenizer.vocab, self.path.parent)
         denoiser, process = wrapped(wider, self.config)
         return replace(self, denoiser=denoiser.eval(), process=process, tokenizer=tokenizer)
+
+
+def columns_for(
+    backbone: Backbone | None,
+    path: Path,
+    alignment: str | Path | None,
+    genome: Genome | None = None,
+) -> Alignment | None:
+    """The alignment whose columns a network reads; None if it reads the sequence alone. If it was
+    trained with an alignment, that is logged.
+
+    Args:
+        path: of the model, for messages.
+        alignment: a file; `none`: without columns, on purpose.
+        genome: that the windows are of; None if the caller compares the records.
+
+    Raises:
+        ValueError: if the model reads no alignment, or it was made for another genome.
+        FileNotFoundError: if there is no such file.
+    """
+    reads_columns = backbone is not None and backbone.columns is not None
+    if alignment in (None, "none"):
+        if reads_columns and alignment is None:
+            log.info(
+                f"{path} was trained with an alignment, and none is given: it predicts from the "
+                "sequence alone; set alignment=target.aln, or alignment=none"
+            )
+        return None
+    if not reads_columns:
+        raise ValueError(
+            f"alignment={alignment}, but {path} reads no alignment; leave it out, or train a "
+            "model with data.alignment"
+        )
+    found = Alignment.open(alignment)
+    if genome is not None:
+        found.check(genome)
+    return found
 
 
 def with_vocab(network: Backbone, config: Config, vocab: Vocab, source: Path) -> Backbone:

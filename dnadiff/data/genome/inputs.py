@@ -90,10 +90,14 @@ class SequenceInput(ABC):
         """Token ids `(end - start,)` uint8 of each piece. Pieces are ordered by sequence and start,
         and may overlap."""
 
+    def whole(self) -> list[Interval]:
+        """Each sequence as one piece."""
+        return [Interval(number, 0, length) for number, length in enumerate(self.lengths)]
+
     def sites(self) -> tuple[SequenceInput, list[Interval]]:
         """The sequences with the context of these, and the pieces of them that these cover:
         ordered, without overlap."""
-        return self, [Interval(number, 0, length) for number, length in enumerate(self.lengths)]
+        return self, self.whole()
 
 
 class FileInput(SequenceInput):
