@@ -372,7 +372,7 @@ class NetworkDenoiser(BaseDenoiser):
         return self._head(self.read_features(query)[index], query.columns(index))
 
     def _head(self, features: Tensor, columns: OptTensor = None) -> Tensor:
-        return self.backbone.logits(features, columns)[..., : self.vocab.size]
+        return self.backbone.head_with_columns(features, columns)[..., : self.vocab.size]
 
     def _log_sum(
         self, features: Tensor, ids: Tensor, banned: Sequence[int]

@@ -170,7 +170,7 @@ def test_a_block_sees_columns_of_itself_and_before(kind):
 
     def logits(x0, columns):
         features = denoiser.read_features(Query(xt, cond=columns), x0)
-        return denoiser.backbone.logits(features, columns)
+        return denoiser.backbone.head_with_columns(features, columns)
 
     whole = logits(x0, columns)
     for at in range(12):

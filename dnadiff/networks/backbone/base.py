@@ -222,7 +222,7 @@ class Backbone(nn.Module, ABC):
     def head(self, features: Tensor) -> Tensor:
         """Raw logits of any selection of positions: (..., D) -> (..., rows), rows >= vocab.size."""
 
-    def logits(self, features: Tensor, columns: OptTensor = None) -> Tensor:
+    def head_with_columns(self, features: Tensor, columns: OptTensor = None) -> Tensor:
         """`head`, plus what the columns (..., 10) of an alignment at the same positions add."""
         logits = self.head(features)
         if self.columns is None or columns is None:
@@ -243,8 +243,8 @@ class Backbone(nn.Module, ABC):
     def forward(
         self, ids: Tensor, sigma: OptTensor = None, cond: OptTensor = None, valid: OptTensor = None
     ) -> Tensor:
-        """`logits(features(...))`: (B, L, rows)."""
-        return self.logits(self.features(ids, sigma, cond, valid), cond)
+        """`head(features(...))`, with what columns in `cond` add: (B, L, rows)."""
+        return self.head_with_columns(self.features(ids, sigma, cond, valid), cond)
 
     def check_inputs(self, ids: Tensor, sigma: OptTensor, cond: OptTensor) -> None:
         """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
