@@ -1,5 +1,5 @@
-"""`python -m dnadiff.align`: align related genomes to a genome, and compute what a phylogeny says of
-each of its bases."""
+"""`python -m dnadiff.align`: align related genomes to a genome, and compute what a phylogeny says
+of each of its bases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dnadiff.fields import Positive
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
-from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
@@ -24,8 +23,8 @@ class AlignOptions(ShardedOptions):
         python -m dnadiff.align genome=target.fa related=multiz.maf output=target.aln tracks=target
 
     Other commands read the output with alignment=target.aln, and train with
-    data.alignment=target.aln. A table (.tsv) and a picture (.png) of all genomes are written next to
-    it: identity and coverage, the coverage by chance (of the same genome reversed, not
+    data.alignment=target.aln. A table (.tsv) and a picture (.png) of all genomes are written next
+    to it: identity and coverage, the coverage by chance (of the same genome reversed, not
     complemented), paralogs, and why a genome was left out. See docs/alignment_format.md.
     """
 
@@ -33,8 +32,8 @@ class AlignOptions(ShardedOptions):
     genome: str
     """FASTA, 2bit or GenBank: the target"""
     related: str | list[str]
-    """other genomes, a file for each: names, folders, patterns, or a manifest (.tsv; the label is the
-    name); or alignments to the target: .maf, .paf with cs tags, .bam, aligned FASTA, .aln"""
+    """other genomes, a file for each: names, folders, patterns, or a manifest (.tsv; its labels are
+    the names); or alignments to the target: .maf, .paf with cs tags, .bam, aligned FASTA, .aln"""
     output: str
     """the alignment, .aln"""
     each_record: bool = False
@@ -59,47 +58,11 @@ class AlignOptions(ShardedOptions):
 @command(AlignOptions)
 def align(options: AlignOptions) -> list[Job]:
     """The alignment."""
-    from dnadiff.data.genome.genome import Genome
-    from dnadiff.genomics import trees
-    from dnadiff.genomics.alignment import engines, work
+    from dnadiff.genomics.alignment.work import AlignJob
     from dnadiff.report.relatives import draw_relatives
-    from dnadiff.store.disk import content_hash
-    from dnadiff.store.files import read_text, resolve
 
     output = expand_user(options.output)
-    if output.suffix != ".aln":
-        raise ValueError(f"output {output} has another format; its name must end in .aln")
-    genome = Genome.open(options.genome)
-    found = work.relatives(options.related, options.each_record, genome)
-    engine = build(options.engine, trust=None) if options.engine else engines.installed()
-    tree = None if options.tree is None else read_text(options.tree)
-    if tree is not None:
-        named = (each.name for each in found if not isinstance(each, work.Aligned))
-        try:
-            trees.read_newick(tree, [*named, work.TARGET])
-        except ValueError as error:
-            raise ValueError(f"tree {options.tree}: {error}") from None
-    digests = {path: content_hash(resolve(path)) for path in {each.path for each in found}}
-    return [
-        work.AlignJob(
-            work.Target(genome, engine),
-            found,
-            output,
-            options.near_copies,
-            tree,
-            options.gaps == "state",
-            options.kappa,
-            {
-                "genome": genome.digest,
-                "related": [[each.name, digests[each.path]] for each in found],
-                "engine": [engine.name, engine.version(), str(engine)],
-                "tree": tree,
-                **options.only("near_copies", "gaps", "kappa"),
-            },
-            draw_relatives,
-            None if options.tracks is None else expand_user(options.tracks),
-        )
-    ]
+    return [options.into(AlignJob, output=output, draw=draw_relatives)]
 
 
 main = align.main

@@ -662,6 +662,7 @@ GROUPS = {
     "sample": "launcher method reward sampler sampler/cache sampler/remasking",
     "finetune": "adapter baselines head task",
     "genome": "data data/split launcher tokenizer",
+    "align": "engine launcher",
     "variants": "launcher variant_method",
 }
 

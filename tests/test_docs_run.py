@@ -61,6 +61,7 @@ SMALLER = {
     "decompress": ("overwrite=true",),
     "export": ("overwrite=true",),
     "genome": (),
+    "align": ("overwrite=true",),
     "info": (),
     "merge": ("overwrite=true",),
 }

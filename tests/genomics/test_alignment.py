@@ -86,9 +86,9 @@ def test_what_is_known_of_a_genome(target):
 
 
 def test_an_alignment_of_another_assembly_is_refused(target):
-    with pytest.raises(ValueError, match=r"b\.maf: an alignment of b to chr:2-4 has other bases"):
+    with pytest.raises(ValueError, match=r"b\.maf: b is aligned to chr:2-4 with other bases"):
         filled(target, block(1, "CCT", "CCT"))
-    with pytest.raises(ValueError, match=r"chr:8-11 has other bases than the target"):
+    with pytest.raises(ValueError, match=r"chr:8-11 with other bases than the target"):
         filled(target, block(7, "TACG", "TACG"))
 
 

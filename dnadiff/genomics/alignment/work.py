@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -33,16 +34,20 @@ from dnadiff.data.alignment import (
 )
 from dnadiff.data.genome.genome import Genome, SequencePath, expand, stem
 from dnadiff.diffusion.vocab import DEPTH, RATE
-from dnadiff.fields import JsonDict, JsonMap
+from dnadiff.fields import JsonDict
 from dnadiff.formats.alignments import Block, alignment_format
 from dnadiff.formats.sequences import Record, iter_sequences, write_fasta
-from dnadiff.genomics.alignment.engines import Engine
+from dnadiff.genomics.alignment.engines import Engine, installed
 from dnadiff.genomics.phylogeny import KAPPAS, fit, phase_contrast, sample_positions
 from dnadiff.genomics.scores import big_wig_runs, library, write_big_wig
+from dnadiff.genomics.trees import read_newick
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import discard
 from dnadiff.progress import log, table
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.address import expand_user
+from dnadiff.store.disk import atomic_write, content_hash
+from dnadiff.store.files import read_text, resolve
+from dnadiff.store.objects import build
 
 _SAME = 6  # code of "as in the target"
 _CODE_OF_LETTER = np.full(256, ABSENT, np.uint8)
@@ -52,6 +57,7 @@ _NULL = 1_000_000  # bases of a genome that are aligned reversed
 _COPY = 0.9999  # identity of the target with itself
 _LEAST = 5e-4  # coverage
 TARGET = "target"  # in trees
+TRACKS = ("rate", "depth", "log_posterior", "phase")
 _HEADER = ("genome", "identity", "coverage", "by_chance", "paralogs", "left_out", "file")
 
 
@@ -116,8 +122,8 @@ class Target:
                 or ((given != bases) & (given < GAP) & (bases < GAP)).any()
             ):
                 raise ValueError(
-                    f"{file}: an alignment of {name} to {block.record}:{block.start + 1}-{last} has "
-                    "other bases than the target: it was made for another assembly, or is damaged"
+                    f"{file}: {name} is aligned to {block.record}:{block.start + 1}-{last} with "
+                    "other bases than the target's: made for another assembly, or damaged"
                 )
             found = np.where(other == _SAME, own, other)[columns]
             found[found == _SAME] = bases[found == _SAME]
@@ -228,47 +234,70 @@ class AlignJob(ResumableJob):
     per base and genome next to it.
 
     Args:
-        target, related: what is aligned.
         output: an .aln file; a table and a picture are written next to it.
-        near_copies: genomes of this identity or more are left out; None keeps all but the target.
-        tree: in Newick notation; None for neighbor joining.
-        gap_state, kappa: see `dnadiff.genomics.phylogeny.fit`.
         draw: draws a picture of all genomes.
-        tracks: beginning of the names of bigWig files; None for none.
+        genome, related, each_record, engine, near_copies, tree, gaps, kappa, tracks: options of
+            `dnadiff.align`.
     """
 
     stream = label = "align"
     items = "genomes"
     converts = True
 
-    target: Target
-    related: Sequence[Relative]
     output: Path
-    near_copies: float | None
-    tree: str | None
-    gap_state: bool
-    kappa: float | None
-    settings: JsonMap
     draw: Callable[[Path, Sequence[RelatedGenome]], object]
-    tracks: Path | None
+    genome: str
+    related: SequencePath
+    each_record: bool = False
+    engine: dict[str, Any] | None = None
+    near_copies: float | None = None
+    tree: str | None = None
+    gaps: str = "missing"
+    kappa: float | None = None
+    tracks: str | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
+        if self.output.suffix != ".aln":
+            raise ValueError(f"output {self.output} has another format; its name must end in .aln")
+        engine = build(self.engine, trust=None) if self.engine else installed()
+        self.target = Target(Genome.open(self.genome), engine)
+        self.sources = relatives(self.related, self.each_record, self.target.genome)
+        self.newick = None if self.tree is None else read_text(self.tree)
+        if self.newick is not None:
+            known = [each.name for each in self.sources if not isinstance(each, Aligned)]
+            try:
+                read_newick(self.newick, [*known, TARGET])
+            except ValueError as error:
+                raise ValueError(f"tree {self.tree}: {error}") from None
+        digests = {path: content_hash(resolve(path)) for path in {x.path for x in self.sources}}
+        self.settings = {
+            "genome": self.target.genome.digest,
+            "related": [[each.name, digests[each.path]] for each in self.sources],
+            "engine": [engine.name, engine.version(), str(engine)],
+            "near_copies": self.near_copies,
+            "tree": self.newick,
+            "gaps": self.gaps,
+            "kappa": self.kappa,
+        }
         self.totals = {"genomes": [], "seconds": 0.0}
         self.side_files = [self.output.with_suffix(ending) for ending in (".tsv", ".png")]
+        self.track_files = {}
         if self.tracks is not None:
             library()  # of bigWig files
-            self.side_files += [track_path(self.tracks, name) for name in TRACKS]
+            prefix = expand_user(self.tracks)
+            self.track_files = {x: prefix.with_name(f"{prefix.name}.{x}.bw") for x in TRACKS}
+        self.side_files += self.track_files.values()
 
     @property
     def collected(self) -> Path:
         return self.output.with_name(f".{self.output.name}.rows")
 
     def starts(self) -> range:
-        return range(len(self.related) + 1)
+        return range(len(self.sources) + 1)
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        for relative in self.related[start + skip :]:
+        for relative in self.sources[start + skip :]:
             begin = monotonic()
             genomes, rows = zip(*relative.rows(self.target))
             about = {"genomes": list(map(asdict, genomes)), "seconds": monotonic() - begin}
@@ -312,12 +341,16 @@ class AlignJob(ResumableJob):
         sample = (rows[chosen][:, places // 2] >> (places % 2 * 4).astype(np.uint8)) & np.uint8(15)
         names = [genomes[number].name for number in chosen]
         kappas = KAPPAS if self.kappa is None else (self.kappa,)
-        model = fit(sample, codes[places], names, TARGET, self.tree, self.gap_state, kappas=kappas)
+        model = fit(
+            sample, codes[places], names, TARGET, self.newick, self.gaps == "state", kappas=kappas
+        )
         log.info(f"columns of {len(codes):,} bases, by a tree of {len(chosen)} genomes")
         pieces = (
             model.columns(unpacked(rows, start, min(start + _PIECE, len(codes)))[chosen])
             for start in range(0, len(codes), _PIECE)
         )
+        stored = {each.path for each in self.sources if isinstance(each, Stored)}
+        genomes += [each for path in sorted(stored) for each in Alignment.open(path).left_out]
         about = {
             "genomes": list(map(asdict, genomes)),
             "tree": model.tree,
@@ -336,8 +369,8 @@ class AlignJob(ResumableJob):
         return {**self.totals, "genomes": made.about["genomes"], "tree": made.tree}
 
     def after(self) -> None:
-        if self.tracks is not None:
-            write_tracks(Alignment.open(self.output), self.tracks)
+        if self.track_files:
+            write_tracks(Alignment.open(self.output), self.track_files)
 
     found_complete = after
 
@@ -362,29 +395,24 @@ def _cells(made: Alignment) -> list[tuple[str, ...]]:
     ]
 
 
-TRACKS = ("rate", "depth", "log_posterior", "phase")
+def write_tracks(alignment: Alignment, paths: Mapping[str, Path]) -> None:
+    """Write bigWig files of the mean log rate, the depth, the log posterior of the target's base,
+    and `phase_contrast`, a track of coding phase and not of effects; no value where nothing is
+    aligned.
 
-
-def track_path(prefix: Path, name: str) -> Path:
-    """The path of a track."""
-    return prefix.with_name(f"{prefix.name}.{name}.bw")
-
-
-def write_tracks(alignment: Alignment, prefix: Path) -> None:
-    """Write bigWig files of the mean log rate, the depth, the log posterior of the target's base, and
-    `phase_contrast`, a track of coding phase and not of effects; no value where nothing is
-    aligned."""
-    records = list(alignment.records.items())
+    Args:
+        paths: of `TRACKS`.
+    """
     with ExitStack() as stack:
-        files = [stack.enter_context(TemporaryFile()) for _ in TRACKS]
-        for number, (name, size) in enumerate(records):
+        files = {name: stack.enter_context(TemporaryFile()) for name in TRACKS}
+        for number, (name, size) in enumerate(alignment.records.items()):
             columns, target = alignment.columns(name, 0, size), alignment.target(name, 0, size)
-            known, rate = columns[:, DEPTH] > 0, columns[:, RATE]
+            known, rate, depth = columns[:, DEPTH] > 0, columns[:, RATE], columns[:, DEPTH]
             own = np.take_along_axis(columns, np.minimum(target, 3)[:, None], 1)[:, 0]
-            own[target >= GAP] = np.nan
-            tracks = rate, np.expm1(columns[:, DEPTH]), own, phase_contrast(rate, known)
-            for file, values in zip(files, tracks):
-                file.write(big_wig_runs(number, 0, np.where(known, values, np.nan)))
-        for file, name in zip(files, TRACKS):
+            own = np.where(target < GAP, own, np.nan)
+            values = rate, np.expm1(depth), own, phase_contrast(rate, known)
+            for file, each in zip(files.values(), values):
+                file.write(big_wig_runs(number, 0, np.where(known, each, np.nan)))
+        for name, file in files.items():
             file.seek(0)
-            write_big_wig(records, file, track_path(prefix, name))
+            write_big_wig(list(alignment.records.items()), file, paths[name])
