@@ -351,7 +351,7 @@ def conditioned(
             f"guidance={guidance} needs a model that was also trained without labels, and this one "
             "has data.label_dropout=0; set guidance=1"
         )
-    labels = torch.zeros(1, len(known), device=next(denoiser.parameters()).device)
+    labels = torch.zeros(1, len(known), device=denoiser.device)
     for name in names:
         if name not in known:
             raise ValueError(f"label {name!r} is not known{closest(name, known)}; {choices}")

@@ -258,7 +258,7 @@ class ConditionalSampler:
     def prepared(self, targets: Sequence[Target], weighted: bool = True) -> Prepared:
         """The templates of a batch as tensors, with the denoiser that keeps their constraints and,
         if `weighted`, records weights."""
-        device, vocab = next(self.denoiser.parameters()).device, self.process.vocab
+        device, vocab = self.denoiser.device, self.process.vocab
         patterns = [target.pattern for target in targets]
         x_init, kind, valid = (x.to(device) for x in padded(patterns, vocab.pad_id))
         fixed = x_init != vocab.mask_id
@@ -314,7 +314,7 @@ class ConditionalSampler:
         labels."""
         found = [torch.from_numpy(x.columns) for x in targets if x.columns is not None]
         if found:
-            return pad_sequence(found, True).to(next(self.denoiser.parameters()).device)
+            return pad_sequence(found, True).to(self.denoiser.device)
         return None if self.labels is None else self.labels.expand(len(targets), -1)
 
     def text(self, target: Target, tokens: ndarray) -> str:

@@ -142,6 +142,11 @@ class BaseDenoiser(nn.Module):
         self.vocab = vocab
 
     @property
+    def device(self) -> torch.device:
+        """Of the network's weights."""
+        return next(self.parameters()).device
+
+    @property
     def unwrapped(self) -> BaseDenoiser:
         """The denoiser without guidance and constraints."""
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from annotated_types import Interval
@@ -27,9 +27,7 @@ class NoiseSchedule(ABC):
     """alpha(t) with its derivative and inverse; every argument and result is `(B,)`, t in [0,
     1]."""
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    )
+    buildable = True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
 
     @abstractmethod
     def alpha(self, t: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ random order, and so masked diffusion.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,7 @@ class Order:
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    buildable: ClassVar[bool] = True
+    buildable = True
 
     steepness: NonNegative = 0.0
     stride: PositiveInt | None = None

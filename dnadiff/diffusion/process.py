@@ -180,9 +180,7 @@ class BaseProcess(ABC):
         separator: the token after a source, if training is on pairs; None otherwise.
     """
 
-    buildable: ClassVar[bool] = (
-        True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    )
+    buildable = True  # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     described: ClassVar[str]
     example: ClassVar[str]
     sampler: ClassVar[str]

@@ -61,7 +61,7 @@ def window_nats(
     """
     draws = 1 if is_exact(denoiser) else check_num_draws(num_draws)
     result = np.full((len(windows), draws), np.nan)
-    device = next(denoiser.parameters()).device
+    device = denoiser.device
     for chosen, ids, cond in by_length(windows, batch_size, device, columns):
         counted = process.vocab.is_emitted(ids.device)[ids]
         if counted.any():
@@ -184,7 +184,7 @@ class Information:
     ) -> list[Values]:
         """The values of the predicted positions of each window `(L_i,)` of token ids, with columns
         (S, L, CHANNELS)."""
-        vocab, device = self.process.vocab, next(self.denoiser.parameters()).device
+        vocab, device = self.process.vocab, self.denoiser.device
         found = [np.full(tile.high - tile.low, np.nan, np.float32) for tile in places]
         rows = []  # of each masked copy of a window: its number, and the masked positions in it
         for number, (ids, (piece, low, high)) in enumerate(zip(windows, places)):

@@ -49,7 +49,7 @@ def settings_of(job: ScoreJob | TrackJob, *keys: str) -> JsonDict:
     return {
         "model": identity(denoiser),
         **job.source.identity,
-        "device": next(denoiser.parameters()).device.type,
+        "device": denoiser.device.type,
         **{key: getattr(job, key) for key in keys},
     }
 

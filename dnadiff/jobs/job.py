@@ -111,7 +111,7 @@ class ResumableJob(Job):
         converts: whether `convert` makes the file of the collected results.
     """
 
-    items: ClassVar[str] = "records"
+    items = "records"
     bgzip: bool = False
     converts: bool = False
     position: int = 0

@@ -38,7 +38,7 @@ class ColumnLayer(nn.Module):
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    buildable: ClassVar[bool] = True
+    buildable = True
     described: ClassVar[str]
     reads: ClassVar[tuple[slice, ...]]
     predicts: ClassVar[slice] = POSTERIOR

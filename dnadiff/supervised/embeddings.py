@@ -270,7 +270,7 @@ class EmbedJob(Job):
         self.about = {"pool": pool, "layer": layer, "stranded": stranded, "dtype": dtype}
         self.about |= {"model": identity(model.denoiser)}
         self.earlier = earlier_identities(model.denoiser)
-        device = next(model.denoiser.parameters()).device.type
+        device = model.denoiser.device.type
         inputs = source.identity | {"batch_size": batch_size, "device": device}
         self.settings = self.about | inputs
         self.unknown = 0

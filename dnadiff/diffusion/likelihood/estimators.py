@@ -272,7 +272,7 @@ def collect(
             denoiser,
             AbsorbingProcess,
         )
-    device = next(denoiser.parameters()).device
+    device = denoiser.device
     parts: list[tuple[WindowBatch, list[Draw]]] = []
     done = 0
     for each in batches:

@@ -109,17 +109,17 @@ class Objective(ABC):
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    buildable: ClassVar[bool] = True
+    buildable = True
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     process_type: ClassVar[type[BaseProcess]] = AbsorbingProcess
-    time_conditioning: ClassVar[bool] = False
-    takes_time: ClassVar[bool] = True
-    trains_bound: ClassVar[bool] = True
+    time_conditioning = False
+    takes_time = True
+    trains_bound = True
     sampler: ClassVar[str | None] = None
     own_bound: bool = False
-    no_likelihood: ClassVar[str] = "its loss bounds no likelihood"
-    everywhere: ClassVar[bool] = True
-    distills: ClassVar[bool] = False
+    no_likelihood = "its loss bounds no likelihood"
+    everywhere = True
+    distills = False
     masks_padding: bool = False
     bound: bool = True
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, ClassVar, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -100,7 +100,7 @@ class Masking:
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    buildable: ClassVar[bool] = True
+    buildable = True
     stratified: bool
 
     def __call__(

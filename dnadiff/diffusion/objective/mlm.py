@@ -1,8 +1,6 @@
 """The masked language model of BERT (arXiv 1810.04805, section 3.1), a pretraining from which
 diffusion can start."""
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -31,7 +29,7 @@ class MLM(Objective):
         replaced: fraction of these that are replaced by a random token.
     """
 
-    trains_bound: ClassVar[bool] = False
+    trains_bound = False
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
 """The step-unrolled denoising autoencoder (SUNDAE, arXiv 2112.06749): a network that corrects its
 own samples."""
 
-from typing import ClassVar
-
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
@@ -38,7 +36,7 @@ class SUNDAE(Objective):
     trains_bound = False
     own_bound = True
     sampler = "sundae"
-    no_likelihood: ClassVar[str] = "it trains the correction of samples, not a distribution"
+    no_likelihood = "it trains the correction of samples, not a distribution"
 
     def __init__(self, process: MixtureProcess, num_unrolled: PositiveInt = 2) -> None:
         super().__init__(process)

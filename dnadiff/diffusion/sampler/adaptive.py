@@ -10,7 +10,6 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ class AdaptiveSampler(Sampler):
         tokens_first: whether tokens are drawn at every masked position before positions are chosen.
     """
 
-    tokens_first: ClassVar[bool] = False
+    tokens_first = False
 
     @abstractmethod
     def score(self, log_probs: Tensor, tokens: Tensor | None) -> Tensor:

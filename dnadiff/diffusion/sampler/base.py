@@ -227,7 +227,7 @@ class Configurable:
     """A class that a configuration can build, and that knows its settings."""
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    buildable: ClassVar[bool] = True
+    buildable = True
 
     def settings(self) -> JsonDict:
         """Every constructor argument with its value; nested samplers and remasking strategies are
@@ -285,10 +285,10 @@ class Sampler(Configurable, ABC):
     exact = False  # without an annotation, which would make it an argument
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     process_type: ClassVar[type[BaseProcess]] = AbsorbingProcess
-    refines: ClassVar[bool] = False
-    moves_window: ClassVar[bool] = False
-    has_weights: ClassVar[bool] = False
-    has_blocks: ClassVar[bool] = False
+    refines = False
+    moves_window = False
+    has_weights = False
+    has_blocks = False
 
     def adjust(self, log_probs: Tensor) -> Tensor:
         """Temperature and truncation: (M, V) -> (M, V)."""
@@ -605,7 +605,7 @@ class OuterSampler(Sampler):
         part_name: of the random numbers of a part.
     """
 
-    part_name: ClassVar[str] = "block"
+    part_name = "block"
 
     def __init__(self, sampler: Sampler, example: str) -> None:
         fits = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone

@@ -141,7 +141,7 @@ def code(
         batch_size: sequences per batch; the code depends on it.
         progress: called with the number of sequences that are finished.
     """
-    vocab, device = process.vocab, next(denoiser.parameters()).device
+    vocab, device = process.vocab, denoiser.device
     emitted = torch.tensor(vocab.emitted, device=device)
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
@@ -297,7 +297,7 @@ def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, st
     A difference shows before any work what would otherwise be found at its end. Equality is no
     proof: other shapes may be computed by other code.
     """
-    vocab, device = process.vocab, next(denoiser.parameters()).device
+    vocab, device = process.vocab, denoiser.device
     length = min(_LENGTH, denoiser.max_length or _LENGTH)
     emitted = torch.tensor(vocab.emitted, device=device)
     x = emitted[torch.arange(_ROWS * length, device=device).view(_ROWS, length) % 7 % len(emitted)]

@@ -284,7 +284,7 @@ def token_nats(
     cuts = list(pieces([len(x) for x in texts], window))
     found = [np.zeros(len(x)) for x in texts]
     parts = [texts[p.record][p.start : p.end] for p in cuts]
-    device = next(judge.parameters()).device
+    device = judge.device
     for number, ids, valid in padded_batches(parts, batch_size, judge.vocab.pad_id):
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         nll = torch.zeros(ids.shape)

@@ -203,7 +203,7 @@ class Network:
     @property
     def device(self) -> torch.device:
         """Of the network."""
-        return next(self.denoiser.parameters()).device
+        return self.denoiser.device
 
     @property
     def left_to_right(self) -> bool:
@@ -367,13 +367,13 @@ class VariantMethod:
         without_columns: what an empty column of the alignment means for the score.
     """
 
-    buildable: ClassVar[bool] = True  # a configuration may name it (`dnadiff.store.objects.locate`)
+    buildable = True  # a configuration may name it (`dnadiff.store.objects.locate`)
     name: ClassVar[str]
-    for_left_to_right: ClassVar[bool] = False
+    for_left_to_right = False
     process_type: ClassVar[type[Process]] = AbsorbingProcess
-    needs_model: ClassVar[bool] = True
-    no_value: ClassVar[str] = NO_VALUE
-    without_columns: ClassVar[str] = "the score rests on the sequence alone"
+    needs_model = True
+    no_value = NO_VALUE
+    without_columns = "the score rests on the sequence alone"
 
     def reader(self, reference: Any, alignment: str | None, stranded: bool) -> Any:
         """What stands in the place of a network for a method that needs no model.
@@ -636,7 +636,7 @@ class LogProb(VariantMethod):
     """
 
     name = "log_prob"
-    for_left_to_right: ClassVar[bool] = True
+    for_left_to_right = True
 
     num_draws: PositiveInt = 64
 

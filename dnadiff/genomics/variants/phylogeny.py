@@ -25,9 +25,9 @@ class AlignedGenome:
     """
 
     denoiser: ClassVar[None] = None
-    window: ClassVar[int] = 0
-    sites_per_window: ClassVar[int] = 1
-    left_to_right: ClassVar[bool] = False
+    window = 0
+    sites_per_window = 1
+    left_to_right = False
     shared: ClassVar[Sequence[Site]] = ()
 
     reference: Reference
@@ -60,9 +60,9 @@ class Phylogeny(Masked):
     """
 
     name = "phylogeny"
-    needs_model: ClassVar[bool] = False
-    no_value: ClassVar[str] = "an insertion or deletion, or no related genome is aligned"
-    without_columns: ClassVar[str] = "no data"
+    needs_model = False
+    no_value = "an insertion or deletion, or no related genome is aligned"
+    without_columns = "no data"
 
     def reader(self, reference: Any, alignment: str | None, stranded: bool) -> AlignedGenome:
         if alignment is None:

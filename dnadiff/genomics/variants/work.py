@@ -79,8 +79,8 @@ class Table:
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".tsv", ".tsv.gz")
-    is_vcf: ClassVar[bool] = False  # then `.gz` means bgzip, and tabix indexes it if it is sorted
-    converts: ClassVar[bool] = False  # whether `convert` makes it
+    is_vcf = False  # then `.gz` means bgzip, and tabix indexes it if it is sorted
+    converts = False  # whether `convert` makes it
 
     columns: Sequence[str]
     flag_mismatches: bool
@@ -136,8 +136,8 @@ class Table:
 class ParquetTable(Table):
     """Apache Parquet with the columns of the table, made from one when all rows are there."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
-    converts: ClassVar[bool] = True
+    suffixes = (".parquet",)
+    converts = True
 
     def convert(self, rows: Path, output: Path) -> None:
         kinds = dict.fromkeys(PLACE, "string") | {"pos": "int64", MISMATCH: "bool"}
@@ -155,8 +155,8 @@ class Vcf(Table):
     """VCF with the effects in INFO: the rows and header lines of a VCF input are kept, with a
     missing value for an allele that is skipped."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (".vcf", ".vcf.gz")
-    is_vcf: ClassVar[bool] = True
+    suffixes = (".vcf", ".vcf.gz")
+    is_vcf = True
 
     def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
         own = []

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -97,8 +97,8 @@ class Backbone(nn.Module, ABC):
     """
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
-    buildable: ClassVar[bool] = True
-    described: ClassVar[str] = "a network"  # with examples, for messages
+    buildable = True
+    described = "a network"  # with examples, for messages
 
     max_length: int | None = None
     reads_both_strands: bool = False

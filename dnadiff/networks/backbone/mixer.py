@@ -167,7 +167,7 @@ class ForwardMixer(nn.Module, ABC):
         dt_rank: rank of the step-size projection; None is D/16, rounded up.
     """
 
-    both_ways: ClassVar[bool] = False
+    both_ways = False
     rev: Direction
 
     def __init__(
