@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,7 +18,7 @@ from dnadiff.options.base import Accelerator, Checkpoint, Config, Group, Options
 from dnadiff.options.command import command
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, shown_addresses
-from dnadiff.store.objects import build
+from dnadiff.store.objects import build, leaves
 from dnadiff.supervised import runs
 
 log = logging.getLogger("dnadiff")
@@ -178,7 +177,7 @@ def check_same(before: Config, now: Config, run_dir: Path) -> None:
     """Raise ValueError, naming the first key that differs, if a complete study was computed with
     other options than those `now`; where and how it was started may differ."""
     was, wanted = (
-        {key: value for key, value in flat(shown_addresses(each)) if key not in STARTING}
+        {key: value for key, value in leaves(shown_addresses(each)) if key not in STARTING}
         for each in (with_current_names(before), now)
     )
     for key in was | wanted:
@@ -188,15 +187,6 @@ def check_same(before: Config, now: Config, run_dir: Path) -> None:
                 f"{wanted.get(key)}; name another hydra.run.dir, or set overwrite=true without "
                 "resume"
             )
-
-
-def flat(config: Config, prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """The keys of a nested configuration, such as task.path, with their values."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 @command(FinetuneOptions)
