@@ -100,11 +100,11 @@ def cross_entropy(columns: np.ndarray, text: str) -> float:
 @pytest.mark.parametrize("strand", "+-")
 def test_score_of_a_zero_head_is_the_cross_entropy_of_the_posterior(genome, stored, kind, strand):
     source = aligned(genome, stored, Region("chr1", 3, 74, strand=strand))
-    found = nats_of(score_job(model(kind, predicts=False), source, num_draws=512))
+    found = nats_of(score_job(model(kind, predicts=False), source, num_draws=128))
     assert len(found) == 3 and found[:, 2].sum() == 71
     expected = cross_entropy(stored.columns("chr1", 3, 74), TEXT[3:74])  # on either strand
     error = max(4 * found[:, 1].sum() ** 0.5, 1e-3)  # a model that goes from left to right has none
-    assert found[:, 0].sum() == pytest.approx(expected, abs=error) and error < 0.05 * expected
+    assert found[:, 0].sum() == pytest.approx(expected, abs=error) and error < 0.1 * expected
 
 
 def test_a_score_depends_on_the_columns_and_continues_where_it_stopped(genome, stored):
