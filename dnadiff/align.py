@@ -10,6 +10,7 @@ from annotated_types import Interval
 from dnadiff.fields import Positive
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
+from dnadiff.report.relatives import draw_relatives
 from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
@@ -59,7 +60,6 @@ class AlignOptions(ShardedOptions):
 def align(options: AlignOptions) -> list[Job]:
     """The alignment."""
     from dnadiff.genomics.alignment.work import AlignJob
-    from dnadiff.report.relatives import draw_relatives
 
     output = expand_user(options.output)
     return [options.into(AlignJob, output=output, draw=draw_relatives)]

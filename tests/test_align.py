@@ -243,3 +243,10 @@ def test_an_alignment_of_another_assembly_is_refused(clade, made, tmp_path):
     (tmp_path / "o.fa").write_text(">one\n" + "ACGT" * 30)
     with pytest.raises(ValueError, match="was made for another assembly: its record one"):
         align(genome=str(tmp_path / "o.fa"), related=made.path, output=str(tmp_path / "x.aln"))
+
+
+def test_a_complete_alignment_is_left_alone(clade, made, capsys):
+    tracks = {"tracks": str(clade / "track")} if _has_tracks() else {}
+    given = {**arguments(clade), **tracks, "output": made.path, "engine": installed().name}
+    align(**given, resume=True)
+    assert "is complete already" in capsys.readouterr().out

@@ -20,7 +20,7 @@ from dnadiff.store.files import bare_name, open_binary, open_text, resolve
 
 _SNIFFED = 1 << 20  # bytes
 _GAP_IN_FASTA = re.compile(rb"^[^>\n]*-", re.MULTILINE)
-_SCORE = re.compile(r"\bscore=(\S+)")
+_SCORE = re.compile(r"\bscore=([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)")
 _CS = re.compile(r"([:=*+~-])(\w+)")
 _HARD_CLIP = 5  # of CIGAR
 
@@ -113,9 +113,11 @@ class _Row(NamedTuple):
         return row
 
     def record(self, lengths: Mapping[str, int]) -> str | None:
-        """The record of the target that it is of."""
-        whole, of_genome = self.name, self.name.partition(".")[2]
-        return _known(whole, self.total, lengths) or _known(of_genome, self.total, lengths)
+        """The record of the target that it is of; the name of the genome, which may have dots, is
+        before it."""
+        parts = self.name.split(".")
+        names = (".".join(parts[number:]) for number in range(len(parts)))
+        return next((x for name in names if (x := _known(name, self.total, lengths))), None)
 
 
 class Maf(AlignmentFormat):
@@ -151,7 +153,14 @@ class Maf(AlignmentFormat):
                 f"with {target.name}; the target must be the first row, the reference of the "
                 "alignment: make it again with this genome as the reference"
             )
-        own = "" if target.name in lengths else target.name.partition(".")[0]
+        whole = _known(target.name, target.total, lengths)
+        own = "" if whole else target.name.partition(".")[0]
+        if whole and len(rows) > 2:
+            raise ValueError(
+                f"{where}: the block before it has {len(rows) - 1} other rows, and the name of the "
+                f"target, {target.name}, is that of a record alone; with several genomes all names "
+                "must be genome.record"
+            )
         for name, start, reverse, total, text in rows[1:]:
             genome = name.partition(".")[0] if own else ""
             if not own or genome != own:  # a copy within the target
@@ -178,7 +187,7 @@ class Paf(AlignmentFormat):
                     texts = texts_of_cs(tags["cs:Z:"])
                     if len(texts[0]) - texts[0].count("-") != last - first:
                         raise ValueError
-                    score = float(tags.get("AS:i:", 0))
+                    score = int(tags.get("AS:i:", 0))
                 except (ValueError, LookupError):
                     raise ValueError(
                         f"{path}: line {number} is not a row of PAF with a cs tag for all of its "

@@ -161,3 +161,26 @@ def test_sequences_are_no_alignment(tmp_path):
 def test_aligned_fasta_with_faults_is_refused(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         list(AlignedFasta.blocks(written(tmp_path, "x.afa", text), {"t": 4}))
+
+
+def test_several_genomes_need_names_with_the_genome(tmp_path):
+    text = "a score=1\ns chr1 0 2 + 20 AC\ns pan.chr1 0 2 + 9 AC\ns rat.chr1 0 2 + 9 AC\n\n"
+    with pytest.raises(
+        ValueError, match=r"line 5: .* has 2 other rows, and the name of the target, chr1"
+    ):
+        list(Maf.blocks(written(tmp_path, "x.maf", text), LENGTHS))
+
+
+def test_a_name_that_means_a_record_is_the_whole_name(tmp_path):
+    text = "a score=abc\ns 1 0 2 + 20 AC\ns c1 0 2 + 9 AC\n\na\ns 1 0 2 + 20 AC\ns 1 0 2 + 9 AC\n"
+    found = list(Maf.blocks(written(tmp_path, "x.maf", text), LENGTHS))
+    assert [(b.record, b.genome, b.other_record, b.score) for b in found] == [
+        ("chr1", "", "c1", 0.0),
+        ("chr1", "", "1", 0.0),
+    ]
+
+
+def test_names_of_genomes_may_have_dots(tmp_path):
+    text = "a score=1\ns GCF_1.2.NC_9.3 0 2 + 20 AC\ns GCF_4.1.NZ_7.1 0 2 + 9 AC\n"
+    (block,) = Maf.blocks(written(tmp_path, "x.maf", text), {"NC_9.3": 20})
+    assert (block.record, block.genome) == ("NC_9.3", "GCF_4")

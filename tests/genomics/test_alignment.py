@@ -92,6 +92,21 @@ def test_an_alignment_of_another_assembly_is_refused(target):
         filled(target, block(7, "TACG", "TACG"))
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        block(0, "ACGT", "ACGT", size=3),
+        block(0, "ACGT", "ACGT", size=3, reverse=True),
+        block(0, "ACGT", "ACGT", at=-2),
+        block(-1, "ACGT", "ACGT"),
+        block(0, "ACGT", "ACG"),
+    ],
+)
+def test_a_damaged_alignment_is_refused(target, damaged):
+    with pytest.raises(ValueError, match=r"b\.maf: b is aligned to chr:.* or damaged"):
+        filled(target, damaged)
+
+
 @pytest.fixture(scope="module")
 def homologs(tmp_path_factory):
     """A target of 30 kb, and a relative with 15 % other bases and short deletions."""
@@ -157,7 +172,7 @@ def test_sources_are_told_by_their_content(tmp_path, target):
     assert [(type(each), each.name) for each in found] == [
         (Sequences, "a"),
         (Aligned, "b"),
-        (Aligned, "c.maf"),
+        (Aligned, "c"),
         (Sequences, "Alpha"),
         (Stored, "genome1"),
         (Stored, "genome2"),

@@ -24,6 +24,7 @@ _INSTALL = (
 )
 
 
+@dataclass
 class Engine(ABC):
     """A program that aligns; ValueError if it is not installed."""
 
@@ -145,6 +146,7 @@ class Mappy(Engine):
                 yield Block(hit.ctg, hit.r_st, *texts, score, record.name, size, start, reverse)
 
 
+@dataclass
 class Missing(Engine):
     """No program, for files that are aligned already."""
 

@@ -113,25 +113,29 @@ class Target:
                 _CODE_OF_LETTER[np.frombuffer(text.encode(), np.uint8)]
                 for text in (block.target, block.other)
             )
-            columns = own != GAP
-            start, given = starts[block.record] + block.start, own[columns]
-            here = slice(start, start + len(given))
-            bases, last = self.codes[here], block.start + len(given)
-            if (
-                last > records[block.record]
-                or ((given != bases) & (given < GAP) & (bases < GAP)).any()
-            ):
+            last = block.start + int(np.count_nonzero(own != GAP))
+            try:
+                # of each base in the other genome; of a gap, that of a base next to it
+                place = block.other_start + np.maximum(np.cumsum(other != GAP) - 1, 0)[own != GAP]
+                place = block.other_size - 1 - place if block.reverse else place
+                here = slice(*(starts[block.record] + x for x in (block.start, last)))
+                found, given, bases = other[own != GAP], own[own != GAP], self.codes[here]
+                outside = min(block.start, block.other_start, place.min(initial=0)) < 0
+                if (
+                    outside
+                    or last > records[block.record]
+                    or ((given != bases) & (given < GAP) & (bases < GAP)).any()
+                ):
+                    raise ValueError
+                found = np.where(found == _SAME, bases, found)
+                taken = used.setdefault(block.other_record, np.zeros(block.other_size, bool))
+                free = (row[here] == ABSENT) & ((found >= GAP) | ~taken[place])
+            except (ValueError, IndexError):
                 raise ValueError(
                     f"{file}: {name} is aligned to {block.record}:{block.start + 1}-{last} with "
-                    "other bases than the target's: made for another assembly, or damaged"
-                )
-            found = np.where(other == _SAME, own, other)[columns]
-            found[found == _SAME] = bases[found == _SAME]
-            # of each base in the other genome; of a gap, that of a base next to it
-            place = block.other_start + np.maximum(np.cumsum(other != GAP) - 1, 0)[columns]
-            place = block.other_size - 1 - place if block.reverse else place
-            taken = used.setdefault(block.other_record, np.zeros(block.other_size, bool))
-            free = (row[here] == ABSENT) & ((found >= GAP) | ~taken[place])
+                    "other bases than the target's, or beyond an end: made for another assembly, "
+                    "or damaged"
+                ) from None
             row[here][free] = found[free]
             taken[place[free & (found < GAP)]] = True
             depth[here] += 1
@@ -220,7 +224,8 @@ def relatives(related: SequencePath, each_record: bool, genome: Genome) -> list[
             stored.check(genome)
             found += [Stored(each.name, path) for each in stored.genomes]
         elif alignment_format(path) is not None:
-            found.append(Aligned(name, path))
+            # without the ending of its format
+            found.append(Aligned(source.label or name.rpartition(".")[0] or name, path))
         elif each_record:
             found += [Sequences(each.name, path, each.name) for each in iter_sequences(path)]
         else:
@@ -274,7 +279,7 @@ class AlignJob(ResumableJob):
         self.settings = {
             "genome": self.target.genome.digest,
             "related": [[each.name, digests[each.path]] for each in self.sources],
-            "engine": [engine.name, engine.version(), str(engine)],
+            "engine": [engine.name, engine.version(), asdict(engine)],
             "near_copies": self.near_copies,
             "tree": self.newick,
             "gaps": self.gaps,
@@ -336,7 +341,10 @@ class AlignJob(ResumableJob):
         if not chosen:
             discard(self.collected)
             why = ", ".join(dict.fromkeys(str(each.reason) for each in genomes))
-            raise ValueError(f"related: none of {len(genomes)} genomes can be used: {why}")
+            raise ValueError(
+                f"related: none of {len(genomes)} genomes can be used: {why}; give others, or set "
+                "near_copies"
+            )
         places = sample_positions([*records.values()])
         sample = (rows[chosen][:, places // 2] >> (places % 2 * 4).astype(np.uint8)) & np.uint8(15)
         names = [genomes[number].name for number in chosen]
