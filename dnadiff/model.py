@@ -545,7 +545,7 @@ class Model:
                 differs.
         """
         from dnadiff.genomics.variants.effects import effects_frame, reference_of
-        from dnadiff.genomics.variants.methods import Network
+        from dnadiff.genomics.variants.methods import AlignedGenome, Network
 
         reference: Any = reference_of(genome)
         network: Any
@@ -562,7 +562,7 @@ class Model:
                 alignment=self.loaded.columns_for(alignment, reference),
             )
         else:
-            network = method.reader(reference, alignment, stranded)
+            network = AlignedGenome.open(reference, alignment, stranded)
         neutral = percentile, calibrate_indels, self.path
         return effects_frame(network, method, variants, on_mismatch, L2, *neutral)
 

@@ -241,13 +241,13 @@ def variants(options: VariantsOptions) -> list[Job]:
         more["training"] = work.training_part(model, genome, options.trust)
         more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
     else:
-        scored = method.reader(genome, options.alignment, options.stranded)
+        scored = methods.AlignedGenome.open(genome, options.alignment, options.stranded)
     about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
     if scored.alignment is not None:
         added["alignment"], about["alignment"] = scored.alignment.identity, options.alignment
-    file = model.path if needs_model else Path(scored.alignment.path)
-    neutral = effects.neutral_of(scored, method, alleles, file, **asked)
-    scorer = effects.Scorer(scored, method, alleles, options.L2, neutral)
+    scorer = effects.Scorer(scored, method, alleles, options.L2)
+    if any(asked.values()):
+        scorer.compare(getattr(model, "path", Path()), **asked)
     writer.columns = scorer.columns
     read = partial(writer.read, output)
     return [

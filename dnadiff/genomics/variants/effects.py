@@ -4,6 +4,7 @@ wrong; and both together as a data frame, without any configuration."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -19,7 +20,7 @@ from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.records import Interval
 from dnadiff.diffusion.vocab import DEPTH, RATE
-from dnadiff.fields import JsonDict, checked
+from dnadiff.fields import checked
 from dnadiff.formats.regions import Row, Rows, VariantSource, listing, open_source, record_of
 from dnadiff.genomics.variants.methods import (
     AUDITED,
@@ -48,7 +49,6 @@ from dnadiff.genomics.variants.variant import (
     sides,
 )
 from dnadiff.progress import log
-from dnadiff.weights.tensors import identity
 
 if TYPE_CHECKING:
     import pandas
@@ -216,10 +216,8 @@ class Scorer(RowScorer):
         network: the model and its genome.
         method: how log-likelihood ratios are computed.
         embeddings: also compute L2.
-        neutral: random variants with which scores are compared; None is without.
 
     Attributes:
-        columns: of the effects that are computed.
         look_ahead: alleles among which sites that share a window are searched, per base of a
             window.
     """
@@ -227,23 +225,21 @@ class Scorer(RowScorer):
     look_ahead = 16
 
     def __init__(
-        self,
-        network: Network,
-        method: VariantMethod,
-        alleles: Alleles,
-        embeddings: bool = False,
-        neutral: Neutral | None = None,
+        self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
     ) -> None:
         super().__init__(alleles, self._effects, method.name)
-        self.network, self.method, self.neutral = network, method, neutral
-        self.columns = (
-            *COLUMNS,
-            *(["L2"] if embeddings else []),
-            *([] if network.alignment is None else ["depth", "conservation"]),
-            *([] if neutral is None else neutral.columns),
-        )
+        self.network, self.method, self.embeddings = network, method, embeddings
         self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Of the effects that are computed."""
+        aligned, neutral = self.network.alignment is not None, self.neutral
+        ranks = neutral is not None and neutral.percentile
+        calibrated = neutral is not None and neutral.calibrate_indels
+        asked = (self.embeddings, aligned, aligned, ranks, ranks, calibrated)
+        return [*COLUMNS, *itertools.compress(Effect._fields[len(COLUMNS) :], asked)]
 
     @property
     def alleles_together(self) -> int:
@@ -265,6 +261,14 @@ class Scorer(RowScorer):
             self.audit.add(
                 self.predictions.at(sites), self.network.site_predictions(sites, 1).at(sites)
             )
+
+    def compare(self, model: Path, percentile: bool, calibrate_indels: bool) -> None:
+        """Also compare scores with those of random variants, which are kept next to the file of the
+        model, or of the alignment for a method without a model."""
+        scorer, alignment = Scorer(self.network, self.method, self.alleles), self.network.alignment
+        if alignment is not None and not self.method.needs_model:
+            model = Path(alignment.path)
+        self.neutral = Neutral(scorer, model, percentile, calibrate_indels)
 
     def ratios(self, edits: Sequence[Edit]) -> list[float]:
         """The LLR of any number of edits."""
@@ -295,22 +299,22 @@ class Scorer(RowScorer):
             "entropy": entropy,
             "information": 2 - entropy / math.log(2),
         }
-        if "L2" in self.columns:
+        if self.embeddings:
             distances = []
             for reverse in self.network.strands:
                 pairs = [self.network.pair(edit, reverse) for edit in edits]
                 ref, alt = (self.network.mean_features(*side) for side in sides(pairs))
                 distances.append(np.sqrt(((alt - ref) ** 2).sum(-1)))
             found["L2"] = np.mean(distances, 0)
-        if alignment is not None:
-            depth = [conservation_of(alignment, edit) for edit in edits]
-            found["depth"], found["conservation"] = np.array(depth).T
-        if self.neutral is not None:
-            found |= self.neutral.values(edits, found["LLR"])
-        return [
-            Effect(**dict(zip(found, map(float, values))), differs=edit.differs)
-            for edit, *values in zip(edits, *found.values())
-        ]
+        results = []
+        for edit, *values in zip(edits, *found.values()):
+            row = dict(zip(found, map(float, values)))
+            if alignment is not None:
+                row["depth"], row["conservation"] = conservation_of(alignment, edit)
+            if self.neutral is not None:
+                row |= self.neutral.values(edit, row["LLR"])
+            results.append(Effect(**row, differs=edit.differs))
+        return results
 
 
 def conservation_of(alignment: Alignment, edit: Edit) -> tuple[float, float]:
@@ -514,34 +518,6 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
     return Genome.open(genome)
 
 
-def neutral_of(
-    network: Network,
-    method: VariantMethod,
-    alleles: Alleles,
-    model: Path,
-    percentile: bool,
-    calibrate_indels: bool,
-) -> Neutral | None:
-    """Random variants for what is asked for, kept in the folder of the file `model`, which is the
-    alignment for a method without a model; None if nothing is."""
-    if not (percentile or calibrate_indels):
-        return None
-    alignment = network.alignment
-    settings: JsonDict = {
-        "model": identity(network.denoiser) if method.needs_model else None,
-        "genome": network.reference.digest,
-        "alignment": None if alignment is None else alignment.identity,
-        "window": alleles.window,
-        "variant_method": method.settings(),
-        "stranded": network.stranded,
-        "sites_per_window": network.sites_per_window,
-    }
-    folder = model.absolute().parent
-    folder = folder.parent if folder.name == "checkpoints" else folder
-    score = Scorer(network, method, alleles).ratios
-    return Neutral(alleles, score, folder, settings, percentile, calibrate_indels)
-
-
 @checked
 def effects_frame(
     network: Any,
@@ -573,10 +549,9 @@ def effects_frame(
     method = check_method(given, network.denoiser)
     alleles = Alleles(network.reference, network.window, on_mismatch == "skip")
     summarize(source, alleles, method, TrainingPart({}, ""), on_mismatch == "error")
-    asked = percentile, calibrate_indels
-    file = model if method.needs_model else Path(network.alignment.path)
-    neutral = neutral_of(network, method, alleles, file, *asked)
-    scorer = Scorer(network, method, alleles, L2, neutral)
+    scorer = Scorer(network, method, alleles, L2)
+    if percentile or calibrate_indels:
+        scorer.compare(model, percentile, calibrate_indels)
     rows: list[list[object]] = []
     for chunk in scorer.chunks(source):
         for row, results in chunk:

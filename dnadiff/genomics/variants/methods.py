@@ -29,6 +29,7 @@ from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood.estimates import variance_of_mean
 from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.diffusion.vocab import DEPTH, POSTERIOR
 from dnadiff.fields import JsonDict, Natural, PositiveInt, checked
 from dnadiff.genomics.information import by_length, window_nats
 from dnadiff.genomics.variants.variant import (
@@ -298,6 +299,57 @@ class Network:
         return np.stack([found[number] for number in range(len(windows))])
 
 
+@dataclass(frozen=True)
+class AlignedGenome:
+    """What stands in the place of a network for a method that needs no model: the predictions of an
+    alignment.
+
+    Attributes:
+        stranded: give the values of one strand alone; those of both are the same.
+    """
+
+    denoiser: ClassVar[None] = None
+    window = 0
+    sites_per_window = 1
+    left_to_right = False
+    shared: ClassVar[Sequence[Site]] = ()
+
+    reference: Any
+    alignment: Alignment
+    stranded: bool = False
+
+    @classmethod
+    def open(cls, reference: Any, path: str | None, stranded: bool) -> AlignedGenome:
+        """A genome with the alignment in a file.
+
+        Raises:
+            ValueError: if there is none, or it is of another genome.
+        """
+        if path is None:
+            raise ValueError(
+                "variant_method phylogeny reads an alignment of the genome with its relatives, and "
+                "none is given; set alignment= to a file of dnadiff.align"
+            )
+        (alignment := Alignment.open(path)).check(reference)
+        return cls(reference, alignment, stranded)
+
+    @property
+    def strands(self) -> tuple[bool, ...]:
+        """As of a `Network`."""
+        return (False,) * (2 - self.stranded)
+
+    def site_predictions(self, sites: object) -> AlignedGenome:
+        """Nothing is computed beforehand."""
+        return self
+
+    def at(self, sites: Sequence[Site]) -> Floats:
+        """Log-probabilities of A, C, G and T at sites: (K, S, 4); NaN where nothing is aligned."""
+        found = [self.alignment.columns(record, place, place + 1)[0] for record, place in sites]
+        columns = np.array(found, np.float64)
+        known = np.where(columns[:, DEPTH:] > 0, columns[:, POSTERIOR], np.nan)
+        return np.stack([known] * len(self.strands))
+
+
 def tensors_of(windows: Sequence[Ids]) -> list[Tensor]:
     """Token ids that a network reads."""
     return [torch.from_numpy(ids.astype(np.int64)) for ids in windows]
@@ -375,14 +427,6 @@ class VariantMethod:
     no_value = NO_VALUE
     without_columns = "the score rests on the sequence alone"
 
-    def reader(self, reference: Any, alignment: str | None, stranded: bool) -> Any:
-        """What stands in the place of a network for a method that needs no model.
-
-        Args:
-            alignment: file of an alignment.
-        """
-        raise NotImplementedError
-
     def llr(
         self, network: Network, edits: Sequence[Edit], at_sites: Floats
     ) -> tuple[Floats, Floats]:
@@ -430,14 +474,14 @@ class VariantMethod:
         return {"method": self.name, **vars(self)}
 
 
-def check_method(method: object, denoiser: BaseDenoiser) -> VariantMethod:
-    """`for_model` of a method; raises ValueError if it is not a method."""
+def check_method(method: object, denoiser: BaseDenoiser | None) -> VariantMethod:
+    """`for_model` of a method; itself without a model. ValueError if it is not a method."""
     if not isinstance(method, VariantMethod):
         raise ValueError(
             f"variant_method is a {type(method).__name__}, not a method; choose by_kind, masked, "
             "block, window, log_prob or phylogeny"
         )
-    return method.for_model(denoiser)
+    return method if denoiser is None else method.for_model(denoiser)
 
 
 def log_ratio(
@@ -695,10 +739,10 @@ class ByKind(VariantMethod):
 
     def __post_init__(self) -> None:
         for key, method in vars(self).items():
-            if not isinstance(method, VariantMethod):
+            if not isinstance(method, VariantMethod) or not method.needs_model:
                 raise ValueError(
-                    f"variant_method.{key} is {method!r}, not a method; choose masked, block, "
-                    "window or log_prob"
+                    f"variant_method.{key} is {method!r}, no method of models; choose masked, "
+                    "block, window or log_prob"
                 )
 
     @property

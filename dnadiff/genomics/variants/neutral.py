@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import JsonDict, JsonMap
+from dnadiff.fields import JsonDict
 from dnadiff.formats.regions import Row
 from dnadiff.genomics.variants.variant import TOKENIZER, Alleles, Edit
 from dnadiff.progress import log
 from dnadiff.store.disk import cache_dir, json_hash, locked, read_json, write_json
+from dnadiff.weights.tensors import identity
 
 FILE_NAME = "neutral_variants.json"
 NUM_SNVS, NUM_INDELS = 20_000, 64  # of all changes, and of each kind of indels
@@ -28,7 +29,6 @@ _FEWEST = 16  # indels of a kind that a genome must have
 _RUN = 4  # equal bases that are a homopolymer run
 _TRIES = 40_000  # places at which indels of a kind are looked for
 _PACKAGE = Path(__file__).parents[2]
-Floats = NDArray[np.float64]
 
 
 def kind_of(edit: Edit) -> str:
@@ -82,32 +82,22 @@ class Neutral:
     """Random variants as a scale for the scores of others.
 
     Args:
-        alleles: of the genome.
-        ratios: computes log-likelihood ratios.
-        folder: of the model.
-        settings: everything that the ratios depend on, besides random numbers.
+        scorer: computes log-likelihood ratios, a `dnadiff.genomics.variants.effects.Scorer`.
+        model: file in whose folder they are kept; of the alignment for a method without a model.
         percentile, calibrate_indels: what is asked for.
 
     Attributes:
         scales: the ratios of random variants of each kind that were read or computed.
     """
 
-    alleles: Alleles
-    ratios: Callable[[Sequence[Edit]], Sequence[float]]
-    folder: Path
-    settings: JsonMap
+    scorer: Any
+    model: Path
     percentile: bool
     calibrate_indels: bool
     scales: dict[str, list[float]] = field(default_factory=dict)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Names of the values."""
-        ranks, calibrated = ("percentile", "percentile_SE"), ("LLR_calibrated",)
-        return ranks * self.percentile + calibrated * self.calibrate_indels
-
-    def values(self, edits: Sequence[Edit], ratios: Floats) -> dict[str, Floats]:
-        """The columns of variants with these log-likelihood ratios.
+    def values(self, edit: Edit, ratio: float) -> dict[str, float]:
+        """The columns of a variant with this log-likelihood ratio.
 
         `percentile` is the share of random SNVs with the same change and a lower ratio, in percent;
         equal ones count half. `percentile_SE` is the standard deviation of that share given those
@@ -115,17 +105,16 @@ class Neutral:
         random indels of the same kind; NaN if the genome has few of them, and for other variants
         the ratio itself.
         """
-        found = {name: np.full(len(edits), np.nan) for name in self.columns}
-        for number, (edit, ratio) in enumerate(zip(edits, ratios)):
-            if self.percentile and edit.kind == "SNVs" and not math.isnan(ratio):
-                scale = np.array(self.scale(edit))
-                below, size = ((scale < ratio).mean() + (scale <= ratio).mean()) / 2, len(scale)
-                share = (size * below + 1) / (size + 2)
-                found["percentile"][number] = 100 * below
-                found["percentile_SE"][number] = 100 * (share * (1 - share) / (size + 3)) ** 0.5
-            if self.calibrate_indels:
-                bias = self.bias(edit)["bias_before"] if edit.surplus else 0.0
-                found["LLR_calibrated"][number] = ratio - bias
+        found = {}
+        if self.percentile and edit.kind == "SNVs" and not math.isnan(ratio):
+            scale = np.array(self.scale(edit))
+            below, size = ((scale < ratio).mean() + (scale <= ratio).mean()) / 2, len(scale)
+            share = (size * below + 1) / (size + 2)
+            error = (share * (1 - share) / (size + 3)) ** 0.5
+            found = {"percentile": 100 * below, "percentile_SE": 100 * error}
+        if self.calibrate_indels:
+            bias = self.bias(edit)["bias_before"] if edit.surplus else 0.0
+            found["LLR_calibrated"] = ratio - bias
         return found
 
     def bias(self, edit: Edit) -> JsonDict:
@@ -144,14 +133,27 @@ class Neutral:
             "bias_after_SE": 2 * error,
         }
 
+    @cached_property
+    def settings(self) -> JsonDict:
+        """Everything that the ratios depend on, besides random numbers."""
+        network, method = self.scorer.network, self.scorer.method
+        return {
+            "model": identity(network.denoiser) if method.needs_model else None,
+            "genome": network.reference.digest,
+            "alignment": network.alignment and network.alignment.identity,
+            "variant_method": method.settings(),
+            **{key: getattr(network, key) for key in ("window", "stranded", "sites_per_window")},
+        }
+
     def scale(self, edit: Edit) -> list[float]:
         """The ratios of random variants of the same kind, computed by the first process that needs
         them."""
-        kind = kind_of(edit)
-        if kind in self.scales:
+        if (kind := kind_of(edit)) in self.scales:
             return self.scales[kind]
-        key, files = json_hash(self.settings)[:16], [self.folder / FILE_NAME]
-        if self.folder.is_relative_to(_PACKAGE) or not os.access(self.folder, os.W_OK):
+        folder, key = self.model.absolute().parent, json_hash(self.settings)[:16]
+        folder = folder.parent if folder.name == "checkpoints" else folder
+        files = [folder / FILE_NAME]
+        if folder.is_relative_to(_PACKAGE) or not os.access(folder, os.W_OK):
             # A model that ships with the package may bring its own.
             files.append(cache_dir("variants") / f"{key}.json")
         with locked(files[-1].with_suffix(".lock"), f"{files[-1]}: another process adds {kind}"):
@@ -160,10 +162,10 @@ class Neutral:
                 content = read_json(file) if file.is_file() else {}
                 self.scales |= content.get(key, {})
             if kind not in self.scales:
-                edits = random_variants(self.alleles, edit)
+                edits = random_variants(self.scorer.alleles, edit)
                 log.info(f"scoring {len(edits):,} random variants for {kind}, kept in {files[-1]}")
                 self.scales[kind] = []
-                for each, ratio in zip(edits, self.ratios(edits)):
+                for each, ratio in zip(edits, self.scorer.ratios(edits)):
                     if not math.isnan(ratio):
                         self.scales.setdefault(kind_of(each), []).append(ratio)
                 content[key] = {"settings": self.settings, **self.scales}

@@ -13,8 +13,8 @@ from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.vocab import COMPLEMENT
 from dnadiff.formats.nucleotides import ids_of, reverse_complement
 from dnadiff.genomics.variants.effects import Scorer, default_method
-from dnadiff.genomics.variants.methods import Block, LogProb, Masked, PairedWindow
-from dnadiff.genomics.variants.phylogeny import AlignedGenome, Phylogeny
+from dnadiff.genomics.variants.methods import AlignedGenome, Block, LogProb, Masked, PairedWindow
+from dnadiff.genomics.variants.phylogeny import Phylogeny
 from dnadiff.genomics.variants.variant import Alleles, Edit
 from dnadiff.genomics.variants.work import dependency
 from dnadiff.networks.backbone.caduceus import Caduceus

@@ -8,8 +8,8 @@ import pytest
 
 from dnadiff.data.alignment import Alignment
 from dnadiff.formats.regions import Region, Rows
-from dnadiff.genomics.variants.effects import Scorer, neutral_of
-from dnadiff.genomics.variants.methods import VariantMethod
+from dnadiff.genomics.variants.effects import Scorer
+from dnadiff.genomics.variants.methods import AlignedGenome, VariantMethod
 from dnadiff.genomics.variants.neutral import (
     FILE_NAME,
     NUM_INDELS,
@@ -17,7 +17,7 @@ from dnadiff.genomics.variants.neutral import (
     random_places,
     random_variants,
 )
-from dnadiff.genomics.variants.phylogeny import AlignedGenome, Phylogeny
+from dnadiff.genomics.variants.phylogeny import Phylogeny
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation, Sequences
 
 LETTERS = "".join(random.Random(2).choices("ACGT", k=300))
@@ -47,10 +47,9 @@ def aligned(tmp_path, make_alignment, letters=LETTERS):
 
 
 def scorer_of(network, method, folder, percentile=False, calibrate=False):
-    alleles = Alleles(network.reference, network.window)
-    file = folder / "checkpoints" / "last.ckpt"
-    neutral = neutral_of(network, method, alleles, file, percentile, calibrate)
-    return Scorer(network, method, alleles, neutral=neutral)
+    scorer = Scorer(network, method, Alleles(network.reference, network.window))
+    scorer.compare(folder / "checkpoints" / "last.ckpt", percentile, calibrate)
+    return scorer
 
 
 def test_the_percentile_is_the_rank_among_the_snvs_with_the_same_change(tmp_path, make_alignment):
@@ -58,7 +57,7 @@ def test_the_percentile_is_the_rank_among_the_snvs_with_the_same_change(tmp_path
     regions = [Region("one", 0, 170), Region("two", 0, 130)]
     rows = list(Saturation(regions, network.reference))
     scorer = scorer_of(network, Phylogeny(), tmp_path, percentile=True)
-    assert scorer.columns[-2:] == ("percentile", "percentile_SE")
+    assert scorer.columns[-2:] == ["percentile", "percentile_SE"]
     found = effects(scorer, rows)
     changes = [f"{row.ref}>{alt}" for row in rows for alt in row.alts]
     for one, change in zip(found, changes):

@@ -177,7 +177,7 @@ def test_what_does_not_fit_is_refused_in_one_line(world, cli):
     for given in ("L2=true", "window=64", "calibrate_indels=true", "sites_per_window=4"):
         assert f"{given.partition('=')[0]} applies to a model" in refused(cli, *BY_COLUMNS, given)
     part = "variant_method.snv._target_=dnadiff.genomics.variants.phylogeny.Phylogeny"
-    assert "cannot be a part of by_kind" in refused(cli, "checkpoint=run", *ALIGNED, part)
+    assert "no method of models; choose masked" in refused(cli, "checkpoint=run", *ALIGNED, part)
 
 
 @pytest.mark.parametrize("arguments", [BY_COLUMNS[:3], ["checkpoint=run", *ALIGNED[:-1]]])
