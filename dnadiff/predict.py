@@ -109,7 +109,7 @@ def predict(options: PredictOptions) -> list[Job]:
         resolve(options.input)  # refuses a missing file before the networks are read
     model = ensemble.load(options.checkpoint, options.trust, options.device)
     alignment, source = model.columns_for(options.alignment), None
-    given = {k: v for k, v in options.only(*PLACES).items() if v is not None}
+    given = {k: v for k, v in options.only(*PLACES).items() if v not in (None, "none")}
     if given or options.input is None:
         source = options.into(predictions.open_input, fasta=options.input)
         source.align(alignment)

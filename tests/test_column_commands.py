@@ -291,6 +291,8 @@ def test_predict_reads_regions_and_records_with_their_columns(classifier, world,
 def test_predictions_that_do_not_fit_are_one_line(classifier, world, cli, tmp_path):
     (tmp_path / "t.csv").write_text("sequence\nACGTACGT\n")
     model, genome = f"checkpoint={classifier}", f"genome={world / 'g.fa'}"
+    status, _, err = cli("predict", model, "input=t.csv", "alignment=none", "output=t.tsv")
+    assert status == 0 and "sequence alone" not in err, err
     for arguments, problem in (
         (["regions=chr:1-90", genome, f"alignment={world / 'other.aln'}"], "another assembly"),
         (["input=t.csv", f"alignment={world / 'x.aln'}"], "t.csv"),
