@@ -13,7 +13,8 @@ class TrainOptions(TrainingOptions):
         python -m dnadiff.train                                      E. coli, a small Caduceus
         python -m dnadiff.train data=fasta data.path=my_genome.fa.gz your own genome
         python -m dnadiff.train data=ecoli backbone=dit              a transformer instead
-        python -m dnadiff.train data.path=x.fa data.alignment=x.aln  with related genomes
+        python -m dnadiff.train data=fasta data.path=x.fa data.alignment=x.aln
+                                                                     with related genomes
         python -m dnadiff.train data=text data.path=book.txt backbone=dit
         python -m dnadiff.train resume=true                          continue after Ctrl-C: the same
                                                                      command with this added

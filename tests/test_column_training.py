@@ -176,8 +176,33 @@ def test_initial_weights_with_and_without_a_layer(run, world, cli, trained, tmp_
     assert cli("train", *added, "hydra.run.dir=added")[0] == 0
     assert checkpoint.load(tmp_path / "added").denoiser.backbone.columns.weight.shape == (16, 10)
     plain = arguments(world, f"init_from={run}", "trainer.max_steps=1", alignment=None)
-    assert cli("train", *plain, "hydra.run.dir=plain")[0] == 0
+    status, _, err = cli("train", *plain, "hydra.run.dir=plain")
+    assert status == 0 and "without data.alignment the layer of" in err
     assert checkpoint.load(tmp_path / "plain").denoiser.backbone.columns is None
+
+
+def test_a_student_reads_the_alignment_of_its_teacher(run, cli, evaluate):
+    small = "objective.num_steps=8", "objective.num_rounds=1", "objective.steps_per_round=1"
+    more = "trainer.max_steps=1", "trainer.accelerator=cpu", "trainer.val_check_interval=1"
+    status, _, err = cli("distill", f"checkpoint={run}", *small, *more, "hydra.run.dir=student")
+    assert status == 0, err
+    content, _, _ = evaluate("student")
+    assert content["groups"]["all"]["bits"] < 1.0
+
+
+def test_two_models_of_which_one_reads_the_alignment(run, world, cli, tmp_path):
+    plain = arguments(world, "trainer.max_steps=1", alignment=None)
+    assert cli("train", *plain, "hydra.run.dir=plain")[0] == 0
+    given = "num_draws=2", "output=c.json", "overwrite=true"
+    status, _, err = cli("compare", f"a={run}", "b=plain", *given)
+    assert status == 0, err
+    content = json.loads((tmp_path / "c.json").read_text())
+    a, b = (content["groups"]["all"][name]["bits"] for name in "ab")
+    assert a < 1.0 < 1.9 < b
+    assert "conditional on 3" in content["protocol"]["a"]
+    assert "conditional" not in content["protocol"]["b"]
+    status, _, err = cli("compare", "a=plain", f"b={run}", *given)
+    assert status == 0 and "predicts from the sequence alone" in err
 
 
 def test_what_does_not_fit_is_one_line(run, world, cli, trained):

@@ -108,13 +108,15 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
     if init_from:
         initial = load_silently(init_from, config["trust"])
         config = use_initial_network(config, initial.config, arguments)
+    known = None if initial is None else initial.config.get("columns")
     if data_config.get("alignment"):
-        known = None if initial is None else initial.config.get("columns")
         config["columns"] = config.get("columns") or known or POSTERIOR
     elif config.get("columns"):
         raise ValueError(
             "columns= is for data with an alignment; set data.alignment, or leave it out"
         )
+    elif known:
+        log.info(f"without data.alignment the layer of {init_from} for columns is left out")
     config = resolved(config, trust=None)
     start_from = None
     if config["resume"]:
