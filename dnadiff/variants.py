@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
 _OF_MODELS = ("window", "L2", "dependency", "sites_per_window", "calibrate_indels")
-_OF_PRETRAINED = (*_OF_MODELS[1:], "report", "stranded", "alignment", "percentile")
+_OF_PRETRAINED = (*_OF_MODELS[1:], "report", "stranded", "percentile")
 
 
 class VariantsOptions(ModelOptions, ShardedOptions):
@@ -195,6 +195,13 @@ def variants(options: VariantsOptions) -> list[Job]:
         "window": window,
         "indels": "normalized",
     }
+    scored: Any = None
+    if needs_model:
+        aligned = model.columns_for(options.alignment, genome)
+    else:
+        scored = methods.AlignedGenome.open(genome, options.alignment, options.stranded)
+        aligned = scored.alignment
+    added = {} if aligned is None else {"alignment": aligned.identity}
     make = partial(
         work.VariantJob,
         source=source,
@@ -210,7 +217,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         strand = ", read on strand + or that of a region" if on_strands else ""
         log.info(f"predictions are {writer.predicted}{strand}")
         predict = model.contrasts(options.target, options.batch_size)
-        compare = partial(effects.predicted_effects, predict, alleles)
+        compare = partial(effects.predicted_effects, predict, alleles, aligned)
         return [
             make(
                 effects.RowScorer(alleles, compare, "predicted"),
@@ -223,28 +230,25 @@ def variants(options: VariantsOptions) -> list[Job]:
                     **options.only("deletions", "on_mismatch", "batch_size"),
                     "target": target,
                     "predicted": writer.predicted,
+                    **added,
                 },
             )
         ]
     asked = options.only("percentile", "calibrate_indels")
-    added = {key: True for key, value in asked.items() if value}
+    added |= {key: True for key, value in asked.items() if value}
     keys, known = ["deletions", "on_mismatch", "stranded"], dict[str, Any]()
     more: dict[str, Any] = {"training": effects.TrainingPart({}, "no model is read")}
-    scored: Any
     if needs_model:
         parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
-        aligned = model.columns_for(options.alignment, genome)
         scored = options.into(methods.Network, **parts, window=window, alignment=aligned)
         method = methods.check_method(method, model.denoiser)
         known = {"model": tensors.identity(model.denoiser), "device": scored.device.type}
         keys += ["sites_per_window", "L2", "batch_size", "seed"]
         more["training"] = work.training_part(model, genome, options.trust)
         more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
-    else:
-        scored = methods.AlignedGenome.open(genome, options.alignment, options.stranded)
     about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
-    if scored.alignment is not None:
-        added["alignment"], about["alignment"] = scored.alignment.identity, options.alignment
+    if aligned is not None:
+        about["alignment"] = options.alignment
     scorer = effects.Scorer(scored, method, alleles, options.L2)
     if any(asked.values()):
         scorer.compare(getattr(model, "path", Path()), **asked)

@@ -18,6 +18,7 @@ import torch
 from numpy import ndarray
 
 from dnadiff.data.alignment import Alignment
+from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, Columns, SequenceInput
 from dnadiff.data.records import Interval, padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
@@ -185,9 +186,9 @@ class ClassifierEnsemble:
         """The seed of each classifier."""
         return tuple(member.seed for member in self.members)
 
-    def columns_for(self, alignment: str | None) -> Alignment | None:
+    def columns_for(self, alignment: str | None, genome: Genome | None = None) -> Alignment | None:
         """See `dnadiff.weights.loaded.columns_for`."""
-        return columns_for(self.members[0].classifier.backbone, self.path, alignment)
+        return columns_for(self.members[0].classifier.backbone, self.path, alignment, genome)
 
     def predict(
         self,
@@ -234,9 +235,9 @@ class ClassifierEnsemble:
 
     def contrasts(
         self, name: str | None = None, batch_size: int | None = None
-    ) -> Callable[[Sequence[ndarray]], ndarray]:
-        """A function from token ids of sequences (L_i,) to predictions (R, S) of one class or
-        column, for each seed.
+    ) -> Callable[[Sequence[ndarray], Columns], ndarray]:
+        """A function from token ids of sequences (L_i,), and the columns of an alignment or None,
+        to predictions (R, S) of one class or column, for each seed.
 
         Classes are compared by their log-odds, labels by theirs, values on the scale of the
         transform.
@@ -250,9 +251,10 @@ class ClassifierEnsemble:
         """
         number = self.number_of(name)
 
-        def predict(sequences: Sequence[ndarray]) -> ndarray:
-            queries = (Query.whole(f"window {i}", ids) for i, ids in enumerate(sequences))
-            found = torch.from_numpy(self._each_seed(queries, batch_size)).double()
+        def predict(sequences: Sequence[ndarray], columns: Columns = None) -> ndarray:
+            queries = (Query.whole(f"window {i}", ids, i) for i, ids in enumerate(sequences))
+            source = ArrayInput(sequences, columns)
+            found = torch.from_numpy(self._each_seed(queries, batch_size, source)).double()
             return self.target.contrast(found)[..., number].numpy()
 
         return predict

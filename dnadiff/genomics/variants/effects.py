@@ -18,6 +18,7 @@ from pyfaidx import Fasta
 
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.inputs import Columns
 from dnadiff.data.records import Interval
 from dnadiff.diffusion.vocab import DEPTH, RATE
 from dnadiff.fields import checked
@@ -334,17 +335,23 @@ def site_of(edit: Edit) -> Site:
 
 
 def predicted_effects(
-    predict: Callable[[Sequence[Ids]], Floats], alleles: Alleles, edits: Sequence[Edit]
+    predict: Callable[[Sequence[Ids], Columns], Floats],
+    alleles: Alleles,
+    alignment: Alignment | None,
+    edits: Sequence[Edit],
 ) -> list[PredictedEffect]:
     """Compares the predictions of both alleles, in windows that are centered on the variants and
     shorter where a record ends.
 
     Args:
-        predict: windows to predictions (R, n) of R seeds, on the scale on which differences are
-            taken.
+        predict: windows with their columns to predictions (R, n) of R seeds, on the scale on which
+            differences are taken.
     """
-    pairs = [pair(alleles.reference, edit, alleles.window, edit.reverse) for edit in edits]
-    found = predict([each.ref for each in pairs] + [each.alt for each in pairs])
+    pairs = [
+        pair(alleles.reference, edit, alleles.window, edit.reverse, alignment) for edit in edits
+    ]
+    (ref, of_ref), (alt, of_alt) = sides(pairs)
+    found = predict([*ref, *alt], None if of_ref is None else [*of_ref, *(of_alt or ())])
     found = found.reshape(-1, 2, len(edits))
     difference, seeds = found[:, 1] - found[:, 0], len(found)
     error = np.full(len(edits), NAN)

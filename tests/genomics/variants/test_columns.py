@@ -12,7 +12,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
 from dnadiff.diffusion.vocab import COMPLEMENT
 from dnadiff.formats.nucleotides import ids_of, reverse_complement
-from dnadiff.genomics.variants.effects import Scorer, default_method
+from dnadiff.genomics.variants.effects import Scorer, default_method, predicted_effects
 from dnadiff.genomics.variants.methods import AlignedGenome, Block, LogProb, Masked, PairedWindow
 from dnadiff.genomics.variants.phylogeny import Phylogeny
 from dnadiff.genomics.variants.variant import Alleles, Edit
@@ -205,3 +205,22 @@ def test_sites_in_one_window_have_their_own_columns(world):
         found = network.site_predictions(sites, most).at(sites)
         np.testing.assert_allclose(found, [columns[:, :4]] * 2, atol=2e-3)
     assert ids_of("ACGT").tolist() == [7, 8, 9, 10]
+
+
+def test_predictions_of_both_alleles_read_their_own_columns(world):
+    network, _ = world(Denoiser(network_of(DiT)))
+    seen = []
+
+    def predict(windows, columns):
+        seen.append((windows, columns))
+        return np.array([[each[:, 9].sum() for each in columns]])
+
+    alleles = Alleles(network.reference, 9)
+    edits = [SUBSTITUTIONS[1], INDELS[0]]
+    found = predicted_effects(predict, alleles, network.alignment, edits)
+    ((windows, columns),) = seen
+    pairs = [network.pair(edit, False) for edit in edits]
+    expected = [*(p.columns[0] for p in pairs), *(p.columns[1] for p in pairs)]
+    assert all(np.array_equal(*each) for each in zip(columns, expected))
+    assert all(np.array_equal(*each) for each in zip(windows, [p.ref for p in pairs]))
+    assert found[0].difference == 0 and found[1].difference != 0

@@ -182,6 +182,8 @@ def test_a_stranded_run_reads_a_region_on_its_strand(fine_tuned, cli, tmp_path, 
         ("dependency=d.tsv", "dependency applies to a pretrained model"),
         ("stranded=true", "stranded applies to a pretrained model"),
         ("sites_per_window=2", "sites_per_window applies to a pretrained model"),
+        ("percentile=true", "percentile applies to a pretrained model"),
+        ("calibrate_indels=true", "calibrate_indels applies to a pretrained model"),
     ],
 )
 def test_keys_of_pretrained_models_are_refused(fine_tuned, cli, tmp_path, given, message):
