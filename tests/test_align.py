@@ -234,7 +234,7 @@ def test_bad_options_are_refused(clade, given, message):
 
 def test_a_tree_without_a_genome_is_refused_before_aligning(clade, tmp_path):
     (tmp_path / "x.nwk").write_text("((a:.1,b:.1):.1,target:.02);")
-    with pytest.raises(ValueError, match=r"tree .*x\.nwk: the tree must have one leaf .* for c"):
+    with pytest.raises(ValueError, match=r"the tree must have one leaf .* for c"):
         align(**arguments(clade), output=str(tmp_path / "x.aln"), tree=str(tmp_path / "x.nwk"))
     assert [path.name for path in tmp_path.iterdir()] == ["x.nwk"]
 

@@ -45,7 +45,7 @@ from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import discard
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user
-from dnadiff.store.disk import atomic_write, content_hash
+from dnadiff.store.disk import content_hash, write_bytes
 from dnadiff.store.files import read_text, resolve
 from dnadiff.store.objects import build
 
@@ -103,29 +103,24 @@ class Target:
             ValueError: if a block does not fit the target.
         """
         records, starts = self.genome.lengths, offsets(self.genome.lengths)
-        row, depth = (
-            np.full(len(self.codes), ABSENT, np.uint8),
-            np.zeros(len(self.codes), np.uint16),
-        )
+        row, depth = np.full_like(self.codes, ABSENT), np.zeros(len(self.codes), np.uint16)
         used: dict[str, np.ndarray] = {}
         for block in sorted(blocks, key=lambda each: -each.score):
             own, other = (
                 _CODE_OF_LETTER[np.frombuffer(text.encode(), np.uint8)]
                 for text in (block.target, block.other)
             )
-            last = block.start + int(np.count_nonzero(own != GAP))
+            kept = own != GAP
+            last = block.start + int(kept.sum())
             try:
                 # of each base in the other genome; of a gap, that of a base next to it
-                place = block.other_start + np.maximum(np.cumsum(other != GAP) - 1, 0)[own != GAP]
+                place = block.other_start + np.maximum(np.cumsum(other != GAP) - 1, 0)[kept]
                 place = block.other_size - 1 - place if block.reverse else place
                 here = slice(*(starts[block.record] + x for x in (block.start, last)))
-                found, given, bases = other[own != GAP], own[own != GAP], self.codes[here]
+                found, given, bases = other[kept], own[kept], self.codes[here]
                 outside = min(block.start, block.other_start, place.min(initial=0)) < 0
-                if (
-                    outside
-                    or last > records[block.record]
-                    or ((given != bases) & (given < GAP) & (bases < GAP)).any()
-                ):
+                outside |= last > records[block.record]
+                if outside or ((given != bases) & (given < GAP) & (bases < GAP)).any():
                     raise ValueError
                 found = np.where(found == _SAME, bases, found)
                 taken = used.setdefault(block.other_record, np.zeros(block.other_size, bool))
@@ -271,14 +266,10 @@ class AlignJob(ResumableJob):
         self.newick = None if self.tree is None else read_text(self.tree)
         if self.newick is not None:
             known = [each.name for each in self.sources if not isinstance(each, Aligned)]
-            try:
-                read_newick(self.newick, [*known, TARGET])
-            except ValueError as error:
-                raise ValueError(f"tree {self.tree}: {error}") from None
-        digests = {path: content_hash(resolve(path)) for path in {x.path for x in self.sources}}
+            read_newick(self.newick, [*known, TARGET])
         self.settings = {
             "genome": self.target.genome.digest,
-            "related": [[each.name, digests[each.path]] for each in self.sources],
+            "related": [[x.name, content_hash(resolve(x.path))] for x in self.sources],
             "engine": [engine.name, engine.version(), asdict(engine)],
             "near_copies": self.near_copies,
             "tree": self.newick,
@@ -323,7 +314,7 @@ class AlignJob(ResumableJob):
                 "does not align": genome.coverage <= max(2 * (genome.chance or 0), _LEAST),
                 "the target itself": genome.identity >= _COPY,
                 f"a near copy of the target (near_copies={self.near_copies})": (
-                    self.near_copies is not None and genome.identity >= self.near_copies
+                    genome.identity >= (self.near_copies or 1)
                 ),
                 f"the same genome as {first}": first != genome.name,
                 "its name is that of a genome before it": genome.name in names,
@@ -370,9 +361,8 @@ class AlignJob(ResumableJob):
 
     def finish(self, collected: Path) -> JsonDict:
         made = Alignment.open(self.output)
-        with atomic_write(self.side_files[0], overwrite=True) as file:
-            lines = ("\t".join(cells) + "\n" for cells in [_HEADER, *_cells(made)])
-            file.writelines(line.encode() for line in lines)
+        lines = ("\t".join(cells) + "\n" for cells in [_HEADER, *_cells(made)])
+        write_bytes(self.side_files[0], "".join(lines).encode())
         self.draw(self.side_files[1], [*made.genomes, *made.left_out])
         return {**self.totals, "genomes": made.about["genomes"], "tree": made.tree}
 
