@@ -15,7 +15,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from numbers import Real
 from pathlib import Path
@@ -38,6 +38,12 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 class Built:
     """In a type hint: an object that a configuration describes by its `_target_`."""
+
+
+def as_list(value: Json) -> list[Json]:
+    """One value, or several, as a list; a string is one."""
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    return list(value) if several else [value]
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -3,7 +3,6 @@ every metric with a real-vs-real baseline."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -118,9 +117,7 @@ def picture(quality: SampleQuality) -> bytes:
     """The picture of the metrics that are curves, as a PNG file."""
     from dnadiff.report import page, samples
 
-    curves = (samples.kmer_divergences, samples.mutual_information)
-    found = page.overview([partial(curve, quality=quality) for curve in curves])
-    return page.rendered(found, "png")
+    return page.rendered(samples.overview(quality), "png")
 
 
 def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:

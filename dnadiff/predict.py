@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import model_validator
 
-from dnadiff.fields import PositiveInt
+from dnadiff.fields import PositiveInt, as_list
 from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
@@ -97,7 +97,7 @@ class PredictOptions(ShardedOptions):
 def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
     from dnadiff.store.files import resolve
-    from dnadiff.supervised import ensemble, predictions, tasks
+    from dnadiff.supervised import ensemble, predictions
 
     output = expand_user(options.output or options.run_dir / "predictions.tsv")
     if not output.name.lower().endswith(TABLES):
@@ -122,7 +122,7 @@ def predict(options: PredictOptions) -> list[Job]:
             raise ValueError(
                 f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
             )
-    labels = None if options.label_column is None else tasks.as_names(options.label_column)
+    labels = None if options.label_column is None else as_list(options.label_column)
     several, target = len(model.target.label_columns), model.target
     if labels is not None and len(labels) != several:
         expected = f"{several}, for {', '.join(model.classes)}" if target.takes_several else "1"

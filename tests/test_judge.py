@@ -40,7 +40,8 @@ def test_samples_are_compared_with_the_held_out_part(cli, trained, fasta, tmp_pa
     )
     assert status == 0, err
     found = json.loads((tmp_path / "j.json").read_text())
-    assert "3-mers, Jensen-Shannon" in out and (tmp_path / "j.png").is_file()
+    assert "3-mers, Jensen-Shannon" in out
+    assert int.from_bytes((tmp_path / "j.png").read_bytes()[16:20]) == 1200  # pixels
     assert (
         found["findings"]["js_3"]["verdict"] == "farther than real windows"
         and found["num_compared"] == 12

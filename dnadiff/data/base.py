@@ -42,7 +42,7 @@ from dnadiff.data.windows import (
     Window,
 )
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, Natural, PositiveInt, checked
+from dnadiff.fields import Config, Json, Natural, PositiveInt, as_list, checked
 from dnadiff.store.address import CACHED, file_name, is_remote, shortened
 from dnadiff.store.files import bare_name
 from dnadiff.store.objects import PACKAGE, build
@@ -306,11 +306,7 @@ class SequenceDataModule:
         """The paths that the user wrote, as strings, for reports."""
         path = self.path
         if isinstance(path, Mapping):  # files by part
-            return [
-                f"{part}={each}"
-                for part, several in path.items()
-                for each in ([several] if isinstance(several, str) else several)
-            ]
+            return [f"{part}={each}" for part, several in path.items() for each in as_list(several)]
         paths = [path] if isinstance(path, (str, Path)) else path or ()
         return [str(each).removeprefix(CACHED) for each in paths]
 

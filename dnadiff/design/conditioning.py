@@ -19,7 +19,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, Kind, OptTensor, Query
 from dnadiff.diffusion.draws import float64_device
 from dnadiff.diffusion.process import AbsorbingProcess, after_first, require
-from dnadiff.fields import is_number
+from dnadiff.fields import as_list, is_number
 from dnadiff.networks.backbone.base import State
 from dnadiff.progress import closest
 
@@ -341,7 +341,7 @@ def conditioned(
     choices = f"this model knows {', '.join(known)}"
     if label is None:
         raise ValueError(f"guidance={guidance} needs a label; {choices}")
-    names = [str(name) for name in (label if isinstance(label, (list, tuple)) else [label])]
+    names = list(map(str, as_list(label)))
     if not names:
         raise ValueError(
             f"label {label!r} is empty; leave it out for sequences without a label; {choices}"

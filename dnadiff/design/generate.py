@@ -415,12 +415,9 @@ class ConditionalSampler:
 def padded(patterns: Sequence[Pattern], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, codes and a mask that is False on padding, each (B, L)."""
     lengths = torch.tensor([len(pattern.ids) for pattern in patterns])
-    shape = (len(patterns), int(lengths.max()))
-    ids, codes = torch.full(shape, pad_id), torch.full(shape, FREE)
-    for row, pattern in enumerate(patterns):
-        ids[row, : len(pattern.ids)] = torch.from_numpy(pattern.ids)
-        codes[row, : len(pattern.codes)] = torch.from_numpy(pattern.codes.astype(np.int64))
-    return ids, codes, torch.arange(shape[1]) < lengths[:, None]
+    ids = pad_sequence([torch.tensor(pattern.ids) for pattern in patterns], True, pad_id)
+    codes = pad_sequence([torch.tensor(pattern.codes) for pattern in patterns], True, FREE)
+    return ids, codes.long(), torch.arange(ids.shape[1]) < lengths[:, None]
 
 
 def effective_size(log_weight: ndarray, sequences: Iterable[Hashable] | None = None) -> float:

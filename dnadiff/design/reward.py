@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
-from dnadiff.fields import Fraction, PositiveInt, checked
+from dnadiff.fields import Fraction, PositiveInt, as_list, checked
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import filled_lines, listing
 from dnadiff.store.address import shown
@@ -472,7 +472,7 @@ class RestrictionSites(Reward):
     """
 
     def __init__(self, enzymes: str | Sequence[str]) -> None:
-        self.enzymes = [enzymes] if isinstance(enzymes, str) else list(enzymes)
+        self.enzymes = as_list(enzymes)
         if not self.enzymes:
             raise ValueError("reward.enzymes is empty; give names such as [EcoRI,BsaI]")
         sites = map(site_of, self.enzymes)

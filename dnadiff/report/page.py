@@ -87,15 +87,6 @@ def panel(draw: Callable[..., None], height: float = HEIGHT, **values: object) -
     return made
 
 
-def overview(panels: Sequence[Callable[[Axes], None]]) -> Figure:
-    """A figure with a few panels in a row."""
-    with figure(4 * len(panels), 3.1, 1, len(panels)) as (made, every):
-        made.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
-        for axes, draw in zip(every, panels):
-            draw(axes)
-    return made
-
-
 def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
     """The bytes of a picture, `png` or `svg`, `pixels` wide; None is the size of the figure."""
     buffer = io.BytesIO()

@@ -9,19 +9,23 @@ import numpy as np
 
 from dnadiff.fields import Json
 from dnadiff.genomics.metrics.composition import KMER_LENGTHS
-from dnadiff.report.page import BAND, MODEL, legend_below
+from dnadiff.report.page import BAND, MODEL, figure, legend_below
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from dnadiff.genomics.metrics.composition import Distance
     from dnadiff.genomics.metrics.sample_quality import SampleQuality
 
 
-def kmer_divergences(axes: Axes, quality: SampleQuality) -> None:
-    """Jensen-Shannon divergence of k-mer frequencies for each k; the band is the 95 % range of
-    independent sets of real windows."""
-    divergences(axes, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
+def overview(quality: SampleQuality) -> Figure:
+    """A figure with both pictures in a row."""
+    with figure(8, 3.1, 1, 2) as (made, (left, right)):
+        made.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+        divergences(left, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
+        mutual_information(right, quality)
+    return made
 
 
 def divergences(

@@ -15,7 +15,7 @@ from dnadiff.data.kmers import KmerSet
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.process import Process
-from dnadiff.fields import Config, Json, JsonDict, JsonMap, is_built
+from dnadiff.fields import Config, Json, JsonDict, JsonMap, as_list, is_built
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, log, table
 from dnadiff.store.objects import PACKAGE, build
@@ -77,11 +77,6 @@ def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
 def resolve(value: Json, automatic: Json) -> Json:
     """The value, or what `auto` stands for."""
     return automatic if value == AUTO else value
-
-
-def as_list(value: Json) -> list[Json]:
-    """One value, or several to choose from, as a list."""
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def recorded(options: Config, is_published: bool, head_is_named: bool) -> Config:

@@ -22,7 +22,7 @@ from dnadiff.data.records import Interval
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Config, Name, Natural, PositiveInt, checked
+from dnadiff.fields import Config, Name, Natural, PositiveInt, as_list, checked
 from dnadiff.formats.regions import Region, check_region, integers, listing, read_bed, record_of
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
@@ -84,7 +84,7 @@ class CsvTask(LabeledTask):
             raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
         self.path, self.delimiter = str(path), delimiter
         self.sequence_column, self.split_column = sequence_column, split_column
-        self.label_columns = as_names(label_column)
+        self.label_columns = as_list(label_column)
         bare = Path(self.path).name.removesuffix(".gz")
         super().__init__(
             name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
@@ -149,11 +149,6 @@ class CsvTask(LabeledTask):
                 part = PART_NAMES[word.lower()]
             self.target.check(cells, where)
             found.add(tokenizer, sequence, part, where, *cells)
-
-
-def as_names(columns: str | Sequence[str]) -> list[str]:
-    """One name or several as a list."""
-    return [columns] if isinstance(columns, str) else list(columns)
 
 
 def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:

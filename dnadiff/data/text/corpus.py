@@ -31,7 +31,7 @@ from dnadiff.data.processes import map_in_order, num_cores
 from dnadiff.data.records import Integers, StoredArray, padded_groups
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import TextTokenizer
-from dnadiff.fields import JsonDict, checked
+from dnadiff.fields import JsonDict, as_list, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
 from dnadiff.progress import log
 from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, json_hash, read_index
@@ -85,7 +85,7 @@ class Files(Documents):
         column: str | Sequence[str] = "text",
         keep_line_ends: bool = False,
     ) -> None:
-        self.paths, self.columns = expanded(paths), _listed(column)
+        self.paths, self.columns = expanded(paths), as_list(column)
         self.documents, self.keep_line_ends = documents, keep_line_ends
         formats = [format_of(path) for path in self.paths]
         self._kinds = [None if each is None else each.name for each in formats]
@@ -123,10 +123,6 @@ def expanded(paths: Paths) -> list[str]:
     return found
 
 
-def _listed(values: str | Sequence[str]) -> list[str]:
-    return [values] if isinstance(values, str) else list(values)
-
-
 _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not repositories
 
 
@@ -156,8 +152,8 @@ class Hub:
     def __post_init__(self) -> None:
         if wrong := [part for part in self.splits if part not in PARTS]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
-        self.columns, files = _listed(self.column), self.data_files
-        self.data_files = files and {part: _listed(paths) for part, paths in files.items()}
+        self.columns, files = as_list(self.column), self.data_files
+        self.data_files = files and {part: as_list(paths) for part, paths in files.items()}
 
 
 @dataclass
