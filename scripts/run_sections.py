@@ -74,11 +74,9 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, ndarray]:
     """The columns of `metrics.csv` as float arrays; empty cells are NaN.
 
     Raises:
-        ValueError: if a cell is not a number, a row is incomplete, or there is no row.
+        ValueError: if a cell is not a number, or a row is incomplete.
     """
     header, rows = read_csv(path)
-    if not rows:
-        raise ValueError(f"{path} has no rows yet; start again after training has logged a step")
     lines = [(f"{path}, line {number}", row) for number, row in enumerate(rows, start=2)]
     return {name: np.array([number_in(row, name, at) for at, row in lines]) for name in header}
 
@@ -91,9 +89,7 @@ def listed(items: Sequence[Json]) -> str:
 
 def shown_groups(evaluation: Results) -> list[str]:
     """The groups of bases that have a number, `all` first; groups without bases are left out."""
-    groups = evaluation["groups"]
-    every = dict.fromkeys([*GROUPS, *groups])
-    return [g for g in every if g in groups and is_number(groups[g].get("bits"))]
+    return [g for g in GROUPS if is_number(evaluation["groups"].get(g, {}).get("bits"))]
 
 
 def markov_models(evaluation: Results, group: str = "all") -> list[Results]:
@@ -111,14 +107,6 @@ def losses(metrics: Columns) -> dict[str, tuple[ndarray, ndarray]]:
     }
 
 
-def progress(metrics: Columns) -> tuple[ndarray, str]:
-    """The x axis of the loss, with its label: tokens if every row has them, otherwise steps."""
-    tokens = metrics.get("tokens")
-    if tokens is not None and len(tokens) and np.isfinite(tokens).all():
-        return tokens, "tokens seen in training"
-    return metrics["step"], "training steps"
-
-
 def smoothed(values: ndarray) -> ndarray:
     """Centered moving average over a fifteenth of the points; at the ends the window is cut off."""
     half, index = max(len(values) // 30, 1), np.arange(len(values))
@@ -132,13 +120,6 @@ def short_count(value: float) -> str:
     scales = ((1e9, " G"), (1e6, " M"), (1e3, " k"))
     size, letter = next((scale for scale in scales if abs(value) >= scale[0]), (1, ""))
     return f"{value / size:.3g}{letter}"
-
-
-def chance_level(finetune: Results) -> float | None:
-    """One over the number of classes, if the task has it (`classes`: a number or their names)."""
-    classes = (finetune.get("task") or {}).get("classes")
-    number = classes if is_number(classes) else len(classes or ())
-    return 1 / number if number else None
 
 
 class Headline(NamedTuple):
@@ -171,18 +152,12 @@ def headlines(results: RunResults) -> list[Headline]:
     }
     for group in shown_groups(evaluation):
         values = evaluation["groups"][group]
-        errors = [
-            f"{label} {values[key] / BIT:.4f}"
-            for key, label in (("se_mc", "Monte Carlo"), ("se_total", "total"))
-            if is_number(values.get(key))
-        ]
-        perplexity = values.get("perplexity")
-        reading = [meanings[group]] if group in meanings else []
-        reading += [f"Perplexity {perplexity:.3f}."] if is_number(perplexity) else []
-        reading += [f"Standard error: {', '.join(errors)}."] if errors else []
-        name, ends = GROUPS.get(group, group), (values.get("bits_low"), values.get("bits_high"))
-        said = " ".join(reading)
-        add(f"Bits per base, {name.lower()}", values["bits"], *ends, "{:.4f}", said)
+        said = (
+            f"{meanings[group]} Perplexity {values['perplexity']:.3f}. Standard error: Monte Carlo "
+            f"{values['se_mc'] / BIT:.4f}, total {values['se_total'] / BIT:.4f}."
+        )
+        ends = values["bits_low"], values["bits_high"]
+        add(f"Bits per base, {GROUPS[group].lower()}", values["bits"], *ends, "{:.4f}", said)
     for markov in markov_models(evaluation):
         values, order = markov["groups"]["all"], markov["order"]
         ends = (values.get("low"), values.get("high"))
@@ -197,26 +172,25 @@ def headlines(results: RunResults) -> list[Headline]:
             f"{said}. Order {order} itself: {number(values.get('bits'))}.",
         )
     if finetune := results.finetune:
-        metric, chance = ACCURACY, chance_level(finetune)
+        metric, chance = ACCURACY, 1 / len(finetune["task"]["classes"])
         for name, result in finetune["models"].items():
-            low, high = result.get("low"), result.get("high")
-            seeds = sum(map(is_number, result.get("per_seed") or ()))
+            low, high, seeds = result["low"], result["high"], len(result["per_seed"])
             said = "Test windows classified correctly, in %"
             said += f", over {seeds} seeds." if seeds > 1 else "."
-            if chance is not None and is_number(low) and is_number(high):
+            if is_number(low) and is_number(high):
                 words = ("Above chance", "Below chance", "Not distinguishable from chance")
                 above = verdict(low - chance, high - chance, *words)
                 said += f" {above} ({100 * chance:.3g})."
             value, low, high = map(metric.scaled, (result[metric.name], low, high))
             add(f"{metric.title}, {name}", value, low, high, metric.form, said, TOO_FEW)
-        for d in finetune.get("differences") or ():
+        for d in finetune["differences"]:
             said = {
                 "better": "Better: the interval is above 0.",
                 "worse": "Worse: the interval is below 0.",
                 NEITHER: "Not distinguishable: the interval contains 0.",
             }.get(d["verdict"], d["verdict"])
             name = f"{d['a']} minus {d['b']}, points"
-            value, low, high = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
+            value, low, high = (metric.scaled(d[key]) for key in ("difference", "low", "high"))
             add(name, value, low, high, metric.signed, said, TOO_FEW)
     return rows
 
@@ -236,20 +210,19 @@ def sentences(results: RunResults) -> list[str]:
         said.append(
             f"Compared with Markov models, on all held-out bases, the model is {'; '.join(parts)}."
         )
-    finetune, parts = results.finetune or {}, []
-    for d in finetune.get("differences") or ():
+    finetune, parts = results.finetune or {"differences": ()}, []
+    for d in finetune["differences"]:
         if d["verdict"] in ("better", "worse", NEITHER):
             word = "than" if d["verdict"] != NEITHER else "from"
             parts.append(f"{d['a']} is {d['verdict']} {word} {d['b']}")
     if parts:
-        name = (finetune.get("task") or {}).get("name", "the downstream task")
-        said.append(f"On {name}, {'; '.join(parts)}.")
+        said.append(f"On {finetune['task']['name']}, {'; '.join(parts)}.")
     return said
 
 
 def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
     """First, last and lowest value of each loss, in bits."""
-    x, rows = progress(metrics)[0], list[tuple[str, ...]]()
+    x, rows = metrics["tokens"], list[tuple[str, ...]]()
     for key, (known, bits) in losses(metrics).items():
         bits = smoothed(bits) if key == "train_nll" else bits
         best = int(np.argmin(bits))
@@ -259,9 +232,9 @@ def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
 
 
 def loss_curve(axes: Axes, metrics: Columns) -> None:
-    """Bits per base against tokens (or steps): training raw and smoothed, validation with averaged
-    and with raw weights."""
-    (x, label), logged, ends = progress(metrics), losses(metrics), []
+    """Bits per base against tokens: training raw and smoothed, validation with averaged and with
+    raw weights."""
+    x, logged, ends = metrics["tokens"], losses(metrics), []
     if "train_nll" in logged:
         rows, bits = logged["train_nll"]
         axes.plot(x[rows], bits, "-", color=FAINT, lw=0.6, alpha=0.55, label="training")
@@ -279,7 +252,7 @@ def loss_curve(axes: Axes, metrics: Columns) -> None:
     if ends:
         low, high = min(map(np.min, ends)), max(map(np.max, ends))
         axes.set_ylim(low - 0.06 * (high - low) - 1e-3, high + 0.12 * (high - low) + 1e-3)
-    axes.set(title="Loss", xlabel=label, ylabel="bits per base", xlim=(0, None))
+    axes.set(title="Loss", xlabel="tokens seen in training", ylabel="bits per base", xlim=(0, None))
     axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
     legend_below(axes)
 
@@ -291,9 +264,7 @@ def group_panels(draw: Callable[[Axes, Results, str], None], evaluation: Results
     with figure(WIDTH, len(groups) * (0.75 + 0.19 * rows), len(groups)) as (made, every):
         for axes, group in zip(every, groups):
             draw(axes, evaluation, group)
-            tokens = evaluation["groups"][group].get("tokens")
-            count = f", {tokens:,}" if is_number(tokens) else ""
-            axes.set_title(f"{GROUPS.get(group, group)} bases{count}")
+            axes.set_title(f"{GROUPS[group]} bases, {evaluation['groups'][group]['tokens']:,}")
             axes.set_xlabel(axes.get_xlabel() if group == groups[-1] else "")
     return made
 
@@ -349,25 +320,6 @@ def visibility_curve(axes: Axes, evaluation: Results) -> None:
     legend_below(axes)
 
 
-def accuracies(axes: Axes, finetune: Results) -> None:
-    """Accuracy of each model with its 95 % interval; small dots are seeds, the dotted line is
-    chance."""
-    models, metric = finetune["models"], ACCURACY
-    for row, result in enumerate(models.values()):
-        color = MODEL if row == 0 else REAL
-        seeds = [metric.factor * seed for seed in result.get("per_seed") or () if is_number(seed)]
-        axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=color, ms=3, alpha=0.45, mew=0)
-        low, high = (metric.scaled(result.get(end)) for end in ("low", "high"))
-        interval_line(axes, row, low, high, color)
-        axes.plot(metric.factor * result[metric.name], row, "o", color=color, ms=6)
-    values = [metric.form.format(metric.factor * each[metric.name]) for each in models.values()]
-    label_rows(axes, list(models), values)
-    chance = chance_level(finetune)
-    if chance is not None:
-        axes.axvline(100 * chance, **DOTTED)
-    axes.set(title=metric.title, xlabel=metric.axis + (" (dotted: chance)" if chance else ""))
-
-
 # The templates of the package, with `sections.html.j2` and whatever else is in this folder.
 TEMPLATES = ENVIRONMENT.overlay(
     loader=ChoiceLoader([ENVIRONMENT.loader, FileSystemLoader(Path(__file__).parent)])
@@ -375,7 +327,7 @@ TEMPLATES = ENVIRONMENT.overlay(
 TEMPLATES.globals |= {"groups": GROUPS, "verdict": verdict} | {
     function.__name__: function
     for function in (
-        *(accuracies, headlines, sentences, losses, progress, loss_rows, loss_curve),
+        *(headlines, sentences, losses, loss_rows, loss_curve),
         *(shown_groups, markov_models, group_panels),
         *(held_out_bits, paired_differences, visibility_curve),
     )

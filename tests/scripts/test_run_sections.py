@@ -12,12 +12,12 @@ import pytest
 
 from dnadiff.diffusion.bootstrap import UNDECIDED, verdict
 from dnadiff.report.page import inline_svg, panel, write_page
+from dnadiff.report.suite import accuracy_bars
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from run_sections import (
     TEMPLATES,
     RunResults,
-    accuracies,
     headlines,
     read_metrics,
     sentences,
@@ -103,7 +103,13 @@ def _evaluation(name="E. coli"):
 
 def _finetune(name="fine-tuned"):
     return {
-        "task": {"name": "ecoli_coding", "classes": 2},
+        "task": {
+            "name": "ecoli_coding",
+            "classes": ["coding", "noncoding"],
+            "chance": 0.5,
+            "items": {"train": {"coding": 80}, "valid": {"coding": 20}},
+            "protocol": "fixed",
+        },
         "models": {
             name: {"accuracy": 0.861, "low": 0.828, "high": 0.892, "per_seed": [0.85, 0.87]},
             "from scratch": {
@@ -326,7 +332,9 @@ def test_svg_keeps_dollar_signs_of_a_name_and_matplotlib_settings():
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    svg = inline_svg(panel(accuracies, finetune=_finetune("$x^2$ net")), "one", "a picture")
+    svg = inline_svg(
+        panel(accuracy_bars, result=_finetune("$x^2$ net"), published=()), "one", "a picture"
+    )
     assert (
         "$x^2$ net" in svg
         and 'id="one-' in svg
