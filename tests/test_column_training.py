@@ -213,7 +213,9 @@ def test_what_does_not_fit_is_one_line(run, world, cli, trained):
     layer = arguments(world, "columns=posterior", alignment=None)
     assert "set data.alignment" in refused(cli, "train", *layer, "hydra.run.dir=x")
     labels = arguments(world, "backbone.num_labels=2")
-    assert "does not fit a network with" in refused(cli, "train", *labels, "hydra.run.dir=x")
+    assert "does not fit Caduceus with backbone.num_labels 2" in refused(
+        cli, "train", *labels, "hydra.run.dir=x"
+    )
     text = ["data=text", f"data.path={world / 'g.fa'}", f"data.alignment={world / 'x.aln'}"]
     assert "data.alignment" in refused(cli, "train", *text, "hydra.run.dir=x")
     given = f"checkpoint={trained}", f"alignment={world / 'x.aln'}"

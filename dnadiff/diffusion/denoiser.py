@@ -646,7 +646,7 @@ class CausalDenoiser(NetworkDenoiser):
         """
         here = self._next_columns(state, 1, cond)
         features, state = self.backbone.step(token.long(), state, here)
-        columns = Query(token, cond=here).columns((slice(None), 0))
+        columns = None if here is None else here[:, 0]
         return emitted_log_probs(self._head(features, columns), self.vocab), state
 
     def read(
@@ -656,8 +656,7 @@ class CausalDenoiser(NetworkDenoiser):
         state."""
         here = self._next_columns(state, tokens.shape[1], cond)
         features, state = self.backbone.read(tokens.long(), state, here)
-        columns = Query(tokens, cond=here).columns(...)
-        return emitted_log_probs(self._head(features, columns), self.vocab), state
+        return emitted_log_probs(self._head(features, here), self.vocab), state
 
     def _next_columns(self, state: State | None, number: int, cond: OptTensor) -> OptTensor:
         """`cond` of the next tokens, each read with the column of the one that it predicts."""

@@ -16,6 +16,7 @@ from annotated_types import Interval
 from dnadiff.data.base import chosen_data
 from dnadiff.data.kmers import MAX_KMERS
 from dnadiff.data.records import num_tokens
+from dnadiff.data.windows import Columns
 from dnadiff.diffusion.bootstrap import blocks, effective_block_size, ratio, verdict
 from dnadiff.diffusion.denoiser import BaseDenoiser, Conjoined, OtherStrand
 from dnadiff.diffusion.likelihood.curve import CurveSums, code_length_table
@@ -283,8 +284,9 @@ class Estimator:
         bootstrap = f"blocks of {size} window{'s' * (size > 1)}"
         bootstrap += f" (not {asked.block_size}, to have 20)" * (size < asked.block_size)
         both = "both strands' probabilities averaged at every call" if asked.conjoin else ""
-        number = self.windows.num_relatives
-        given = "" if number is None else f"conditional on {number} related genomes"
+        cond, given = self.windows.tiles.cond, ""
+        if self.windows.cond_ndim == 3 and isinstance(cond, Columns):
+            given = f"conditional on {len(cond.alignment.genomes)} related genomes"
         return "; ".join(filter(None, [described[self.kind], given, both, bootstrap, layout]))
 
 

@@ -17,7 +17,6 @@ from numpy import ndarray
 from dnadiff.data.kmers import NOVELTY, KmerSet
 from dnadiff.data.records import num_tokens
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.data.windows import Columns
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
@@ -101,12 +100,6 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.tiles)
-
-    @property
-    def num_relatives(self) -> int | None:
-        """The genomes of the alignment whose columns are read; None without one."""
-        cond = self.tiles.cond if self.cond_ndim == 3 else None
-        return len(cond.alignment.genomes) if isinstance(cond, Columns) else None
 
     def __iter__(self) -> Iterator[WindowBatch]:
         for first in range(0, len(self.tiles), self.batch_size):

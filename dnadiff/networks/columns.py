@@ -13,12 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from dnadiff.diffusion.vocab import CHANNELS, DEPTH, FREQUENCY, POSTERIOR, RATE
-from dnadiff.fields import PositiveInt, checked
 
 _STD = 0.02  # of the first weights, as of the embeddings
 
 
-@checked
 class ColumnLayer(nn.Module):
     """A linear map of some channels of columns (..., 10), see `dnadiff.diffusion.vocab.CHANNELS`.
     Log-probabilities are divided by 3, so that all inputs are of order one.
@@ -44,7 +42,7 @@ class ColumnLayer(nn.Module):
     predicts: ClassVar[slice] = POSTERIOR
     scale: Tensor
 
-    def __init__(self, d_model: PositiveInt) -> None:
+    def __init__(self, d_model: int) -> None:
         super().__init__()
         width = sum(len(range(CHANNELS)[each]) for each in self.reads)
         self.weight = nn.Parameter(torch.empty(d_model, width))

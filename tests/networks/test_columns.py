@@ -375,7 +375,7 @@ def test_gradients_reach_the_layer(objective):
         (lambda: network(Caduceus)(sequences(), cond=torch.eye(3)), r"shape \(3, 3\), expected"),
         (
             lambda: network(Caduceus, num_labels=2),
-            "data.alignment does not fit a network with",
+            "data.alignment does not fit Caduceus with num_labels 2",
         ),
         (
             lambda: AnalogBits(GaussianProcess(DNA, CosineSquared())).denoiser(

@@ -123,16 +123,13 @@ class Backbone(nn.Module, ABC):
             ValueError: if the network reads no DNA, or labels, or cannot add vectors to the
                 embedding.
         """
-        vocab, name = self.vocab, type(self).__name__
-        if vocab.complement is None or len(vocab.emitted) != 4:
-            raise ValueError("data.alignment is for DNA, and this network reads other tokens")
-        if self.num_labels:
+        is_dna = self.vocab.complement is not None and len(self.vocab.emitted) == 4
+        if not is_dna or self.num_labels or type(self).embed is Backbone.embed:
             raise ValueError(
-                f"data.alignment does not fit a network with num_labels {self.num_labels}; set "
-                "backbone.num_labels=0, or leave the alignment out"
+                f"data.alignment does not fit {type(self).__name__} with num_labels "
+                f"{self.num_labels}: it is for DNA, without labels, and for networks that "
+                "implement embed; set backbone.num_labels=0, or leave the alignment out"
             )
-        if type(self).embed is Backbone.embed:
-            raise ValueError(f"data.alignment does not fit {name}, which reads token ids only")
         self.columns = make(self.d_model // (1 + self.reads_both_strands))
 
     @property
