@@ -123,7 +123,7 @@ class ScoreJob(ResumableJob):
         return grouped(self._pieces(first), most, max(_BASES, self.window))
 
     def starts(self) -> list[int]:
-        return list(accumulate(map(len, self._groups(0)), initial=0))
+        return self.starts_of(self._groups(0))
 
     def prepare(self) -> Json:
         """The first window of each unit, and how many before it have a countable base."""

@@ -10,7 +10,8 @@ shards.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeAlias
@@ -63,6 +64,11 @@ class Job(ABC):
     def starts(self) -> Sequence[int]:
         """The first item of each unit, ascending from 0, and the number of all items: one entry
         more than there are units."""
+
+    @staticmethod
+    def starts_of(units: Iterable[Sequence[object]]) -> list[int]:
+        """What `starts` returns for units that are lists of items."""
+        return list(accumulate(map(len, units), initial=0))
 
     @property
     def total(self) -> int:

@@ -21,8 +21,14 @@ from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant, strands
 from dnadiff.store.objects import PACKAGE, build, locate
 from dnadiff.supervised.classes import ClassTarget
-from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of
-from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows, strand_batches
+from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of, mean_of_valid
+from dnadiff.supervised.items import (
+    Items,
+    TaskData,
+    flipped_rows,
+    reverse_complement_rows,
+    strand_batches,
+)
 from dnadiff.supervised.targets import TaskTarget
 
 _Output: TypeAlias = Tensor | tuple[Tensor, Tensor]
@@ -108,9 +114,7 @@ class HeadInputs:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
         lengths = lengths_of(ids, valid)
         first, second = strands(features)
-        # From its own beginning, with the padding at its end.
-        place = (lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)).clamp(min=0)
-        second = second.gather(1, place[..., None].expand_as(second))
+        second = flipped_rows(second, lengths, 0)  # from its own beginning
         other = reverse_complement_rows(ids, lengths, vocab)
         return [
             self._with_tokens([first], vocab, ids, valid),
@@ -189,10 +193,7 @@ def pool_features(
     features = backbone.features(ids, None, cond, valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
         features = invariant(features)
-    if valid is not None:
-        features = torch.where(valid[..., None], features, 0.0)
-    count = ids.shape[1] if valid is None else valid.sum(1, keepdim=True)
-    return features.sum(1) / count
+    return mean_of_valid(features, lengths_of(ids, valid), valid)
 
 
 class SequenceClassifier(nn.Module, ABC):

@@ -12,7 +12,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
 
@@ -281,7 +281,7 @@ class EmbedJob(Job):
 
     def starts(self) -> list[int]:
         groups = self.embedder.groups(self.source, self.batch_size)
-        return list(accumulate(map(len, groups), initial=0))
+        return self.starts_of(groups)
 
     def begin(self) -> None:
         lengths = self.source.lengths

@@ -142,7 +142,7 @@ class MeanHead(Head):
         self.weight, self.bias = nn.Linear(width, num_outputs).parameters()
 
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        pooled = _mean(features, lengths_of(features, valid), valid)
+        pooled = mean_of_valid(features, lengths_of(features, valid), valid)
         return nn.functional.linear(pooled, self.weight, self.bias)
 
 
@@ -253,7 +253,11 @@ class ConvHead(Head):
         if self.linear is None:
             return by_part
         largest = x if valid is None else x.masked_fill(~valid[..., None], -torch.inf)
-        overall = [_mean(normed, lengths, valid), _mean(x, lengths, valid), largest.amax(1)]
+        overall = [
+            mean_of_valid(normed, lengths, valid),
+            mean_of_valid(x, lengths, valid),
+            largest.amax(1),
+        ]
         return by_part + self.linear(torch.cat(overall, 1))
 
     def _pooled(self, x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
@@ -273,7 +277,7 @@ class ConvHead(Head):
         return torch.stack([mean, largest], 1)[:, :, : self.num_bins].flatten(1)
 
 
-def _mean(x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
+def mean_of_valid(x: Tensor, lengths: Tensor, valid: Tensor | None) -> Tensor:
     """The mean over valid positions: (B, L, C) -> (B, C)."""
     return (x if valid is None else torch.where(valid[..., None], x, 0.0)).sum(1) / lengths[:, None]
 

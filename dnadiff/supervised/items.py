@@ -184,20 +184,24 @@ class ItemBatch(NamedTuple):
         return ItemBatch._make(None if x is None else x.to(device) for x in self)
 
 
+def flipped_rows(rows: Tensor, lengths: Tensor, padding: int) -> Tensor:
+    """Right-padded rows (B, L) or (B, L, D) with `lengths (B,)` tokens from their last token to
+    their first; the padding stays on the right."""
+    place = lengths[:, None] - 1 - torch.arange(rows.shape[1], device=rows.device)
+    place = (place if rows.ndim == 2 else place[..., None]).expand_as(rows)
+    return rows.gather(1, place.clamp(min=0)).masked_fill(place < 0, padding)
+
+
 def reverse_complement_rows(ids: Tensor, lengths: Tensor, vocab: Vocab) -> Tensor:
     """Reverse complement (B, L) int64 of right-padded rows `ids (B, L)` with `lengths (B,)` tokens;
     the padding stays on the right."""
-    position = lengths[:, None] - 1 - torch.arange(ids.shape[1], device=ids.device)
     complement = torch.tensor(vocab.complement, device=ids.device)
-    other = complement[ids.long().gather(1, position.clamp(min=0))]
-    return torch.where(position >= 0, other, vocab.pad_id)
+    return flipped_rows(complement[ids.long()], lengths, vocab.pad_id)
 
 
 def reverse_complement_columns(cond: Tensor, lengths: Tensor) -> Tensor:
     """The columns (B, L, CHANNELS) of an alignment for `reverse_complement_rows`."""
-    position = lengths[:, None] - 1 - torch.arange(cond.shape[1], device=cond.device)
-    place = position.clamp(min=0)[..., None].expand_as(cond)
-    return complemented(cond).gather(1, place).masked_fill(position[..., None] < 0, 0)
+    return flipped_rows(complemented(cond), lengths, 0)
 
 
 def make_batch(

@@ -359,7 +359,7 @@ class PredictJob(ResumableJob):
         return self.count
 
     def starts(self) -> list[int]:
-        return list(itertools.accumulate(map(len, chunks(self.source)), initial=0))
+        return self.starts_of(chunks(self.source))
 
     def check(self, first: int = 0, last: int | None = None) -> None:
         """Read everything that will be classified once.

@@ -62,12 +62,11 @@ class TrainingIndex:
         k: length of the k-mers that `seen` counts.
 
     Attributes:
-        matches: k-mers of the training part that are compared at once, which bounds the memory.
-        few: candidates that are compared one by one, in long steps.
+        matches: bases of the training part that are compared at once, which bounds the memory.
         block: k-mers of a window that are searched at once.
     """
 
-    matches, few, block = 1 << 21, 16, 1 << 20
+    matches, block = 1 << 21, 1 << 20
 
     def __init__(self, sequences: Iterable[ndarray], k: int = 24) -> None:
         self.sequences, self.k = sequences, k
@@ -148,26 +147,21 @@ class TrainingIndex:
         place = tables.place[np.repeat(first, number) + rank]
         # A match that extends to the left is found from an earlier start.
         is_first = ~_same(padded[offset - 1], tables.text[place - 1])
-        offset, place, length = offset[is_first], place[is_first], _SEED_LENGTH
-        while len(offset) > self.few:
-            extends = _same(padded[offset + length], tables.text[place + length])
-            if not extends.any():
-                return length
-            offset, place, length = offset[extends], place[extends], length + 1
-        pairs = zip(offset.tolist(), place.tolist())
-        return max((_match(padded[i:], tables.text[j:], length) for i, j in pairs), default=0)
-
-
-def _match(a: ndarray, b: ndarray, length: int) -> int:
-    """Number of equal known bases at the beginning of two arrays, of which `length` are known to be
-    equal."""
-    step, size = 64, min(len(a), len(b))  # one of them ends there with an unknown base
-    while True:
-        part = slice(length, min(length + step, size))
-        same = _same(a[part], b[part])
-        if not same.all():
-            return length + int(np.argmin(same))
-        length, step = length + step, min(2 * step, 1 << 20)
+        offset, place, length = offset[is_first, None], place[is_first, None], _SEED_LENGTH
+        longest, step = 0, 1  # most candidates end soon; a step is twice the one before
+        while len(offset):
+            step = min(step, max(1, self.matches // len(offset)))
+            ahead = np.arange(length, length + step)
+            # Both end with an unknown base, which is not the same as any other.
+            both = (
+                padded.take(offset + ahead, mode="clip"),
+                tables.text.take(place + ahead, mode="clip"),
+            )
+            same = _same(*both)
+            extends = same.all(1)
+            longest = max(longest, length + int(np.where(extends, step, same.argmin(1)).max()))
+            offset, place, length, step = offset[extends], place[extends], length + step, 2 * step
+        return longest
 
 
 def _same(a: ndarray, b: ndarray) -> ndarray:

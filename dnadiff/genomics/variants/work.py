@@ -4,7 +4,6 @@ the page with heat maps of saturated regions."""
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
@@ -385,8 +384,7 @@ class VariantJob(ResumableJob):
         return self.summary.rows
 
     def starts(self) -> list[int]:
-        parts = divided(self.source, self.scorer.alleles_together)
-        return list(itertools.accumulate(map(len, parts), initial=0))
+        return self.starts_of(divided(self.source, self.scorer.alleles_together))
 
     def _summarized(self, first: int = 0, last: int | None = None) -> InputSummary:
         rules = self.scorer.alleles, self.method, self.training, self.mismatch_is_error
