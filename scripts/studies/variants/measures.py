@@ -20,7 +20,11 @@ Interval = dict[str, float | None]  # value, low, high
 
 def auroc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
     """P(score of a positive > score of a negative), ties count half."""
-    place = np.unique(score, return_inverse=True)[1]
+    return auroc_of_ranks(positive, np.unique(score, return_inverse=True)[1], weight)
+
+
+def auroc_of_ranks(positive: np.ndarray, place: np.ndarray, weight: np.ndarray) -> float:
+    """AUROC of ranks from 0, equal for equal scores: fast, for many weights of the same items."""
     above, below = (
         np.bincount(place, weight * positive),
         np.bincount(place, weight * ~positive.astype(bool)),
