@@ -155,7 +155,7 @@ def test_a_run_resumes_with_its_alignment_only(run, world, cli, tmp_path):
     content = store.read_bytes()
     store.unlink()
     write_alignment(store, {"chr": SIZE}, LETTERS, [LETTERS], np.zeros((SIZE, 10), np.float32))
-    assert "was trained with another alignment" in refused(cli, "train", *longer)
+    assert "another alignment from those of" in refused(cli, "train", *longer)
     store.write_bytes(content)
     assert "columns._target_" in refused(cli, "train", *longer, "columns=both")
     status, _, err = cli("train", *longer)

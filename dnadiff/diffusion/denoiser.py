@@ -364,16 +364,17 @@ class NetworkDenoiser(BaseDenoiser):
         return is_large and self.backbone.head_matrix() is not None
 
     def features(self, ids: Tensor, valid: OptTensor = None, cond: OptTensor = None) -> Tensor:
-        return self.backbone.features(ids.long(), None, cond, valid)
+        return self.backbone.features(ids.long(), None, self.backbone.beside(cond), valid)
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         """The features (B, L, D) from which tokens are predicted; x0 is what the model sees to the
         left, xt by default."""
-        return self.backbone.features(query.xt.long(), None, query.cond, query.valid)
+        raise NotImplementedError
 
-    def logits(self, query: Query) -> Tensor:
-        """Raw logits at the requested positions, cut to `vocab.size` columns."""
-        index = query.places()
+    def logits(self, query: Query, index: Any = None) -> Tensor:
+        """Raw logits at the requested positions, or an `index` of them that is known, cut to
+        `vocab.size` columns."""
+        index = index or query.places()
         return self._head(self.read_features(query)[index], query.columns(index))
 
     def _head(self, features: Tensor, columns: OptTensor = None) -> Tensor:
@@ -464,7 +465,7 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
         sigma = []
         if kind == "log_score":
             sigma = [self._sigma(query.t)[:, None].expand(query.xt.shape)[index]]
-        logits = self._head(self.read_features(query)[index], query.columns(index))
+        logits = self.logits(query, index)
         return getattr(self.parameterization, kind)(logits, query.xt[index], *sigma)
 
     def log_sum_and_logits(
@@ -723,7 +724,14 @@ class InBlock(DenoiserWrapper):
         self.same_for_all_rows = state is None and denoiser.same_for_all_rows
 
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
-        return InBlock(self.denoiser.for_rows(rows, columns), self._state_of(rows))
+        return self._around(self.denoiser.for_rows(rows, columns), rows)
+
+    def without_recording(self) -> InBlock:
+        return self._around(self.denoiser.without_recording(), None)
+
+    def _around(self, denoiser: BaseDenoiser, rows: OptTensor) -> InBlock:
+        """The same of another denoiser, for some sequences."""
+        return InBlock(denoiser, self._state_of(rows))
 
     def _state_of(self, rows: OptTensor) -> State | None:
         state = self.state
@@ -732,9 +740,6 @@ class InBlock(DenoiserWrapper):
         every = torch.arange(len(state.tensors[0]), device=rows.device)
         # `select` copies a cache of keys and values
         return state if torch.equal(every[rows], every) else state.select(rows)
-
-    def without_recording(self) -> InBlock:
-        return InBlock(self.denoiser.without_recording(), self.state)
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         return self.denoiser.step_block(query, self.state)
@@ -765,18 +770,15 @@ class InContext(InBlock):
         super().__init__(denoiser, state)
         self.context, self.columns, self.same_for_all_rows = context, columns, equal
 
-    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InContext:
+    def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
         if columns is not None:
             raise ValueError("InContext serves its positions as a whole; columns must be None")
-        if rows is None:
-            return self
-        denoiser, context = self.denoiser.for_rows(rows), self.context.rows(rows)
+        return super().for_rows(rows)
+
+    def _around(self, denoiser: BaseDenoiser, rows: OptTensor) -> InContext:
+        context = self.context if rows is None else self.context.rows(rows)
         equal = self.same_for_all_rows
         return InContext(denoiser, self._state_of(rows), context, self.columns, equal)
-
-    def without_recording(self) -> InContext:
-        denoiser, equal = self.denoiser.without_recording(), self.same_for_all_rows
-        return InContext(denoiser, self.state, self.context, self.columns, equal)
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         first = slice(len(query.xt))  # one for all
@@ -811,8 +813,7 @@ class OtherStrand(DenoiserWrapper):
     def predict(self, kind: Kind, query: Query) -> Tensor:
         positions = query.requested
         flipped = positions.flip(-1)
-        row = torch.zeros(positions.shape, dtype=torch.int64, device=positions.device)
-        row[flipped] = torch.arange(int(flipped.sum()), device=row.device)
+        row = flipped.flatten().cumsum(0).view(flipped.shape) - 1
         other = query._replace(
             xt=self.vocab.reverse_complement(query.xt),
             cond=mirrored(query.cond),

@@ -7,6 +7,7 @@ the network learns what they do not say. No column depends on the target's own b
 (`dnadiff.data.alignment`), so a masked base stays unknown.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -38,24 +39,23 @@ class ColumnLayer(nn.Module):
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable = True
     described: ClassVar[str]
-    reads: ClassVar[tuple[slice, ...]]
+    reads: ClassVar[Sequence[int]]
     predicts: ClassVar[slice] = POSTERIOR
+    channels: Tensor
     scale: Tensor
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        width = sum(len(range(CHANNELS)[each]) for each in self.reads)
-        self.weight = nn.Parameter(torch.empty(d_model, width))
+        self.weight = nn.Parameter(torch.empty(d_model, len(self.reads)))
         nn.init.normal_(self.weight, std=_STD)
         self.a = nn.Parameter(torch.ones(1))  # FSDP2 cuts no scalars
-        scale = torch.ones(CHANNELS)
-        scale[:RATE] = 1 / 3
+        self.register_buffer("channels", torch.tensor([*self.reads]), persistent=False)
+        scale = torch.tensor([1 / 3 if each < RATE else 1.0 for each in self.reads])
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, columns: Tensor) -> Tensor:
         """The vectors (..., D) that are added to the embedding, from columns (..., 10)."""
-        scaled = self.scale * columns
-        inputs = torch.cat([scaled[..., each] for each in self.reads], -1)
+        inputs = self.scale * columns[..., self.channels]
         return nn.functional.linear(inputs.to(self.weight.dtype), self.weight)
 
     def residual(self, columns: Tensor) -> Tensor:
@@ -68,18 +68,18 @@ class PosteriorColumns(ColumnLayer):
     genomes."""
 
     described = "posterior of the bases, rate and number of genomes"
-    reads = POSTERIOR, slice(RATE, CHANNELS)
+    reads = *range(4), RATE, DEPTH
 
 
 class FrequencyColumns(ColumnLayer):
     """The frequencies of the bases and the number of genomes: nothing of the phylogeny."""
 
     described = "frequencies of the bases and number of genomes"
-    reads, predicts = (FREQUENCY, slice(DEPTH, CHANNELS)), FREQUENCY
+    reads, predicts = (*range(4, 8), DEPTH), FREQUENCY
 
 
 class PosteriorAndFrequencyColumns(ColumnLayer):
     """All channels, with the posterior in the logits."""
 
     described = "posterior and frequencies of the bases, rate and number of genomes"
-    reads = (slice(CHANNELS),)
+    reads = range(CHANNELS)

@@ -109,7 +109,7 @@ class HeadInputs:
         if backbone is None:
             return [self._with_tokens([], vocab, ids, valid)]
         with self._recorded(backbone) as recorded:
-            features = backbone.features(ids, None, cond, valid).float()
+            features = backbone.features(ids, None, backbone.beside(cond), valid).float()
         if stranded or not backbone.reads_both_strands:
             return [self._with_tokens([features, *map(_normalized, recorded)], vocab, ids, valid)]
         lengths = lengths_of(ids, valid)
@@ -190,7 +190,7 @@ def pool_features(
     Unless the class is `stranded`, the features of a network that reads both strands are averaged
     over the strands: (B, D/2).
     """
-    features = backbone.features(ids, None, cond, valid).float()  # (B, L, D)
+    features = backbone.features(ids, None, backbone.beside(cond), valid).float()  # (B, L, D)
     if is_strand_invariant(backbone, stranded):
         features = invariant(features)
     return mean_of_valid(features, lengths_of(ids, valid), valid)

@@ -555,15 +555,11 @@ def resume_step(
             f"{start_from} was trained with a different alphabet from that of {data.name} now; "
             "restore its file, or start a new run"
         )
-    if saved.get("split_hash") != data.describe()["split_hash"]:
+    about = data.describe()
+    if any(saved.get(key) != about.get(key) for key in ("split_hash", "alignment")):
         raise ValueError(
-            f"{start_from} was trained on different records or a different split from those of "
-            f"{data.name} now; restore its files, or start a new run"
-        )
-    if saved.get("alignment") != data.describe().get("alignment"):
-        raise ValueError(
-            f"{start_from} was trained with another alignment than {data.alignment} now; restore "
-            "the file, or start a new run"
+            f"{start_from} was trained on different records, a different split or another "
+            f"alignment from those of {data.name} now; restore its files, or start a new run"
         )
     if "digest" not in saved:
         log.warning(

@@ -221,6 +221,16 @@ def test_a_causal_model_reads_the_column_of_the_token_that_it_predicts(kind):
         assert not moved[:, :at].any() and moved[:, at].any()
 
 
+@pytest.mark.parametrize("kind", [Mamba, Transformer])
+def test_embeddings_of_a_causal_model_are_what_predicts_the_next_base(kind):
+    denoiser, ids, columns = CausalDenoiser(network(kind)), sequences(), columns_of(3, 12)
+    found = denoiser.features(ids, cond=columns)
+    moved = columns.clone()
+    moved[:, 5] += 1
+    changed = (denoiser.features(ids, cond=moved) != found).any(-1)
+    assert not changed[:, :4].any() and changed[:, 4].all()
+
+
 @pytest.mark.parametrize("scan", ["auto", "reference"])
 @pytest.mark.parametrize("kind", [Mamba, Transformer])
 def test_token_by_token_equals_the_full_pass(kind, scan):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.vocab import CHANNELS, Vocab, at_positions
+from dnadiff.diffusion.vocab import CHANNELS, Vocab, at_positions, complemented
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 
 if TYPE_CHECKING:
@@ -185,11 +185,13 @@ class Backbone(nn.Module, ABC):
         h = self.embed(ids)
         if self.columns is None or cond is None:
             return h
-        return h + self.column_vectors(self.columns, cond)
+        strands = (cond, complemented(cond)) if self.reads_both_strands else (cond,)
+        return h + torch.cat([self.columns(each) for each in strands], -1)
 
-    def column_vectors(self, layer: ColumnLayer, columns: Tensor) -> Tensor:
-        """Vectors (..., D) of columns (..., 10)."""
-        return layer(columns)
+    def beside(self, cond: OptTensor) -> OptTensor:
+        """`cond` of complete sequences as `features` reads it beside their tokens; a causal network
+        reads a token with the column of the next one, which it predicts."""
+        return cond
 
     def features(
         self, ids: Tensor, sigma: OptTensor = None, cond: OptTensor = None, valid: OptTensor = None
@@ -283,6 +285,11 @@ class CausalBackbone(Backbone):
     models."""
 
     described = "a causal network, transformer or mamba"
+
+    def beside(self, cond: OptTensor) -> OptTensor:
+        return (
+            cond if cond is None or cond.ndim < 3 else nn.functional.pad(cond[:, 1:], (0, 0, 0, 1))
+        )
 
     def step(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None

@@ -11,19 +11,16 @@ that reverse-complementing the sequence reverses the positions and channels of t
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.vocab import Vocab, complemented
+from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
 from dnadiff.networks.backbone.base import OptTensor, PublishedLayout
 from dnadiff.networks.backbone.layers import at_least_float32, join
 from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
-
-if TYPE_CHECKING:
-    from dnadiff.networks.columns import ColumnLayer
 
 
 @checked
@@ -71,9 +68,6 @@ class CaduceusPS(BiMambaBackbone):
         both = torch.cat([ids, self.complement[ids].flip(1)])  # and the reverse complement
         first, second = super().embed(both).chunk(2)
         return torch.cat([first, second.flip(1)], -1)
-
-    def column_vectors(self, layer: ColumnLayer, columns: Tensor) -> Tensor:
-        return torch.cat([layer(columns), layer(complemented(columns))], -1)
 
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         first, second = h.chunk(2, -1)
