@@ -163,7 +163,7 @@ class Neutral:
                 self.scales |= content.get(key, {})
             if kind not in self.scales:
                 edits = random_variants(self.scorer.alleles, edit)
-                log.info(f"scoring {len(edits):,} random variants for {kind}, kept in {files[-1]}")
+                log.info(f"scoring {len(edits):,} random variants once; kept in {files[-1]}")
                 self.scales[kind] = []
                 for each, ratio in zip(edits, self.scorer.ratios(edits)):
                     if not math.isnan(ratio):
