@@ -251,7 +251,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         about["alignment"] = options.alignment
     scorer = effects.Scorer(scored, method, alleles, options.L2)
     if any(asked.values()):
-        scorer.compare(getattr(model, "path", Path()), **asked)
+        scorer.compare(Path(model.path if needs_model else aligned.path), **asked)
     writer.columns = scorer.columns
     read = partial(writer.read, output)
     return [

@@ -265,10 +265,8 @@ class Scorer(RowScorer):
 
     def compare(self, model: Path, percentile: bool, calibrate_indels: bool) -> None:
         """Also compare scores with those of random variants, which are kept next to the file of the
-        model, or of the alignment for a method without a model."""
-        scorer, alignment = Scorer(self.network, self.method, self.alleles), self.network.alignment
-        if alignment is not None and not self.method.needs_model:
-            model = Path(alignment.path)
+        model."""
+        scorer = Scorer(self.network, self.method, self.alleles)
         self.neutral = Neutral(scorer, model, percentile, calibrate_indels)
 
     def ratios(self, edits: Sequence[Edit]) -> list[float]:

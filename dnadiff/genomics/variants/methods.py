@@ -439,15 +439,17 @@ class VariantMethod:
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
         found = [
-            [self.difference(network, edit, reverse) for edit in edits]
-            for reverse in network.strands
+            [self.difference(network, *each, reverse) for each in zip(edits, of_strand)]
+            for reverse, of_strand in zip(network.strands, at_sites)
         ]
         values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
         return values[..., 0], values[..., 1]
 
-    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
-        """log p(alt) - log p(ref) of one variant on one strand, and its variance; asked by the
-        `llr` above alone."""
+    def difference(
+        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
+    ) -> tuple[float, float]:
+        """log p(alt) - log p(ref) of one variant on one strand, and its variance. `at_site` (4,) is
+        as of `llr`, for the same strand."""
         raise NotImplementedError
 
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
@@ -536,20 +538,12 @@ class Masked(VariantMethod):
 
     name = "masked"
 
-    def llr(
-        self, network: Network, edits: Sequence[Edit], at_sites: Floats
-    ) -> tuple[Floats, Floats]:
-        llr = np.full(at_sites.shape[:2], np.nan)
-        for number, edit in enumerate(edits):
-            if edit.kind == "SNVs":
-                ref, alt = TOKENIZER.bases(TOKENIZER.encode(edit.ref + edit.alt))
-                llr[:, number] = at_sites[:, number, alt] - at_sites[:, number, ref]
-            else:
-                of_strands = [self.difference(network, edit, x)[0] for x in network.strands]
-                llr[:, number] = of_strands
-        return llr, np.full(llr.shape, np.nan)
-
-    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
+    ) -> tuple[float, float]:
+        if edit.kind == "SNVs":
+            ref, alt = TOKENIZER.bases(TOKENIZER.encode(edit.ref + edit.alt))
+            return at_site[alt] - at_site[ref], np.nan
         pair = network.pair(edit, reverse)
         here = np.flatnonzero(pair.ref != pair.alt)
         order = np.arange(len(here))[None]
@@ -590,7 +584,9 @@ class Block(VariantMethod):
     block: PositiveInt | None = None
     num_orders: Annotated[int, Interval(ge=2)] = 4
 
-    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
+    ) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
         size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
         blocks = [placed.aligned(-(-size // 2)) for placed in pair.placements()]
@@ -633,7 +629,9 @@ class PairedWindow(VariantMethod):
     def __post_init__(self) -> None:
         check_num_draws(self.num_draws)
 
-    def difference(self, network: Network, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
+    ) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
         if (places := pair.aligned(None)) is None:
             return np.nan, np.nan
@@ -749,18 +747,10 @@ class ByKind(VariantMethod):
     def _of(self) -> dict[str, VariantMethod]:
         return {"SNVs": self.snv, "MNVs": self.mnv, "indels": self.indel}
 
-    def llr(
-        self, network: Network, edits: Sequence[Edit], at_sites: Floats
-    ) -> tuple[Floats, Floats]:
-        llr, variance = np.full((2, len(network.strands), len(edits)), np.nan)
-        of = self._of
-        for method in dict.fromkeys(of.values()):
-            chosen = [i for i, edit in enumerate(edits) if of[edit.kind] is method]
-            if chosen:
-                llr[:, chosen], variance[:, chosen] = method.llr(
-                    network, [edits[i] for i in chosen], at_sites[:, chosen]
-                )
-        return llr, variance
+    def difference(
+        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
+    ) -> tuple[float, float]:
+        return self._of[edit.kind].difference(network, edit, at_site, reverse)
 
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         if denoiser.left_to_right:

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.genomics.variants.methods import Masked
+from dnadiff.genomics.variants.methods import Floats, VariantMethod
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit
 
 
-class Phylogeny(Masked):
+class Phylogeny(VariantMethod):
     """log P(alt) - log P(ref), with P the posterior of the target's base given those of its
     relatives, by the phylogeny of the alignment (`dnadiff.genomics.phylogeny`).
 
@@ -24,13 +24,12 @@ class Phylogeny(Masked):
     no_value = "an insertion or deletion, or no related genome is aligned"
     without_columns = "no data"
 
-    def difference(self, network: Any, edit: Edit, reverse: bool) -> tuple[float, float]:
+    def difference(
+        self, network: Any, edit: Edit, at_site: Floats, reverse: bool
+    ) -> tuple[float, float]:
         if edit.surplus:
             return np.nan, np.nan
         found = network.at([(edit.record, place) for place in range(edit.start, edit.end)])[0]
         ref, alt = (TOKENIZER.bases(ids_of(each)) for each in (edit.ref, edit.alt))
         row = np.arange(len(found))
         return float((found[row, alt] - found[row, ref]).sum()), np.nan
-
-    def check(self, edit: Edit) -> None:
-        """Nothing is refused."""

@@ -158,7 +158,7 @@ def test_the_error_is_the_spread_over_seeds(method, edit, inconsistent, make_net
         make_network(inconsistent(), GENOME, seed=seed, stranded=True, batch_size=256)
         for seed in range(200)
     ]
-    values, variances = zip(*(method.difference(n, edit, False) for n in network))
+    values, variances = zip(*(method.difference(n, edit, np.zeros(4), False) for n in network))
     assert math.sqrt(np.mean(variances)) == pytest.approx(np.std(values, ddof=1), rel=0.2)
 
 
