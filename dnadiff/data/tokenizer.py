@@ -202,8 +202,8 @@ class CharTokenizer(TextTokenizer):
 
     buildable = True  # a checkpoint's configuration may name it
 
-    name: str = "characters"
-    mask_letter: str = "\ufffd"
+    name = "characters"
+    mask_letter = "\ufffd"
 
     def __init__(self, characters: str) -> None:
         if not isinstance(characters, str) or any("\ud800" <= c <= "\udfff" for c in characters):

@@ -152,7 +152,7 @@ class SampledWindows(Dataset[Window]):
     cut: Cut
     size: int
     seed: int
-    augment_rc: bool = False
+    augment_rc = False
     cond: Labels | Columns | None = None
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Reward(Configurable, ABC):
         has_gradient: whether it is a differentiable function of the one-hot sequence.
     """
 
-    has_gradient: bool = False
+    has_gradient = False
 
     @abstractmethod
     def __call__(self, sequences: Sequence[str]) -> Values:

@@ -126,16 +126,16 @@ class BaseDenoiser(nn.Module):
     backbone: Backbone
     reads: type[Backbone] = BidirectionalBackbone
     process_type: type[BaseProcess] = AbsorbingProcess
-    sampler: str = "grouped"
+    sampler = "grouped"
     bound: Callable[..., Tensor] | None = None
     block_size: int | None = None
-    time_conditioning: bool = False
-    rows_per_sequence: int = 1
-    same_for_all_rows: bool = True
+    time_conditioning = False
+    rows_per_sequence = 1
+    same_for_all_rows = True
     max_length: int | None = None
-    num_labels: int = 0
+    num_labels = 0
     given: OptTensor = None
-    fused_head: bool = False
+    fused_head = False
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__()
@@ -266,7 +266,7 @@ class MaskedDenoiser(BaseDenoiser):
         banned: ids that have probability 0 in `x0_log_probs`.
     """
 
-    normalized: bool = True
+    normalized = True
 
     def __init__(self, vocab: Vocab) -> None:
         super().__init__(vocab)

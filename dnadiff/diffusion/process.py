@@ -38,7 +38,7 @@ class Parameterization(ABC):
         banned: ids that have probability 0 in `x0_log_probs`.
     """
 
-    normalized: bool = True
+    normalized = True
 
     def __init__(self, vocab: Vocab) -> None:
         self.vocab = vocab
@@ -231,7 +231,7 @@ class Process(BaseProcess):
     described = "a process of tokens"
     example = "uniform"
     sampler = "reverse"
-    time_power: float = 1.0
+    time_power = 1.0
 
     @abstractmethod
     def parameterization(self) -> Parameterization:

@@ -118,9 +118,9 @@ class ResumableJob(Job):
     """
 
     items = "records"
-    bgzip: bool = False
-    converts: bool = False
-    position: int = 0
+    bgzip = False
+    converts = False
+    position = 0
 
     def __init__(self) -> None:
         self.totals: dict[str, Json] = {}

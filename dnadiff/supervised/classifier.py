@@ -207,7 +207,7 @@ class SequenceClassifier(nn.Module, ABC):
 
     vocab: Vocab
     num_classes: int
-    invariant: bool = False
+    invariant = False
     target: TaskTarget = ClassTarget()
 
     @abstractmethod

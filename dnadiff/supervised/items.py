@@ -455,7 +455,7 @@ class TaskModel(ABC):
     """
 
     kind: ClassVar[str | None] = None
-    random: bool = True
+    random = True
     fit_info: Mapping[str, Json] = MappingProxyType({})
     valid_predictions: Tensor | None = None
     trained: SequenceClassifier | None = None

@@ -204,8 +204,8 @@ class UnknownTokenizer(Tokenizer):
     """Stands for the tokenizer of a published text model, which its folder does not hold. It can
     neither encode nor decode."""
 
-    name: str = "unknown"
-    mask_letter: str = ""
+    name = "unknown"
+    mask_letter = ""
 
     def __init__(self, vocab: Vocab, source: Path) -> None:
         self.vocab, self.source = vocab, source

@@ -116,11 +116,11 @@ class Objective(ABC):
     takes_time = True
     trains_bound = True
     sampler: ClassVar[str | None] = None
-    own_bound: bool = False
+    own_bound = False
     no_likelihood = "its loss bounds no likelihood"
     everywhere = True
     distills = False
-    masks_padding: bool = False
+    masks_padding = False
     bound: bool = True
 
     def __init__(self, process: BaseProcess) -> None:

@@ -101,7 +101,7 @@ class Backbone(nn.Module, ABC):
     described = "a network"  # with examples, for messages
 
     max_length: int | None = None
-    reads_both_strands: bool = False
+    reads_both_strands = False
     peers: Peers | None = None
     columns: ColumnLayer | None
 
@@ -341,7 +341,7 @@ class BlockBackbone(Backbone):
     """
 
     described = "a network that reads blocks, caduceus or dit"
-    clean_is_causal: bool = False
+    clean_is_causal = False
 
     def check_blocks(self) -> None:
         """Raise ValueError or RuntimeError, naming the setting, if this network was built in a way

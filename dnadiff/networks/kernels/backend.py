@@ -121,11 +121,11 @@ class Backend(ABC):
     """
 
     device_type: str | None = None
-    keeps_dtype: bool = False
-    fused_gated_scan: bool = False
-    fused_add_norm: bool = False
+    keeps_dtype = False
+    fused_gated_scan = False
+    fused_add_norm = False
     max_states: float = math.inf
-    lacks_states: str = ""
+    lacks_states = ""
 
     @abstractmethod
     def description(self) -> str:
