@@ -79,7 +79,7 @@ def test_the_run_records_the_layer_and_the_alignment(run, world):
     assert 0.9 < network.columns.a.item() < 1.1
 
 
-def test_likelihoods_are_conditional_on_the_relatives(run, world, evaluate):
+def test_likelihoods_are_conditional_on_the_relatives(run, world, evaluate, tmp_path):
     content, out, _ = evaluate(run)
     assert "conditional on 3 related genomes" in content["protocol"] and content["protocol"] in out
     assert content["data"]["alignment"]["genomes"] == 3 and content["own_data"]
@@ -100,9 +100,16 @@ def test_likelihoods_are_conditional_on_the_relatives(run, world, evaluate):
         f"data.alignment={world / 'x.aln'}",
     )
     assert other["groups"]["all"]["bits"] < 1.0
+    store = tmp_path / "x.aln"
+    write_alignment(store, {"chr": SIZE}, LETTERS, [LETTERS], np.zeros((SIZE, 10), np.float32))
+    own = shutil.copytree(run, tmp_path / "own")
+    assert "is not the alignment" not in evaluate(own)[2]
+    data = "data=fasta", f"data.path={world / 'g.fa'}", "data.length=32"
+    _, _, err = evaluate(own, *data, f"data.alignment={store}")
+    assert "is not the alignment that" in err
     other, _, err = evaluate(run, "data=fasta", f"data.path={world / 'g.fa'}", "data.length=32")
     assert other["groups"]["all"]["bits"] > 1.9
-    assert "was trained with an alignment, and none is given" in err
+    assert "was trained with an alignment, and none is given" in err and "is not the" not in err
 
 
 def test_exported_it_is_the_same_model(run, world, cli, evaluate, tmp_path):
@@ -209,7 +216,8 @@ def test_what_does_not_fit_is_one_line(run, world, cli, trained):
     other = arguments(world, alignment="other.aln")
     assert "was made for another assembly" in refused(cli, "train", *other, "hydra.run.dir=x")
     missing = arguments(world, alignment="no.aln")
-    assert "no.aln" in refused(cli, "train", *missing, "hydra.run.dir=x")
+    err = refused(cli, "train", *missing, "hydra.run.dir=x")
+    assert "data.alignment: " in err and "no.aln does not exist" in err
     layer = arguments(world, "columns=posterior", alignment=None)
     assert "set data.alignment" in refused(cli, "train", *layer, "hydra.run.dir=x")
     labels = arguments(world, "backbone.num_labels=2")

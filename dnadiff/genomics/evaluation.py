@@ -555,6 +555,9 @@ def data_of(
     model.columns_for(data.alignment or alignment)
     check_length(length or data.length, model.denoiser.max_length)
     data.prepare()
+    read = None if alignment else data.describe().get("alignment")
+    if read and model.origin.alignment not in (None, read["identity"]):
+        log.warning(f"{data.alignment} is not the alignment that {model.path} was trained with")
     known = model.was_trained_on(data)
     if known is False and not given:
         log.warning(

@@ -244,6 +244,7 @@ def load_file(
                 recorded(content.get("tokens_seen"), int),
                 recorded(described.get("split_hash"), str),
                 recorded(described.get("digest"), str),
+                recorded((described.get("alignment") or {}).get("identity"), str),
             ),
         )
 

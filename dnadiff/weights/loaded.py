@@ -143,6 +143,7 @@ class Origin:
         tokens: tokens seen in training.
         split_hash: of the records and their split (`dnadiff.data.splits.split_hash`).
         digest: of the sequence that it was trained on (`SequenceDataModule.digest`).
+        alignment: identity of the alignment that it was trained with.
         data: description of the training data (`SequenceDataModule.describe`).
         data_changed: the files of the training data held something else when the model was
             exported.
@@ -158,6 +159,7 @@ class Origin:
     tokens: int | None = None
     split_hash: str | None = None
     digest: str | None = None
+    alignment: str | None = None
     data: Config | None = None
     data_changed: bool = False
     likelihood: Config | None = None
@@ -563,7 +565,11 @@ def description(loaded: Loaded, origin: Origin) -> Config:
         },
         "labels": list(loaded.labels),
         "step": loaded.step,
-        "origin": {key: value for key, value in asdict(origin).items() if key != "kind"},
+        "origin": {
+            key: value
+            for key, value in asdict(origin).items()
+            if key != "kind" and (key != "alignment" or value)
+        },
         "fingerprint": fingerprint(loaded.denoiser),
     }
     content = json.loads(json.dumps(content))  # as it is read again: lists for tuples

@@ -202,7 +202,12 @@ class GenomeDataModule(DNADataModule):
                 f"data.alignment does not fit sequences with labels "
                 f"({', '.join(self._labels.names)}); leave one of both out"
             )
-        columns = Alignment.open(self.alignment)
+        try:
+            columns = Alignment.open(self.alignment)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(
+                f"data.alignment: {error}; set it to the file, or evaluate with alignment=none"
+            ) from None
         columns.check(self._genome)
         self._columns = Columns(columns, self._genome.names, self.alignment_dropout)
         return found
