@@ -155,14 +155,15 @@ class Model:
                     "start is a complete sequence; leave length, motif and prompt out, and fix "
                     "positions with template"
                 )
-            request = self._starting(start, template, num_samples).with_columns(columns)
+            request = self._starting(start, template, num_samples)
+            request.columns = columns
             return self._designs(
                 request, sampler, seed, batch_size, label, guidance, gc, num_draws or 0, start_t
             )
         if length is None and template is None:
             length = self.length if columns is None else len(columns)
         request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
-        request = request.with_columns(columns)
+        request.columns = columns
         if num_draws is None and template is None and not motif and not prompt and gc is None:
             num_draws = 0
         return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
@@ -207,7 +208,7 @@ class Model:
         self.check_infill()
         request, low = infill_sequence(self.tokenizer, text, start, end, n, window)
         if columns is not None:
-            request = request.with_columns(columns[low : low + request.lengths[1]])
+            request.columns = columns[low : low + request.lengths[1]]
         designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
         return Designs(in_flanks(design, text, start, end, low) for design in designs)
 

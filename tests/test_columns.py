@@ -148,8 +148,11 @@ def test_nll_with_columns_is_what_score_computes(genome, stored, kind):
     found = one.nll([text], num_draws=128, columns=[columns])[0]
     assert found * 30 == pytest.approx(nats, rel=0.03)
     assert abs(one.nll([text], num_draws=128)[0] / found - 1) > 1e-3
-    with pytest.raises(ValueError, match=r"columns have the shapes \(29, 10\), expected \(30, 10"):
-        one.nll([text], columns=[columns[1:]])
+    for wrong in ([columns[1:]], columns, [columns, columns], [columns[:, :9]]):
+        with pytest.raises(ValueError, match="columns must be an array of each sequence") as error:
+            one.nll([text], columns=wrong)
+        assert len(str(error.value)) < 200
+    assert one.nll([text], num_draws=128, columns=[columns.tolist()])[0] == found
 
 
 def test_a_model_that_reads_no_alignment_refuses_columns():
@@ -219,7 +222,7 @@ def test_samples_of_a_zero_head_have_the_frequencies_of_the_posterior(stored):
     frequency = np.stack([(found == base).mean(1) for base in "ACGT"], 1)
     p = torch.from_numpy(columns[:, :4]).softmax(-1).numpy()
     assert np.abs(frequency - p).max() < 5 * (0.25 / 4000) ** 0.5
-    with pytest.raises(ValueError, match="columns are 12, and a sample has 20 bases"):
+    with pytest.raises(ValueError, match=r"cond has shape \(1, 12, 10\), expected \(1, 20, 10\)"):
         one.sample(1, length=20, columns=columns)
 
 

@@ -312,7 +312,7 @@ class ConditionalSampler:
     def _cond(self, targets: Sequence[Target]) -> Tensor | None:
         """What samples are conditioned on: the columns of an alignment (B, L, CHANNELS), or
         labels."""
-        found = [torch.from_numpy(x.columns) for x in targets if x.columns is not None]
+        found = [torch.as_tensor(x.columns).float() for x in targets if x.columns is not None]
         if found:
             return pad_sequence(found, True).to(self.denoiser.device)
         return None if self.labels is None else self.labels.expand(len(targets), -1)

@@ -8,12 +8,11 @@ that are allowed at each masked position. `dnadiff.design.generate` fills it, an
 
 from __future__ import annotations
 
-import copy
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy import ndarray
@@ -281,17 +280,6 @@ class Request(ABC):
     @abstractmethod
     def __getitem__(self, number: int) -> Target:
         """The template of sample `number` (0-based)."""
-
-    def with_columns(self, columns: ndarray | None) -> Self:
-        """The request with `columns` for every sample; ValueError for another length."""
-        if columns is not None and (len(columns),) * 2 != self.lengths:
-            raise ValueError(
-                f"columns are {len(columns)}, and a sample has {self.lengths[1]} bases; give a row "
-                "for each base (Alignment.columns)"
-            )
-        found = copy.copy(self)
-        found.columns = columns
-        return found
 
     def first_of_groups(self) -> Iterator[Target]:
         """The first sample of each group."""

@@ -20,7 +20,7 @@ from numpy import ndarray
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, Columns, SequenceInput
-from dnadiff.data.records import Interval, padded_groups
+from dnadiff.data.records import padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import LARGEST, Json, JsonMap, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
@@ -292,7 +292,7 @@ class ClassifierEnsemble:
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
         ids, labels = [query.ids for query in queries], [0] * len(queries)
-        pieces = [Interval(query.record, query.start, query.end) for query in queries]
+        pieces = [(query.record, query.start, query.end) for query in queries]
         pad_id = self.tokenizer.vocab.pad_id
         items = Items.from_sequences(ids, labels, pad_id, pieces=pieces, source=source)
         found = []

@@ -64,7 +64,7 @@ class Items:
         labels: Sequence[int] | ndarray,
         pad_id: int,
         groups: ndarray | None = None,
-        pieces: Sequence[Interval] = (),
+        pieces: Sequence[tuple[int, int, int]] = (),
         source: SequenceInput | None = None,
     ) -> Items:
         """Pad arrays of token ids `(L_i,)` to the longest of them."""

@@ -22,7 +22,6 @@ from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import run_data
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.kmers import MAX_K, MAX_KMERS, NOVELTY, KmerSet
-from dnadiff.data.records import Interval as Piece
 from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
@@ -255,7 +254,7 @@ class Division:
         """The items of a part."""
         rows = self.rows(part)
         sequences = [self.found.sequences[row] for row in rows]
-        pieces = [Piece(row, 0, len(ids)) for row, ids in zip(rows.tolist(), sequences)]
+        pieces = [(row, 0, len(ids)) for row, ids in zip(rows.tolist(), sequences)]
         of_rows = self.labels[rows], pad_id, self.clusters[rows]
         return Items.from_sequences(sequences, *of_rows, pieces, self.found.input)
 

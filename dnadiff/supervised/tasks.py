@@ -18,7 +18,6 @@ from typing_extensions import Unpack
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.kmers import UNKNOWN, KmerSet
-from dnadiff.data.records import Interval
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
@@ -712,7 +711,7 @@ class RegionWindows:
             random = np.random.default_rng(hash64(self.seed, part, name))
             for number in np.sort(random.choice(len(of_class), size, replace=False)):
                 record, start = of_class[number]
-                pieces.append(Interval(record, start, start + self.length))
+                pieces.append((record, start, start + self.length))
                 sequences.append(genome.records[record][start : start + self.length])
                 labels.append(label)
         pad_id = tokenizer.vocab.pad_id

@@ -11,11 +11,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,13 +24,13 @@ from dnadiff.data.records import Interval, merged
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.fields import JsonDict
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.formats.regions import Region, listing, names_of, read_regions
+from dnadiff.formats.regions import Region, names_of, read_regions
 from dnadiff.formats.sequences import Header, events
 from dnadiff.store.files import bare_name
 
 _REGION_FILES = (".bed", ".gtf", ".gff", ".gff3")
 # Of an alignment for each of several sequences, (L_i, CHANNELS); None: without.
-Columns: TypeAlias = Sequence[NDArray[np.float32]] | None
+Columns: TypeAlias = Sequence[Any] | np.ndarray | None
 
 
 class SequenceInput(ABC):
@@ -198,14 +197,10 @@ class ArrayInput(SequenceInput):
         self.given = None
         if columns is not None:
             self.given = [np.asarray(each, np.float32) for each in columns]
-            shapes, expected = (
-                [each.shape for each in self.given],
-                [(len(ids), CHANNELS) for ids in sequences],
-            )
-            if shapes != expected:
+            if [x.shape for x in self.given] != [(len(x), CHANNELS) for x in sequences]:
                 raise ValueError(
-                    f"columns have the shapes {listing([*map(str, shapes)])}, expected "
-                    f"{listing([*map(str, expected)])}: a row for each base (Alignment.columns)"
+                    "columns must be an array of each sequence, with a row of "
+                    f"{CHANNELS} numbers for each base (Alignment.columns)"
                 )
         self.regions = _whole(self.names, map(len, self.sequences))
         content = b"\xff".join(ids.tobytes() for ids in self.sequences)
