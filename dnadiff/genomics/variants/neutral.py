@@ -108,10 +108,11 @@ class Neutral:
         found = {}
         if self.percentile and edit.kind == "SNVs" and not math.isnan(ratio):
             scale = np.array(self.scale(edit))
-            below, size = ((scale < ratio).mean() + (scale <= ratio).mean()) / 2, len(scale)
-            share = (size * below + 1) / (size + 2)
+            below, size = ((scale < ratio).sum() + (scale <= ratio).sum()) / 2, len(scale)
+            share = (below + 1) / (size + 2)
             error = (share * (1 - share) / (size + 3)) ** 0.5
-            found = {"percentile": 100 * below, "percentile_SE": 100 * error}
+            rank = 100 * below / size if size else math.nan
+            found = {"percentile": rank, "percentile_SE": 100 * error}
         if self.calibrate_indels:
             bias = self.bias(edit)["bias_before"] if edit.surplus else 0.0
             found["LLR_calibrated"] = ratio - bias
