@@ -3,7 +3,7 @@ templates and motifs, within a genome, or designed for a reward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from annotated_types import Interval
@@ -14,7 +14,7 @@ from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user
-from dnadiff.store.objects import PACKAGE, build, check
+from dnadiff.store.objects import PACKAGE, build, check, without_key
 
 if TYPE_CHECKING:
     from dnadiff.design.method.base import DesignMethod
@@ -289,7 +289,11 @@ def sample(options: SampleOptions) -> list[Job]:
                 "is not corrected (docs/designing.md)"
             )
         settings_of_output |= {
-            **{key: without_trust(given[key]) for key in ("reward", "target", "method", "beta")},
+            # Whether a reward may be loaded does not change its values.
+            **{
+                key: without_key(given[key], "trust")
+                for key in ("reward", "target", "method", "beta")
+            },
             "num_draws": num_draws,
             "reward_inputs": built.inputs(),
             "copies": index is not None,
@@ -414,14 +418,6 @@ def make_request(options: SampleOptions, model: Model) -> Request:
         return requests.Infill(genome, regions, each, low, options.write == "window", alignment)
     prompt = options.prompt or ""
     return requests.Free(tokenizer, each, (low, high), options.seed, prompt, motifs)
-
-
-def without_trust(settings: Json) -> Json:
-    """Settings of a reward without `trust`, which decides whether a reward can be loaded, not its
-    values."""
-    if not isinstance(settings, Mapping):
-        return settings
-    return {key: without_trust(value) for key, value in settings.items() if key != "trust"}
 
 
 main = sample.main

@@ -43,7 +43,7 @@ from dnadiff.data.windows import (
 )
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, Json, Natural, PositiveInt, as_list, checked
-from dnadiff.store.address import CACHED, file_name, is_remote, shortened
+from dnadiff.store.address import CACHED, file_name, is_remote, shortened, with_texts
 from dnadiff.store.files import bare_name
 from dnadiff.store.objects import PACKAGE, build
 
@@ -643,16 +643,11 @@ def run_config(config: Json) -> Config:
     # The model's own tokenizer replaces the one that the configuration names.
     kept = {key: value for key, value in config.items() if key not in (*fetched, "tokenizer")}
     if "path" in kept:
-        kept["path"] = _stored_manifests(kept["path"])
+        kept["path"] = with_texts(kept["path"], _stored_manifest)
     return kept
 
 
-def _stored_manifests(path: Json) -> Json:
-    """Paths in which the addresses of a manifest are read from the cache; `build` does this for the
-    addresses themselves."""
-    if isinstance(path, Mapping):
-        return {label: _stored_manifests(one) for label, one in path.items()}
-    if isinstance(path, (list, tuple)):
-        return [_stored_manifests(one) for one in path]
-    is_manifest = isinstance(path, str) and bare_name(path).endswith(".tsv")
-    return CACHED + path if is_manifest and not is_remote(path) else path
+def _stored_manifest(path: str) -> str:
+    """A path, with a mark if it is a manifest, whose addresses are read from the cache; `build`
+    marks the addresses themselves."""
+    return CACHED + path if bare_name(path).endswith(".tsv") and not is_remote(path) else path

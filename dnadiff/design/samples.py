@@ -35,7 +35,7 @@ from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_jour
 from dnadiff.progress import duration, log, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import atomic_write, hash_file, read_json
-from dnadiff.store.objects import build
+from dnadiff.store.objects import build, without_key
 from dnadiff.weights.loaded import Loaded
 
 # Settings of a sampler that `resolved_sampler` can choose.
@@ -174,22 +174,12 @@ def check_settings(settings: Config) -> None:
             "noise_removal=none leaves masks in the samples, which a file cannot represent; choose "
             "sample or argmax"
         )
-    build(without_sizes(settings), trust=None)
+    build(without_key(settings, "sizes"), trust=None)  # they may depend on the h(n) of the model
 
 
 def _leaves_masks(settings: Config) -> bool:
     nested = (value for value in settings.values() if isinstance(value, dict))
     return settings.get("noise_removal") == "none" or any(map(_leaves_masks, nested))
-
-
-def without_sizes(settings: Config) -> Config:
-    """The settings of a sampler without the sizes of groups, which may depend on the h(n) of the
-    model."""
-    return {
-        key: without_sizes(value) if isinstance(value, dict) else value
-        for key, value in settings.items()
-        if key != "sizes"
-    }
 
 
 def sampler_name(sampler: Sampler) -> str:

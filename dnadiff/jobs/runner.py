@@ -9,12 +9,11 @@ shards.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from dnadiff.fields import Json
 from dnadiff.jobs.job import Job, Result, ResumableJob
 from dnadiff.jobs.journal import (
     ResumableOutput,
@@ -30,6 +29,7 @@ from dnadiff.jobs.shards import Shard, ShardFolder, packed, without
 from dnadiff.progress import Progress, log
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output, write_json
+from dnadiff.store.objects import without_key
 
 _OWN = ("shard", "launcher", "resume", "overwrite")  # keys that say how a process is started
 _MERGE_INTERVAL = 5.0  # seconds between two times at which a merged output is made safe
@@ -100,7 +100,10 @@ def run_jobs(jobs: Sequence[Job], options: RunOptions) -> Path:
         manifest = folder.check_complete()
         for job in jobs:
             stream = manifest.streams[job.stream]
-            was, now = without_device(stream.settings), without_device(plain(job.settings))
+            # On whatever device.
+            was, now = (
+                without_key(each, "device") for each in (stream.settings, plain(job.settings))
+            )
             if (differs := first_difference(was, now, job.earlier)) is not None:
                 key, before, after = differs
                 raise ValueError(
@@ -128,13 +131,6 @@ def run_jobs(jobs: Sequence[Job], options: RunOptions) -> Path:
                 job.write(_results(job, 0, options.merged))
             print(job.closing(time.monotonic() - start))
     return jobs[0].output
-
-
-def without_device(settings: Json) -> Json:
-    """Settings, and those inside them, without the device of a network."""
-    if not isinstance(settings, Mapping):
-        return settings
-    return {key: without_device(value) for key, value in settings.items() if key != "device"}
 
 
 def _results(job: Job, skip: int, merged: ShardFolder | None) -> Iterator[Result]:

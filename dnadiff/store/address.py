@@ -147,14 +147,19 @@ def shown(text: object) -> str:
     return _QUERY.sub(r"\1?...", _USER.sub(r"\1", str(text)))
 
 
-def shown_addresses(value: Any, show: Callable[[str], str] = shown) -> Any:
-    """A value of a configuration, or a list or mapping of such, with addresses as files show
-    them."""
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A value of a configuration, or a list or mapping of such, in which `change` replaces each
+    text."""
     if isinstance(value, Mapping):
-        return {key: shown_addresses(each, show) for key, each in value.items()}
+        return {key: with_texts(each, change) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [shown_addresses(each, show) for each in value]
-    return show(value) if isinstance(value, str) else value
+        return [with_texts(each, change) for each in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def shown_addresses(value: Any) -> Any:
+    """A value of a configuration with addresses as files show them."""
+    return with_texts(value, shown)
 
 
 def shortened(value: Any) -> Any:
@@ -168,7 +173,7 @@ def shortened(value: Any) -> Any:
     Raises:
         ValueError: for an address with a user name or a password.
     """
-    return shown_addresses(value, _without_secrets)
+    return with_texts(value, _without_secrets)
 
 
 def is_short(address: str) -> bool:

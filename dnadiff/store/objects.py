@@ -43,6 +43,13 @@ def leaves(config: Mapping[str, Json], prefix: str = "") -> Iterator[tuple[str, 
             yield prefix + str(key), value
 
 
+def without_key(settings: Json, key: str) -> Json:
+    """Settings, and those inside them, without a key."""
+    if not isinstance(settings, Mapping):
+        return settings
+    return {name: without_key(value, key) for name, value in settings.items() if name != key}
+
+
 def imported(module: str) -> ModuleType:
     """A module that the user, or a configuration, names.
 

@@ -4,7 +4,7 @@ files of its folder, and the earlier runs that it resumes, starts from, or would
 import glob
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from dnadiff.data.base import SequenceDataModule, run_config
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, require
-from dnadiff.fields import Config, Json, JsonDict, Natural, check_value
+from dnadiff.fields import Config, JsonDict, Natural, check_value
 from dnadiff.progress import duration, log, pasted, table
 from dnadiff.renamed import with_current_names
-from dnadiff.store.address import expand_user, is_remote, shown_addresses
+from dnadiff.store.address import expand_user, is_remote, shown_addresses, with_texts
 from dnadiff.store.disk import hash_file, locked, read_json, read_yaml, write_bytes, write_json
 from dnadiff.store.objects import PACKAGE, build, check, leaves, locate
 from dnadiff.training.callbacks import Checkpoints, fit
@@ -94,12 +94,12 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
         )
     # Absolute paths, so that a run can be evaluated from any folder.
     places: Config = {
-        key: absolute_paths(data_config[key])
+        key: with_texts(data_config[key], absolute_path)
         for key in ("path", "blacklist", "alignment")
         if key in data_config
     }
     if isinstance(split := data_config.get("split"), dict) and "bed" in split:
-        places["split"] = {**split, "bed": absolute_paths(split["bed"])}
+        places["split"] = {**split, "bed": with_texts(split["bed"], absolute_path)}
     config = config | {
         "trainer": trainer_settings(config["trainer"]),
         "data": data_config | places,
@@ -269,15 +269,10 @@ def of_teacher(config: Config, trust: Sequence[str] = ()) -> Config:
     return {key: value for key, value in config.items() if key != "checkpoint"} | of_model | started
 
 
-def absolute_paths(path: Json) -> Json:
-    """Absolute file names; anything that is not an existing file or a pattern is left as it is."""
-    if isinstance(path, Mapping):
-        return {key: absolute_paths(value) for key, value in path.items()}
-    if isinstance(path, list):
-        return [absolute_paths(value) for value in path]
-    if (
-        not isinstance(path, str) or not path.strip() or is_remote(path)
-    ):  # '' would be the current folder
+def absolute_path(path: str) -> str:
+    """An absolute file name; anything that is not an existing file or a pattern is left as it
+    is."""
+    if not path.strip() or is_remote(path):  # '' would be the current folder
         return path
     existing = expand_user(path).exists() or glob.has_magic(path)
     return str(expand_user(path).absolute()) if existing else path

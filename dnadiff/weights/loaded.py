@@ -38,6 +38,7 @@ from dnadiff.fields import (
 from dnadiff.networks.backbone.base import Backbone, PublishedLayout
 from dnadiff.progress import log
 from dnadiff.renamed import VERSION
+from dnadiff.store.address import with_texts
 from dnadiff.store.disk import json_hash, read_json
 from dnadiff.store.objects import PACKAGE, Trust, build, locate
 from dnadiff.weights import tensors
@@ -579,11 +580,7 @@ def description(loaded: Loaded, origin: Origin) -> Config:
 def portable(value: Json) -> Json:
     """Nested values in which the absolute paths of this machine are replaced by the names of their
     files."""
-    if isinstance(value, Mapping):
-        return {str(key): portable(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [portable(each) for each in value]
-    return Path(value).name if isinstance(value, str) and value.startswith(("/", "~")) else value
+    return with_texts(value, lambda text: Path(text).name if text.startswith(("/", "~")) else text)
 
 
 def portable_data(data: Config | None) -> Config | None:
