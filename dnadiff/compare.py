@@ -59,10 +59,9 @@ class CompareOptions(Options):
 def compare(options: CompareOptions) -> Result:
     """Compare, print the table, and write the JSON file."""
     from dnadiff.genomics import evaluation
-    from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
-    output = check_output(options.output or options.run_dir / "compare.json", options.overwrite)
+    output = options.new_output("compare.json")
     chosen = options.conjoin
     conjoined = ["a", "b"] if chosen is True else [] if chosen is False else chosen
     settings = options.into(

@@ -37,11 +37,11 @@ class CopiesOptions(Options):
 def copies(options: CopiesOptions) -> Result:
     """Search the training part."""
     from dnadiff.genomics.metrics import memorization
-    from dnadiff.store.disk import atomic_write, check_output
+    from dnadiff.store.disk import atomic_write
     from dnadiff.store.files import resolve
     from dnadiff.weights import checkpoint
 
-    output = check_output(options.output or options.run_dir / "copies.tsv", options.overwrite)
+    output = options.new_output("copies.tsv")
     resolve(options.input)  # refuses a missing file before the training part is read
     model = checkpoint.load(options.checkpoint, options.trust)
     data = memorization.training_data(model, options.trust, options.data)

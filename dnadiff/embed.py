@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
 from dnadiff.options.command import command
-from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
@@ -59,7 +58,7 @@ def embed(options: EmbedOptions) -> list[Job]:
     from dnadiff.supervised.embeddings import EmbedJob, writer_of
     from dnadiff.weights import checkpoint
 
-    output = expand_user(options.output or options.run_dir / "embeddings.npz")
+    output = options.output_path("embeddings.npz")
     writer_of(output, options.pool)
     if options.genome is None and not isinstance(options.input, str):
         raise ValueError(

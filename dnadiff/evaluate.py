@@ -72,7 +72,7 @@ def evaluate(options: EvaluateOptions) -> Result:
     from dnadiff.store.disk import check_output
     from dnadiff.weights import checkpoint
 
-    output = check_output(options.output or options.run_dir / "evaluate.json", options.overwrite)
+    output = options.new_output("evaluate.json")
     windows = check_output(options.windows, options.overwrite) if options.windows else None
     settings = options.into(evaluation.Evaluation)
     # The tokenizer of data= is used if the model has none.

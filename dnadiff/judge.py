@@ -11,7 +11,6 @@ from dnadiff.fields import Natural
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
-from dnadiff.store.address import expand_user
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
@@ -109,7 +108,7 @@ def judge(options: JudgeOptions) -> list[Job]:
         "settings": settings,
     }
     digest = None if searched is None else searched.digest
-    output = expand_user(options.output or options.run_dir / "judge.json")
+    output = options.output_path("judge.json")
     return [sample_quality.JudgeJob(evaluator, output, about, settings, digest, picture)]
 
 

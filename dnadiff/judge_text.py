@@ -83,10 +83,10 @@ def judge_text(options: JudgeTextOptions) -> Result:
     from dnadiff.design.samples import check_settings, resolved_sampler
     from dnadiff.genomics.metrics import text_quality, translation
     from dnadiff.model import Model
-    from dnadiff.store.disk import check_output, write_json
+    from dnadiff.store.disk import write_json
     from dnadiff.weights import checkpoint
 
-    output = check_output(options.output or options.run_dir / "judge_text.json", options.overwrite)
+    output = options.new_output("judge_text.json")
     for key in options.given(*_OF_SAMPLING) if options.samples is not None else ():
         raise ValueError(
             f"{key} is for samples of checkpoint=, and the texts of "

@@ -99,7 +99,7 @@ def predict(options: PredictOptions) -> list[Job]:
     from dnadiff.store.files import resolve
     from dnadiff.supervised import ensemble, predictions
 
-    output = expand_user(options.output or options.run_dir / "predictions.tsv")
+    output = options.output_path("predictions.tsv")
     if not output.name.lower().endswith(TABLES):
         raise ValueError(
             f"output {output} is the name of another kind of file; give one that ends in "

@@ -13,7 +13,6 @@ from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveFractio
 from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
-from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build, check, without_key
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ def sample(options: SampleOptions) -> list[Job]:
     samples.check_settings(options.sampler)
     model = Model(checkpoint.load(options.checkpoint, options.trust), options.device)
     is_dna = model.tokenizer.vocab.complement is not None
-    output = expand_user(options.output or options.run_dir / f"samples.{'fa' if is_dna else 'txt'}")
+    output = options.output_path(f"samples.{'fa' if is_dna else 'txt'}")
     samples.check_suffix(output, is_dna)
     model.conditioned(options.label, options.guidance)
     if options.input is None:

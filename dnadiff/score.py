@@ -71,7 +71,7 @@ def score(options: ScoreOptions) -> list[Job]:
             f"{key} is for the information content of each base; give per_base= too, or leave "
             f"{key} out"
         )
-    output = expand_user(options.output or options.run_dir / "scores.tsv")
+    output = options.output_path("scores.tsv")
     per_base = None if options.per_base is None else expand_user(options.per_base)
     if per_base is not None:
         is_big_wig(per_base)  # refuses other formats first

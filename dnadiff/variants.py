@@ -138,7 +138,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.supervised import ensemble
     from dnadiff.weights import checkpoint, tensors
 
-    output = expand_user(options.output or options.run_dir / "variants.tsv")
+    output = options.output_path("variants.tsv")
     method = build(options.variant_method, trust=None)
     needs_model = getattr(method, "needs_model", True)
     given = str(options.checkpoint or "")

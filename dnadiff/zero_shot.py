@@ -73,7 +73,7 @@ def zero_shot(options: ZeroShotOptions) -> Result:
     from dnadiff.store.disk import check_output, write_json
     from dnadiff.weights import checkpoint
 
-    output = check_output(options.output or options.run_dir / "zero_shot.json", options.overwrite)
+    output = options.new_output("zero_shot.json")
     model = checkpoint.load(options.checkpoint, options.trust)
     if model.tokenizer.vocab.complement is not None:
         raise ValueError(

@@ -165,6 +165,7 @@ class Tile(NamedTuple):
     skip: int  # number of leading positions that the previous tile has already covered
 
 
+@dataclass(eq=False)
 class Tiling:
     """Adjacent windows in intervals, numbered consecutively and computed from their numbers; the
     last window of an interval is shifted inwards to fit.
@@ -174,10 +175,12 @@ class Tiling:
         length: tokens in a window.
     """
 
-    def __init__(self, intervals: Intervals, length: int) -> None:
-        self.intervals, self.length = intervals, length
+    intervals: Intervals
+    length: int
+
+    def __post_init__(self) -> None:
         # one past the last tile of each interval
-        self._last = np.cumsum(-(-intervals.length // length))
+        self._last = np.cumsum(-(-self.intervals.length // self.length))
 
     def __len__(self) -> int:
         return int(self._last.max(initial=0))
@@ -246,12 +249,12 @@ def _mapped(stored: StoredArray) -> NDArray:
     return np.memmap(stored.path, stored.dtype, "r").view(np.ndarray)
 
 
+@dataclass(eq=False)
 class Ids:
     """Token ids of a record with soft-masked bases: behaves as a read-only array `(length,)` of
     uint8, without the case."""
 
-    def __init__(self, packed: TokenIds) -> None:
-        self.packed = packed
+    packed: TokenIds
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -436,6 +439,7 @@ class Cutter:
         return self._windows[number]
 
 
+@dataclass(eq=False)
 class PaddedCutter:
     """Complete records, padded on the right and truncated, as rows of one length.
 
@@ -447,18 +451,15 @@ class PaddedCutter:
             None: everything counts.
     """
 
-    def __init__(
-        self,
-        records: Records,
-        length: int,
-        vocab: Vocab,
-        ends: Ends = None,
-        step: int | None = None,
-        separator: int | None = None,
-    ) -> None:
-        self.records, self.length, self.ends, self.step = records, length, ends, step
-        self.separator = separator
-        self.pad_id, self.tokens = vocab.pad_id, TokenTable(vocab)
+    records: Records
+    length: int
+    vocab: Vocab
+    ends: Ends = None
+    step: int | None = None
+    separator: int | None = None
+
+    def __post_init__(self) -> None:
+        self.pad_id, self.tokens = self.vocab.pad_id, TokenTable(self.vocab)
 
     def __call__(
         self, record: Integers, start: Integers, reverse: Mask | None = None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, 
 from pydantic.fields import FieldInfo
 
 from dnadiff.fields import Built, Natural, NonNegative, PositiveInt, check_value
-from dnadiff.store.address import shortened
+from dnadiff.store.address import expand_user, shortened
 
 if TYPE_CHECKING:
     import pandas
@@ -154,6 +154,19 @@ class Options(BaseModel):
     def device(self) -> str:
         """The device of torch that the key `accelerator` means."""
         return device_of(getattr(self, "accelerator", "cpu"))
+
+    def output_path(self, name: str) -> Path:
+        """The file of the key `output`, or one of this name in the run folder."""
+        return expand_user(self._output(name))
+
+    def new_output(self, name: str) -> Path:
+        """As `output_path`; an error if it exists and is not to be replaced."""
+        from dnadiff.store.disk import check_output
+
+        return check_output(self._output(name), self.overwrite)
+
+    def _output(self, name: str) -> str | Path:
+        return getattr(self, "output", None) or self.run_dir / name
 
     def into(self, target: Callable[..., T], **more: Any) -> T:
         """What a class or function makes of the keys with the names of its parameters, and of

@@ -284,10 +284,10 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_json(path: str | Path, content: object, indent: int = 2) -> None:
+def write_json(path: str | Path, content: object) -> None:
     """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
     plain = json.loads(json.dumps(content), parse_constant=lambda name: None)
-    write_bytes(path, (json.dumps(plain, indent=indent) + "\n").encode())
+    write_bytes(path, (json.dumps(plain, indent=2) + "\n").encode())
 
 
 def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:
@@ -408,11 +408,16 @@ def load_json(text: str) -> Json:
     return json.loads(text)
 
 
-def _parsed(
-    parse: Callable[[str], Json], kind: str, content: str | bytes, source: object, remedy: str
-) -> Json:
+def _mapping(
+    parse: Callable[[str], Json],
+    kind: str,
+    content: str | bytes,
+    source: object,
+    required: Sequence[str],
+    remedy: str,
+) -> dict[str, Json]:
     try:
-        return parse(content.decode("utf-8") if isinstance(content, bytes) else content)
+        found = parse(content.decode("utf-8") if isinstance(content, bytes) else content)
     except Exception as error:  # YAML tags on wrong values raise many kinds
         problem = f"is not {kind} ({' '.join(str(error).split())})"
         if isinstance(error, UnicodeDecodeError):
@@ -420,6 +425,12 @@ def _parsed(
         if isinstance(error, RecursionError):
             problem = "is nested too deeply"
         raise ValueError(f"{source} {problem}; {remedy}") from error
+    if not isinstance(found, dict):
+        what = {type(None): "nothing", list: "a list"}.get(type(found), "one value")
+        raise ValueError(f"{source} holds {what}; expected keys with values; {remedy}")
+    if missing := [key for key in required if key not in found]:
+        raise ValueError(f"{source} lacks {', '.join(missing)}; {remedy}")
+    return found
 
 
 def json_object(
@@ -436,7 +447,7 @@ def json_object(
     Raises:
         ValueError: if it is not UTF-8, not JSON, or nested too deeply, or something is missing.
     """
-    return _mapping(_parsed(load_json, "JSON", content, source, remedy), source, required, remedy)
+    return _mapping(load_json, "JSON", content, source, required, remedy)
 
 
 def read_small(path: Path, most: int = 1 << 27) -> bytes:
@@ -471,12 +482,12 @@ def read_json(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -
 def read_yaml(path: Path, required: Sequence[str] = (), remedy: str = _REMEDY) -> dict[str, Json]:
     """The mapping in a YAML file, with at least these keys; an empty file has none. Errors as
     `read_json`, also for a key that is there twice, and a file that would take long to read."""
-    found = _parsed(_load_yaml, "YAML", read_small(path, _LARGEST), path, remedy)
-    return _mapping({} if found is None else found, path, required, remedy)
+    return _mapping(_load_yaml, "YAML", read_small(path, _LARGEST), path, required, remedy)
 
 
 def _load_yaml(text: str) -> Json:
-    """The value of a YAML text, to which its aliases add a bounded number of values."""
+    """The value of a YAML text, to which its aliases add a bounded number of values; nothing is an
+    empty mapping."""
     sizes: dict[str | None, int] = {}  # of anchors: values, with those of aliases
     opened: list[tuple[str | None, int]] = []  # anchor, and values before it
     total = added = 0
@@ -498,7 +509,8 @@ def _load_yaml(text: str) -> Json:
             raise RecursionError
         if added > _MOST:
             raise ValueError(f"its aliases add more than {_MOST:,} values")
-    return yaml.load(text, _UniqueKeys)
+    found = yaml.load(text, _UniqueKeys)
+    return {} if found is None else found
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -509,17 +521,6 @@ class _UniqueKeys(yaml.SafeLoader):
         if keys and max(keys.values()) > 1:
             raise ValueError(f"the key {keys.most_common(1)[0][0]} is there twice")
         return super().construct_mapping(node, deep)
-
-
-def _mapping(
-    found: Json, source: str | Path, required: Sequence[str], remedy: str
-) -> dict[str, Json]:
-    if not isinstance(found, dict):
-        what = {type(None): "nothing", list: "a list"}.get(type(found), "one value")
-        raise ValueError(f"{source} holds {what}; expected keys with values; {remedy}")
-    if missing := [key for key in required if key not in found]:
-        raise ValueError(f"{source} lacks {', '.join(missing)}; {remedy}")
-    return found
 
 
 def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -656,9 +657,9 @@ def _note_of(path: Path) -> tuple[Path, dict[str, object]]:
     return cache_dir("sources") / name[:2] / f"{name}.json", seen
 
 
-def hash_file(path: Path, algorithm: str = "sha256") -> str:
-    """Hexadecimal digest of a file, with a progress bar for a large one."""
-    digest = hashlib.new(algorithm)
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, with a progress bar for a large one."""
+    digest = hashlib.sha256()
     with (
         path.open("rb") as file,
         megabytes(path.stat().st_size, f"reading {path.name}") as progress,

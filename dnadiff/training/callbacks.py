@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sized
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -163,7 +163,7 @@ class EMA(WeightAveraging):
         outputs: STEP_OUTPUT,
         batch: Batch,
         batch_idx: int,
-        dataloader_idx: int = 0,
+        *_: Any,
     ) -> None:
         if self._average_model is None:
             return
@@ -270,23 +270,14 @@ class Checkpoints(Callback):
         several = trainer.strategy.reduce_boolean_decision(number is not None, all=False)
         return (number or signal.SIGTERM) if several else None
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         if self._stopped is not None:  # only now are the metrics of the last step written
             raise self._stopped
         # The step under which Lightning logs. A checkpoint saved after a validation restores a
         # number that is too small by 1.
         trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         # Runs after the averaging, because checkpoints are the last callback.
         step = trainer.global_step
         if step == self._step:
@@ -342,14 +333,7 @@ class Checkpoints(Callback):
             self.validation_due = True
             self._save(trainer)
 
-    def on_validation_batch_start(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         number = self._signal(trainer)
         # The resumed run repeats the validation.
         if number is not None and self._saved_step == trainer.global_step:
@@ -367,10 +351,10 @@ class Checkpoints(Callback):
             # know this best value.
             self._save(trainer)
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: object) -> None:
+    def on_exception(self, *_: Any) -> None:
         self.signals.restore()
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def teardown(self, *_: Any) -> None:
         self.signals.restore()
 
 
@@ -387,14 +371,7 @@ class ProgressBar(Callback):
         if trainer.is_global_zero:
             self.bar = Progress(total, "train", initial=self._step)
 
-    def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.bar is None or trainer.global_step <= self._step:
             return
         metrics, tokens = trainer.callback_metrics, cast(DiffusionModule, pl_module).tokens_seen
@@ -407,9 +384,9 @@ class ProgressBar(Callback):
         if self.bar is not None and "valid/nll" in trainer.callback_metrics:
             self.bar.notes["valid"] = f"{float(trainer.callback_metrics['valid/nll']):.4f}"
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, *_: Any) -> None:
         if self.bar is not None:
             self.bar.close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: object) -> None:
-        self.on_train_end(trainer, pl_module)
+    def on_exception(self, *_: Any) -> None:
+        self.on_train_end()

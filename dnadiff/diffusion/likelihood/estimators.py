@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -598,12 +598,13 @@ def exact_nelbo(
     return exact_curve(denoiser, process, x0, maskable).sum(-1)
 
 
+@dataclass
 class ReverseComplemented:
     """The batches with every sequence reverse-complemented and its groups mirrored; can be iterated
     as often as `batches`."""
 
-    def __init__(self, batches: Batches, vocab: Vocab) -> None:
-        self.batches, self.vocab = batches, vocab
+    batches: Batches
+    vocab: Vocab
 
     def __iter__(self) -> Iterator[WindowBatch]:
         for each in self.batches:

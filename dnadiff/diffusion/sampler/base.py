@@ -67,6 +67,7 @@ class Samples(NamedTuple):
     rows: int
 
 
+@dataclass(eq=False)
 class CountedDenoiser:
     """A denoiser for one batch, and how much it was used.
 
@@ -80,16 +81,11 @@ class CountedDenoiser:
         rows: sequences evaluated in them.
     """
 
-    def __init__(
-        self,
-        denoiser: BaseDenoiser,
-        cond: OptTensor = None,
-        valid: OptTensor = None,
-        start_t: float | None = None,
-    ) -> None:
-        self.denoiser: Any = denoiser  # of the kind that the sampler is for
-        self.cond, self.valid, self.start_t = cond, valid, start_t
-        self.nfe = self.rows = 0
+    denoiser: Any  # of the kind that the sampler is for
+    cond: OptTensor = None
+    valid: OptTensor = None
+    start_t: float | None = None
+    nfe = rows = 0
 
     def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
         """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times

@@ -12,6 +12,7 @@ with a list of non-empty tiles.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 
@@ -104,6 +105,7 @@ def positions(
     return Positions(number, torch.cat([block - 1, block]), key)
 
 
+@dataclass(eq=False)
 class DenseStreams:
     """Attention of the noised and the clean stream, in this order, with dense masks: L x 2L for the
     noised queries, and L x L for the clean ones, which see clean keys only.
@@ -113,8 +115,8 @@ class DenseStreams:
         clean: (B or 1, 1, L, L) bool; None for `noised_only`.
     """
 
-    def __init__(self, noised: Tensor, clean: OptTensor) -> None:
-        self.noised, self.clean = noised, clean
+    noised: Tensor
+    clean: OptTensor
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
@@ -131,6 +133,7 @@ class DenseStreams:
         return DenseStreams(self.noised, None)
 
 
+@dataclass(eq=False)
 class FlexStreams:
     """Both streams with `flex_attention`, which skips empty tiles and holds no dense mask.
 
@@ -141,10 +144,9 @@ class FlexStreams:
             would be another compilation.
     """
 
-    def __init__(
-        self, mask: BlockMask, attention: Callable[..., Tensor], length: int | None = None
-    ) -> None:
-        self.mask, self.attention, self.length = mask, attention, length
+    mask: BlockMask
+    attention: Callable[..., Tensor]
+    length: int | None = None
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
@@ -263,6 +265,7 @@ def cached_mask(seen: Tensor, size: int) -> Tensor:
     return seen[:, :, None] | pad(itself, (seen.shape[2] - size, 0))
 
 
+@dataclass(eq=False)
 class CachedAttention:
     """Attention of one block to the tokens before it and to itself.
 
@@ -272,8 +275,8 @@ class CachedAttention:
         mask: (B, 1, n, m + n) bool; None for all keys.
     """
 
-    def __init__(self, cached: Sequence[Tensor], mask: OptTensor) -> None:
-        self.cached, self.mask = cached, mask
+    cached: Sequence[Tensor]
+    mask: OptTensor
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See `Attention`."""
