@@ -1,8 +1,6 @@
 """`python -m dnadiff.compare`: the paired difference of the likelihoods of two models on the same
 held-out windows."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

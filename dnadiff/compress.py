@@ -1,8 +1,6 @@
 """`python -m dnadiff.compress`: lossless compression of a FASTA file with a trained model.
 `dnadiff.decompress` restores it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

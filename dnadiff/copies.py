@@ -1,8 +1,6 @@
 """`python -m dnadiff.copies`: the longest exact match of each record of a FASTA file with a model's
 training part, on either strand."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from pydantic import Field

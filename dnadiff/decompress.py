@@ -1,8 +1,6 @@
 """`python -m dnadiff.decompress`: restore the FASTA file that `dnadiff.compress` compressed, byte
 for byte."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

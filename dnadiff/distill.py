@@ -1,7 +1,5 @@
 """`python -m dnadiff.distill`: train a student of a masked model that needs fewer network calls."""
 
-from __future__ import annotations
-
 from dnadiff.fields import Built
 from dnadiff.options.base import Checkpoint, Group, Result, TrainingOptions, group
 from dnadiff.options.command import command

@@ -1,8 +1,6 @@
 """`python -m dnadiff.evaluate`: held-out likelihood with error bars, compared with Markov models of
 the training part of the same data."""
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -1,8 +1,6 @@
 """`python -m dnadiff.export`: a trained model as a folder to share: published layout, what loads it
 back, and a model card."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar, Literal, Self

@@ -140,8 +140,8 @@ def _checking(function: Callable[..., Any], holder: Callable[..., Any]) -> Calla
         for parameter in signature.parameters.values():
             values = given.arguments
             if parameter.kind is parameter.VAR_KEYWORD and parameter.name in values:
-                values[parameter.name] |= _compared(holder, values[parameter.name])
-        given.arguments.update(_compared(holder, given.arguments))
+                values[parameter.name] |= check_arguments(holder, values[parameter.name])
+        given.arguments.update(check_arguments(holder, given.arguments))
         return function(*given.args, **given.kwargs)
 
     return call
@@ -149,17 +149,25 @@ def _checking(function: Callable[..., Any], holder: Callable[..., Any]) -> Calla
 
 def check_arguments(
     target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
-) -> None:
-    """Compare the values of a configuration with the signature of the class or function that they
-    are for; its defaults are always valid.
+) -> dict[str, Any]:
+    """Compare values with the signature of the class or function that they are for; its defaults
+    are always valid.
 
     Args:
         prefix: of the names of the arguments in messages, as in `sampler.`.
 
+    Returns:
+        The arguments that have a hint, converted to its type.
+
     Raises:
         ValueError: naming the key, the value and what is expected.
     """
-    _compared(target, arguments, prefix)
+    hints, defaults = signature_of(target)
+    return {
+        name: check_value(prefix + name, arguments[name], hints[name])
+        for name in hints.keys() & arguments.keys()
+        if name not in defaults or arguments[name] is not defaults[name]
+    }
 
 
 def check_value(key: str, value: object, hint: object) -> Any:
@@ -315,18 +323,6 @@ def _read_class(kind: Any) -> Any:
 @functools.lru_cache(maxsize=None, typed=True)
 def _adapter(hint: Any) -> TypeAdapter[Any]:
     return TypeAdapter(read_as(hint))
-
-
-def _compared(
-    target: Callable[..., object], arguments: Mapping[str, object], prefix: str = ""
-) -> dict[str, Any]:
-    """The arguments that have a hint, converted to its type."""
-    hints, defaults = signature_of(target)
-    return {
-        name: check_value(prefix + name, arguments[name], hints[name])
-        for name in hints.keys() & arguments.keys()
-        if name not in defaults or arguments[name] is not defaults[name]
-    }
 
 
 @functools.cache

@@ -1,8 +1,6 @@
 """`python -m dnadiff.finetune`: fine-tune a trained network on a task, and compare it with the same
 network from scratch and with baselines."""
 
-from __future__ import annotations
-
 import logging
 import shlex
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`python -m dnadiff.info`: what a model is, what it was trained on, how well it predicts, and what
 it is for."""
 
-from __future__ import annotations
-
 from dnadiff.fields import Json
 from dnadiff.options.base import Checkpoint, Options, Result
 from dnadiff.options.command import command

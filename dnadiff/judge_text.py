@@ -1,8 +1,6 @@
 """`python -m dnadiff.judge_text`: generative perplexity of text samples under a causal model, with
 entropy, repetition and real text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Self

@@ -1,8 +1,6 @@
 """What a user sees of a running command: a progress bar on a terminal, occasional lines elsewhere,
 and messages of the log."""
 
-from __future__ import annotations
-
 import atexit
 import difflib
 import logging

@@ -1,7 +1,5 @@
 """`python -m dnadiff.train`: train a model on a genome or a text."""
 
-from __future__ import annotations
-
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Group, Result, TrainingOptions, group
 from dnadiff.options.command import command

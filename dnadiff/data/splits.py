@@ -5,8 +5,6 @@ A split is a callable
 cut inside intervals, so that windows of different parts never overlap.
 """
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right

@@ -5,8 +5,6 @@ it needs to know about the alphabet from the tokenizer's `vocab`. Tokens have no
 `dnadiff.data.genome.genome` keeps it separately.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

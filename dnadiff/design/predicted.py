@@ -1,7 +1,5 @@
 """The prediction of a fine-tuned model as a reward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

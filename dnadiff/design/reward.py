@@ -3,8 +3,6 @@ and rewards for composition, motifs, restriction sites, a target value and weigh
 
 The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

@@ -6,8 +6,6 @@ data, and the one with the best likelihood bound per token is kept. An autoregre
 beam: it fills the longest, and its target ends at its first end token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

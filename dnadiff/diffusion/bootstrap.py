@@ -6,8 +6,6 @@ are too narrow. Resampling whole blocks keeps the correlation inside each block 
 Kuensch 1989). To compare two models on the same windows, resample the difference of their values.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

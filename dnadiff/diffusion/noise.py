@@ -5,8 +5,6 @@ probability, so it is the same for every schedule with the same two ends. A sche
 variance of training, the grid of a sampler and every bound in discrete time.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import Annotated

@@ -5,8 +5,6 @@ probability in proportion to exp(score) (a Plackett-Luce distribution over order
 random order, and so masked diffusion.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

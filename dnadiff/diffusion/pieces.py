@@ -1,8 +1,6 @@
 """A denoiser whose network reads one piece of every sequence, while the peers of this process read
 the others (context parallelism)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ x0, given as an argument. A `Parameterization` says what the logits of a network
 log-probabilities of x0 (MDLM, D3PM, BERT) or log-ratios of probabilities (SEDD).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

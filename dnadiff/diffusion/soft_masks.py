@@ -1,8 +1,6 @@
 """Self-conditioning of masked diffusion models: a second pass that reads what the first one
 predicts at the masks (soft masks, arXiv 2510.17206)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

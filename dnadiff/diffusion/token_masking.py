@@ -9,8 +9,6 @@ What a process counts or learns is a buffer or a parameter of it. The denoiser h
 a submodule, so that a checkpoint stores it with the weights.
 """
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Documents of text: plain text, lines of JSON and rows of tables."""
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -7,8 +7,6 @@ module that `plugins=` names. The last one that was defined is tried first, so t
 user comes before those of the package.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import struct

@@ -3,8 +3,6 @@ how strongly a model predicts what is at a position.
 
 Windows overlap, so that each base is predicted where its window has context on both sides."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

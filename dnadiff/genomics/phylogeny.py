@@ -10,8 +10,6 @@ has a mean rate of 1, so that a branch of length t has P = exp(Q r t). Profiles 
 bases stand for sites where not every base is allowed, such as many third positions of codons.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property

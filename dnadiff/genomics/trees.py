@@ -2,8 +2,6 @@
 
 Trees have no root. `dnadiff.genomics.phylogeny` computes with them."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from io import StringIO

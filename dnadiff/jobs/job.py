@@ -7,8 +7,6 @@ order. `dnadiff.jobs.runner` runs a job, at once or after an interruption, in on
 shards.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate

@@ -2,8 +2,6 @@
 machine, or as tasks of Ray (extra `ray`). As a program, this file runs one shard after another as
 they arrive on standard input."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

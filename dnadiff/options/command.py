@@ -166,8 +166,13 @@ class Command(Generic[P]):
             )
         outputs = {key: values.get(key) for key in OUTPUTS}
         launcher = values.get("launcher")
-        if launcher or values.get("shard") is not None:
-            refuse_remote_shards(outputs)
+        divided = launcher or values.get("shard") is not None
+        for key, path in outputs.items() if divided else ():
+            if is_remote(path):
+                raise ValueError(
+                    f"{key} {path} is on another machine, and shards need a folder that all of "
+                    "them see; name a file there, and copy what merging writes"
+                )
         complete = launcher and values.get("resume") and Path(values["output"] or "").is_file()
         if launcher and not complete:  # starts this command once for each shard
             return build(launcher, trust=None).launch(
@@ -220,8 +225,7 @@ class Command(Generic[P]):
         try:
             if page == "job":
                 import_plugins(overrides)
-                composed = Composition(self.name, self.options, overrides, folder)
-                values = composed.plain(composed.config(), resolve=False, required=False)
+                values = compose(self.name, overrides, resolve=False, folder=folder)
                 return print(yaml.safe_dump(values, sort_keys=False, width=1000).rstrip())
             with redirect_stdout(PrintableOutput(sys.stdout)):  # type: ignore[type-var]
                 self.start(overrides, folder=folder)
@@ -261,17 +265,6 @@ def compose(
     """
     composed = Composition(name, named(name).options, overrides, folder)
     return composed.plain(composed.config(), resolve, required=False)
-
-
-def refuse_remote_shards(outputs: Config) -> None:
-    """ValueError for the shards of a remote output: they write to a folder that all of them see."""
-    for key, path in outputs.items():
-        if is_remote(path):
-            raise ValueError(
-                f"{key} {path} is on another machine, and shards need a folder that all of "
-                "them see; name a file there, and copy what "
-                "merging writes"
-            )
 
 
 def command_names() -> list[str]:

@@ -92,8 +92,7 @@ class Composition:
     ) -> None:
         self.name, self.options, self.folder = name, options, folder
         self.roots = [config_dir(), *([] if folder is None else [folder])]
-        given = [o for o in overrides if not o.startswith(f"{PLUGINS}=")]
-        given = shortened(given)
+        given = shortened([o for o in overrides if not o.startswith(f"{PLUGINS}=")])
         check_form(given)
         self.arguments = with_current_choices(given)
         self.chosen: dict[str, tuple[str, str]] = {}

@@ -13,8 +13,6 @@ resumes finds on this disk what an earlier one left there. If that was uploaded 
 copy of what is there, so that it says of a complete output what it says of a local one.
 """
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import http.client

@@ -1,8 +1,6 @@
 """What the head of a classifier reads: the features of a network, and on request those of its first
 layers, the bases, and the length."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

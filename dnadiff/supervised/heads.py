@@ -1,7 +1,5 @@
 """Heads of sequence classifiers: from the features of all positions to the outputs."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from typing import TypedDict

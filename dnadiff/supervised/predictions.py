@@ -1,8 +1,6 @@
 """Predictions of a file: records of FASTA or rows of a table, cut into windows, and the table that
 `python -m dnadiff.predict` writes, with a parquet file, a track and metrics made from it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import itertools

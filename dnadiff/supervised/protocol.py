@@ -5,8 +5,6 @@ items.
 tested item once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 

@@ -5,8 +5,6 @@ The published accuracies are in `genomic_benchmarks/published.csv`, which ships 
 each comes with the number of training sequences behind it.
 """
 
-from __future__ import annotations
-
 import csv
 import time
 from collections.abc import Collection, Mapping, Sequence

@@ -11,8 +11,6 @@ Layer-wise decay of the learning rate: ELECTRA (arXiv 2003.10555, appendix B) an
 is the same for all tasks. The exponents are those of BEiT's code.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,8 +1,6 @@
 """The loop of a training run and its callbacks: averaged weights, checkpoints, stopping by a signal
 (Ctrl-C, or the one that a scheduler sends before its time limit) and the progress bar."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -354,7 +352,7 @@ class Checkpoints(Callback):
     def on_exception(self, *_: Any) -> None:
         self.signals.restore()
 
-    def teardown(self, *_: Any) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.signals.restore()
 
 

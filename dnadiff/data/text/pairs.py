@@ -7,8 +7,6 @@ has weight 0, so that it is never masked and never counted. A tokenizer with an 
 and ends by that one; characters do so by the control characters that ASCII has for it.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence

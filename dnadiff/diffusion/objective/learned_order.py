@@ -1,7 +1,5 @@
 """A learned order of unmasking: the evidence lower bound over orders."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,8 +1,6 @@
 """Self-distillation through time (SDTT, arXiv 2410.21035): a student learns to do in one step what
 its teacher does in several."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 

@@ -1,8 +1,6 @@
 """Fast-dLLM (arXiv 2505.22618): block after block in a bidirectional transformer, with approximate
 key-value caches."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from torch import Tensor

@@ -7,8 +7,6 @@ change does not depend on the network and is drawn first, and a sequence is eval
 that unmask something in it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias

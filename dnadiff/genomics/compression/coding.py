@@ -7,8 +7,6 @@ get identical probabilities if the model, the libraries, the kernels and the pro
 (`describe`, `measure`). The coder is the range coder of `constriction` (arXiv 2201.01741), an
 optional dependency."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

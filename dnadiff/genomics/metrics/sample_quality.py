@@ -11,8 +11,6 @@ codons and open reading frames, and what small models learn from samples: to dis
 real windows, and to predict real windows. A set of windows is an array (S, L) uint8 of bases as in
 `dnadiff.data.kmers`."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -6,8 +6,6 @@ sacreBLEU's defaults, which its signature records. ROUGE (Lin 2004) is the mean 
 lower-case words of Latin letters and digits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -2,8 +2,6 @@
 networks of Mamba mixers share: embedding, residual stream of blocks, final norm, and a head tied to
 the embedding."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -4,8 +4,6 @@ The scan, convolution and gate are in `dnadiff.networks.kernels`; here are the p
 them.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

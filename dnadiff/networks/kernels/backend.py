@@ -4,8 +4,6 @@
 here and add it to `SCANS`.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

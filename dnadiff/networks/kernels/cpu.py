@@ -6,8 +6,6 @@ each of which writes its result to memory. Here a layer of a small network is se
 library forward and seven backward. `torch.compile` gets the separate operators.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_void_p

@@ -9,8 +9,6 @@ slopes of four neighbors instead of writing them: 8 bytes per channel and positi
 more. Gradients of weights are partial sums, one per program.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from triton.language import constexpr

@@ -4,8 +4,6 @@ Triton, and the Triton back end.
 Half precision is read and written unchanged and is float32 inside the kernels.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -11,8 +11,6 @@ the scan would need both directions of a position in one program, so half as man
 4 of some 40 bytes per layer.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence
