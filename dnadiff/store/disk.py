@@ -284,10 +284,10 @@ def write_bytes(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_json(path: str | Path, content: object) -> None:
+def write_json(path: str | Path, content: object, indent: int = 2) -> None:
     """Write a JSON file atomically. NaN and infinities, which JSON does not have, become null."""
     plain = json.loads(json.dumps(content), parse_constant=lambda name: None)
-    write_bytes(path, (json.dumps(plain, indent=2) + "\n").encode())
+    write_bytes(path, (json.dumps(plain, indent=indent) + "\n").encode())
 
 
 def check_folder(path: str | Path, overwrite: bool, own: Collection[str]) -> Path:

@@ -52,7 +52,7 @@ def test_a_file_that_does_not_fit_is_named_with_its_size_and_the_space(target):
             match=rf"^{target} could not be written: it needs 90,0\d\d bytes, and .*{LIMITED}",
         ),
     ):
-        write_json(target, ["a" * 45_000] * 2)
+        write_json(target, ["a" * 45_000] * 2, indent=0)
     assert unchanged(target)
 
 
