@@ -3,7 +3,7 @@ of each of its bases."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Interval
 
@@ -29,7 +29,7 @@ class AlignOptions(ShardedOptions):
     complemented), paralogs, and why a genome was left out. See docs/alignment_format.md.
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     genome: str
     """FASTA, 2bit or GenBank: the target"""
     related: str | list[str]

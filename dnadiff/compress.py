@@ -2,7 +2,6 @@
 `dnadiff.decompress` restores it."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Accelerator, ModelOptions, Result
@@ -22,7 +21,7 @@ class CompressOptions(ModelOptions):
     this is checked. Needs pip install -e '.[compress]'.
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     input: str
     """FASTA, plain or gzip"""
     output: str | None = None

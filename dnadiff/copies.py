@@ -1,8 +1,6 @@
 """`python -m dnadiff.copies`: the longest exact match of each record of a FASTA file with a model's
 training part, on either strand."""
 
-from typing import ClassVar
-
 from pydantic import Field
 
 from dnadiff.options.base import MODEL, Group, Options, Result, group
@@ -17,7 +15,7 @@ class CopiesOptions(Options):
         python -m dnadiff.copies input=designs.fa checkpoint=RUN output=copies.tsv
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     tokenizer: Group | None = group()  # so that data=text gets its own error message
     data: Group | None = group()
     """the training data, for a model without a run or on another machine: data=fasta

@@ -2,7 +2,6 @@
 for byte."""
 
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -18,7 +17,7 @@ class DecompressOptions(Options):
     python -m dnadiff.decompress checkpoint=RUN input=x.dnd output=x.fa
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     checkpoint: str = Field(description=f"the model used for compression: {MODEL}")
     input: str
     """.dnd"""

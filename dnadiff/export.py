@@ -3,7 +3,7 @@ back, and a model card."""
 
 import re
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -24,7 +24,7 @@ class ExportOptions(Options):
     again by data=.
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     checkpoint: Checkpoint
     output: str | None = None
     """folder; it appears when it is complete; null: model in the run folder"""

@@ -1,7 +1,6 @@
 """`python -m dnadiff.finetune`: fine-tune a trained network on a task, and compare it with the same
 network from scratch and with baselines."""
 
-import logging
 import shlex
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -14,12 +13,12 @@ from typing_extensions import TypedDict
 from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
 from dnadiff.options.base import Accelerator, Checkpoint, Config, Group, Options, Result, group
 from dnadiff.options.command import command
+from dnadiff.progress import log
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, shown_addresses
 from dnadiff.store.objects import build, leaves
 from dnadiff.supervised import runs
 
-log = logging.getLogger("dnadiff")
 # Keys on which neither the numbers nor the saved networks depend.
 STARTING = {"overwrite", "trust", "results", "accelerator", "resume", "output"}
 AUTO: Literal["auto"] = "auto"  # a value that suits the task

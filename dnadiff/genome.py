@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
@@ -36,7 +36,7 @@ class GenomeOptions(ShardedOptions):
     output=one.fa
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     tokenizer: Group | None = group()
     data: Group = group("fasta")
     action: Literal["describe", "pack", "verify", "extract"] = "describe"

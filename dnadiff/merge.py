@@ -8,7 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dnadiff.fields import Json
 from dnadiff.options.base import Options, Result, ShardedOptions
@@ -36,7 +36,7 @@ class MergeOptions(Options):
     network: it needs no GPU. See docs/scaling.md.
     """
 
-    chooses_threads: ClassVar[bool] = False
+    chooses_threads = False
     output: str
     """the output= of all shards; other files of the command, such as per_base=, are written too"""
     shards: str | None = None

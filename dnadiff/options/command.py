@@ -7,7 +7,6 @@ import ctypes
 import inspect
 import itertools
 import json
-import logging
 import os
 import re
 import shlex
@@ -26,7 +25,7 @@ from pydantic import ValidationError
 from dnadiff.fields import described
 from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
 from dnadiff.options.compose import Composition, import_plugins, override
-from dnadiff.progress import PrintableOutput, configure_logging, pasted, printable
+from dnadiff.progress import PrintableOutput, configure_logging, log, pasted, printable
 from dnadiff.store.address import is_remote, shortened
 from dnadiff.store.address import parse as parse_address
 from dnadiff.store.objects import build, check, imported, leaves
@@ -45,7 +44,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Keys of commands that name a file to write.
 OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
-log = logging.getLogger("dnadiff")
 
 
 class Interrupted(SystemExit):

@@ -16,7 +16,6 @@ copy of what is there, so that it says of a complete output what it says of a lo
 import glob
 import hashlib
 import http.client
-import logging
 import os
 import re
 import shutil
@@ -32,7 +31,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from dnadiff.fields import JsonMap, PositiveInt
-from dnadiff.progress import closest
+from dnadiff.progress import closest, log
 from dnadiff.store.address import Address, existing, expand_user, is_remote, is_short, parse, shown
 from dnadiff.store.disk import (
     Json,
@@ -72,7 +71,6 @@ WAITS = (0.5, 1.0, 2.0, 4.0)
 # Names and SHA-256 of the files in the folder of an output that are copies of what is there.
 _FETCHED = ".fetched.json"
 _current: set[str] = set()  # addresses that this process has compared with the server
-log = logging.getLogger("dnadiff")
 
 
 class Reply(NamedTuple):

@@ -13,7 +13,6 @@ stores next to a checkpoint, and `StoredCurve` chooses numbers of groups from it
 from __future__ import annotations
 
 import functools
-import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from numpy import ndarray
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
 from dnadiff.fields import Json, PositiveInt, check_value, is_number
-from dnadiff.progress import pasted
+from dnadiff.progress import log, pasted
 from dnadiff.store.disk import read_json
 from dnadiff.weights.tensors import fingerprint
 
@@ -477,7 +476,6 @@ _DAMAGED = (
     AttributeError,
     RecursionError,
 )
-log = logging.getLogger("dnadiff")
 
 
 class StoredCurve:
