@@ -49,7 +49,7 @@ def copies(options: CopiesOptions) -> Result:
         )
     content = memorization.summary(found)
     seen, longest = content["seen"], content["longest"]
-    rows: list[tuple[str, ...]] = [
+    rows = [
         ("records", f"{content['records']:,}"),
         ("longest match, mean", f"{longest['mean']:.1f} bases"),
         ("longest match, maximum", f"{longest['max']} bases, in {longest['record']}"),

@@ -255,7 +255,7 @@ def _name(kind: Any) -> str:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     if is_typeddict(origin):
         return "a mapping"
-    known: dict[object, str] = {
+    known = {
         Built: "an object with a _target_",
         None: "null",
         bool: "true or false",
@@ -265,7 +265,7 @@ def _name(kind: Any) -> str:
     }
     if origin in known:
         return known[origin]
-    bases: dict[type, str] = {Mapping: "a mapping", os.PathLike: "a string", Sequence: "a list"}
+    bases = {Mapping: "a mapping", os.PathLike: "a string", Sequence: "a list"}
     name = re.sub(r".*[.]", "", str(getattr(origin, "__name__", origin)))
     is_class = isinstance(origin, type)
     found = [text for base, text in bases.items() if is_class and issubclass(origin, base)]
@@ -328,13 +328,11 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 @functools.cache
 def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict[str, object]]:
     """The type hints and defaults of the arguments; no hints where they cannot be read."""
-    bases: tuple[type, ...] = target.__mro__ if inspect.isclass(target) else ()
+    bases = target.__mro__ if inspect.isclass(target) else ()
     owner = next((base for base in bases if "__init__" in vars(base)), None)
     is_record = owner is not None and "__dataclass_fields__" in vars(owner)
     # The constructor that dataclass writes has no hints of its own.
-    holder: Callable[..., object] = (
-        target if owner is None else owner if is_record else vars(owner)["__init__"]
-    )
+    holder = target if owner is None else owner if is_record else vars(owner)["__init__"]
     try:
         parameters = inspect.signature(target).parameters.values()
     except (TypeError, ValueError):  # of a class that is not written in Python

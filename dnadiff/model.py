@@ -258,7 +258,7 @@ class Model:
                 together.
         """
         method = method or BestOfN()
-        named: dict[str, object] = {
+        named = {
             "infill": infill,
             "start": start,
             "template": template,

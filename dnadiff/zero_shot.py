@@ -173,7 +173,7 @@ def rows_of(name: str, part: str, protocol: str, content: Json) -> list[Json]:
 
 def show(rows: Sequence[Json], layouts: Mapping[str, str]) -> None:
     """Print the table and the legend of protocols and layouts."""
-    lines: list[tuple[str, ...]] = [
+    lines = [
         (
             *(r[key] for key in ("set", "part", "protocol", "specials")),
             f"{r['perplexity']:.2f}",

@@ -654,9 +654,9 @@ GROUPS = {
     **dict.fromkeys(("score", "embed", "predict"), "launcher"),
     "judge": "data data/split launcher tokenizer",
     "judge_text": "sampler sampler/cache sampler/remasking",
-    "train": "backbone backbone/size callbacks data data/split experiment logger lr_scheduler "
-    "noise objective objective/masking objective/order optimizer "
-    "process tokenizer trainer",
+    "train": "backbone backbone/size callbacks columns data data/split experiment logger "
+    "lr_scheduler noise objective objective/masking objective/order optimizer process tokenizer "
+    "trainer",
     "distill": "callbacks data data/split experiment logger lr_scheduler objective "
     "objective/masking objective/order optimizer tokenizer trainer",
     "sample": "launcher method reward sampler sampler/cache sampler/remasking",

@@ -118,7 +118,7 @@ def events(path: str | Path) -> Iterator[Header | bytes]:
 
 def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
     """As `events`, of an open file. Its format is detected from its content, not from its name."""
-    names: set[str] = set()
+    names = set()
     where, empty = path, False
     with decompressed(path, raw) as content:
         first = content.read(_SNIFFED).removeprefix(_BOM)
@@ -298,7 +298,7 @@ def write_fasta(path: str | Path, records: Iterable[Record], overwrite: bool = F
         FileExistsError: if the file exists and `overwrite` is false.
         ValueError: if there is no record, or a record that `read_sequences` would refuse.
     """
-    names: set[str] = set()
+    names = set()
     with atomic_write(path, overwrite) as handle:
         for record in records:
             name, description, sequence = record

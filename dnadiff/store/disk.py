@@ -646,7 +646,7 @@ def _note_of(path: Path) -> tuple[Path, dict[str, object]]:
     """Where the hash of a file is noted, and what the file is known by."""
     path = path.resolve()
     about, name = path.stat(), hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
-    seen: dict[str, object] = {
+    seen = {
         "path": str(path),
         "size": about.st_size,
         "mtime": about.st_mtime_ns,

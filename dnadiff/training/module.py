@@ -264,5 +264,5 @@ class TrainingData(lightning.LightningDataModule):
 def saved_position(checkpoint: Config) -> LoaderState | None:
     """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has
     no state of `TrainingData`."""
-    state: dict[str, LoaderState] = with_current_state(checkpoint).get(DATA_STATE, {})
+    state = with_current_state(checkpoint).get(DATA_STATE, {})
     return state.get("train_loader")

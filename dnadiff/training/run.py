@@ -93,7 +93,7 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
             "set weight_decay"
         )
     # Absolute paths, so that a run can be evaluated from any folder.
-    places: Config = {
+    places = {
         key: with_texts(data_config[key], absolute_path)
         for key in ("path", "blacklist", "alignment")
         if key in data_config

@@ -282,7 +282,7 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         described = check_value(VOCAB_KEY, config.get(VOCAB_KEY), dict | None)
         vocab = family.implied_vocab(config) if described is None else _read(Vocab, described)
         backbone = family.backbone(config, vocab)
-    training: Config = {
+    training = {
         "backbone": backbone,
         "objective": {
             "_target_": f"dnadiff.diffusion.objective.{family.objective}",

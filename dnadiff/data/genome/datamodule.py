@@ -502,7 +502,7 @@ def contents(data: DNADataModule) -> About:
     if data.blacklist is not None:
         read_bed(data.blacklist, genome.lengths, skip_unknown=True)
     rows = genome.rows
-    content: About = {
+    content = {
         "records": [_composition(row["name"], [row]) for row in rows],
         "all": _composition("all", rows),
     }

@@ -316,7 +316,7 @@ class Characters(TokenizerSource):
     def load(self, texts: Texts) -> CharTokenizer:
         if self.characters is not None:
             return CharTokenizer(self.characters)
-        found: set[str] = set()
+        found = set()
         for text in texts():
             found |= set(text)
         return CharTokenizer("".join(found))

@@ -260,7 +260,7 @@ class Backbone(nn.Module, ABC):
         if cond is None:
             return
         if self.columns is not None:
-            expected: tuple[int, ...] = (*ids.shape[:2], CHANNELS)
+            expected = (*ids.shape[:2], CHANNELS)
             what = "a column of the alignment for each position"
         elif cond.ndim == 3:
             raise ValueError(f"this {name} reads no alignment; leave alignment out")
