@@ -99,7 +99,7 @@ _READ_AS: dict[Any, Any] = {
     float: Annotated[Any, AfterValidator(_number)],
     bool: Annotated[bool, Strict()],
     str: Annotated[str, Strict(), AfterValidator(_text)],
-    **{kind: _Path for kind in (Path, os.PathLike)},
+    **dict.fromkeys((Path, os.PathLike), _Path),
     **{kind: kind for kind in (list, tuple, dict, Mapping, Sequence, object, Any, type(None))},
 }
 # YAML reads `task.label_column=1` as a number.
@@ -296,7 +296,7 @@ def read_as(hint: Any) -> Any:
     pass."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return Annotated[(read_as(inner[0]), *(one for one in inner[1:] if one is not inner[0]))]
+        return Annotated[read_as(inner[0]), *(one for one in inner[1:] if one is not inner[0])]
     if origin in (Union, types.UnionType):
         return Union[tuple(map(read_as, inner))]  # noqa: UP007 - built from a list
     if origin in (Literal, None) or not inner:

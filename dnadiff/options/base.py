@@ -190,7 +190,7 @@ class Options(BaseModel):
 def hint_of(field: FieldInfo) -> Any:
     """The type of a field with its limits."""
     limits = tuple(field.metadata)
-    return Annotated[(field.annotation, *limits)] if limits else field.annotation
+    return Annotated[field.annotation, *limits] if limits else field.annotation
 
 
 def pages(kind: type[Options]) -> tuple[str, str, str]:
