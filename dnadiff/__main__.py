@@ -25,7 +25,8 @@ or train one on your genome:
 def main(argv: list[str] | None = None) -> None:
     """Run the command that the first argument names, or print them all."""
     arguments = sys.argv[1:] if argv is None else argv
-    name, rest = "".join(arguments[:1]), arguments[1:]
+    name = "".join(arguments[:1])
+    rest = arguments[1:]
     known = command_names()
     if name in ("", "-h", "--help"):
         print(

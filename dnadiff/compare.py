@@ -67,10 +67,12 @@ def compare(options: CompareOptions) -> Result:
     )
     models = {name: checkpoint.load(getattr(options, name), options.trust) for name in ("a", "b")}
     content = evaluation.compare(models, settings, output, conjoined)
-    bit, unit = math.log(2), "bits per base" if content["is_dna"] else "bits per token"
+    bit = math.log(2)
+    unit = "bits per base" if content["is_dna"] else "bits per token"
     rows: list[tuple[str, ...]] = []
     for name, found in content["groups"].items():
-        d, bits = found["difference"], [f"{found[model]['bits']:.4f}" for model in models]
+        d = found["difference"]
+        bits = [f"{found[model]['bits']:.4f}" for model in models]
         se_mc = "n/a" if d["se_mc"] is None else f"{d['se_mc'] / bit:.4f}"
         interval = f"[{d['bits_low']:+.4f}, {d['bits_high']:+.4f}]"
         difference = (f"{d['bits']:+.4f}", interval, f"{d['nll']:+.4f}", se_mc)

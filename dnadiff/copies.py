@@ -48,7 +48,8 @@ def copies(options: CopiesOptions) -> Result:
             f"{m.name}\t{m.length}\t{m.longest}\t{m.seen:.6f}\n".encode() for m in found
         )
     content = memorization.summary(found)
-    seen, longest = content["seen"], content["longest"]
+    seen = content["seen"]
+    longest = content["longest"]
     rows = [
         ("records", f"{content['records']:,}"),
         ("longest match, mean", f"{longest['mean']:.1f} bases"),

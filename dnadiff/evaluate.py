@@ -76,7 +76,8 @@ def evaluate(options: EvaluateOptions) -> Result:
     # The tokenizer of data= is used if the model has none.
     model = checkpoint.load(options.checkpoint, options.trust, needs_tokenizer=False)
     content = evaluation.evaluate(model, settings, output, windows)
-    unit, bit = "bits per base" if content["is_dna"] else "bits per token", math.log(2)
+    unit = "bits per base" if content["is_dna"] else "bits per token"
+    bit = math.log(2)
     rows: list[tuple[str, ...]] = []
     for name, g in content["groups"].items():
         values = [f"{g[key]:.4f}" for key in ("bits", "nll", "perplexity")]

@@ -93,7 +93,8 @@ def _object(value: object) -> object:
 
 
 _Integer = Annotated[int, BeforeValidator(_integer), Strict(), Interval(ge=-LARGEST, le=LARGEST)]
-_Path, _Object = Annotated[Any, AfterValidator(_path)], Annotated[Any, AfterValidator(_object)]
+_Path = Annotated[Any, AfterValidator(_path)]
+_Object = Annotated[Any, AfterValidator(_object)]
 _READ_AS: dict[Any, Any] = {
     int: _Integer,
     float: Annotated[Any, AfterValidator(_number)],
@@ -201,9 +202,13 @@ def _wrong_part(
     for step in path:
         members = list(_alternatives(hint))
         if isinstance(value, Mapping) and step in value:
-            key, value, place = f"{key}.{step}", value[step], -1
+            key = f"{key}.{step}"
+            value = value[step]
+            place = -1
         elif isinstance(value, (list, tuple)) and isinstance(step, int) and step < len(value):
-            key, value, place = f"{key}[{step}]", value[step], step
+            key = f"{key}[{step}]"
+            value = value[step]
+            place = step
         else:
             continue
         fields = next((_fields(kind) for kind in members if is_typeddict(kind)), {})
@@ -274,10 +279,12 @@ def _name(kind: Any) -> str:
 
 def _limits(limits: object) -> str:
     """An interval in words; metadata of other libraries are none."""
-    low, high = getattr(limits, "ge", None), getattr(limits, "le", None)
+    low = getattr(limits, "ge", None)
+    high = getattr(limits, "le", None)
     if low is not None and high is not None:
         return f"from {low:g} to {high:g}"
-    above, below = getattr(limits, "gt", None), getattr(limits, "lt", None)
+    above = getattr(limits, "gt", None)
+    below = getattr(limits, "lt", None)
     words = {"of at least": low, "above": above, "at most": high, "below": below}
     return " and ".join(f"{word} {x:g}" for word, x in words.items() if x is not None)
 
@@ -294,7 +301,8 @@ def _alternatives(hint: object) -> Iterator[object]:
 def read_as(hint: Any) -> Any:
     """A hint as pydantic reads it: what YAML can write is checked strictly, objects of any class
     pass."""
-    origin, inner = get_origin(hint), get_args(hint)
+    origin = get_origin(hint)
+    inner = get_args(hint)
     if origin is Annotated:
         return Annotated[read_as(inner[0]), *(one for one in inner[1:] if one is not inner[0])]
     if origin in (Union, types.UnionType):

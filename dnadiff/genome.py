@@ -74,7 +74,9 @@ def genome(options: GenomeOptions) -> Result | list[Job]:
     data = build(options.data, trust=None)
     if not data.opens_genome:
         raise ValueError(f"{data.name} is not DNA; choose data=fasta, ecoli, hg38 or sequences")
-    start, output, content = time.monotonic(), options.output, {}
+    start = time.monotonic()
+    output = options.output
+    content = {}
     if options.action == "pack":
         if output is not None:
             return [PackJob(data, expand_user(output), packed)]
@@ -121,7 +123,8 @@ def packed(data: DNADataModule, seconds: float) -> str:
 
 def show(content: Mapping[str, Json]) -> None:
     """Print what a genome holds."""
-    rows, percent = content["records"], ("gc", "n", "soft_masked")
+    rows = content["records"]
+    percent = ("gc", "n", "soft_masked")
     shown = [
         (row["name"], f"{row['length']:,}", *(f"{100 * row[key]:.2f}" for key in percent))
         for row in [*rows[:_SHOWN], content["all"]]

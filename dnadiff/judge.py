@@ -81,7 +81,8 @@ def judge(options: JudgeOptions) -> list[Job]:
     if options.real is not None or data is None:
         of_real = {}
         records = memorization.read_bases(str(options.real))
-        real, source = memorization.cut(records, length), options.real
+        real = memorization.cut(records, length)
+        source = options.real
     else:
         of_real = {"data": data.describe()}
         real = memorization.held_out_windows(data, options.part, length)
@@ -130,7 +131,8 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
     from dnadiff.genomics.metrics import memorization
     from dnadiff.weights import checkpoint
 
-    given, data = options.data, None
+    given = options.data
+    data = None
     if options.checkpoint is not None:
         model = checkpoint.load(options.checkpoint, options.trust)
         memorization.check_dna(model)

@@ -103,7 +103,9 @@ def judge_text(options: JudgeTextOptions) -> Result:
         return Result(similar, (output,), metrics)
     judge = text_quality.JudgeModel.load(str(options.judge), options.trust, options.device)
     samples: dict[str, Json] = {"source": options.samples}
-    drawn, starts, is_same = None, [0], False
+    drawn = None
+    starts = [0]
+    is_same = False
     if options.samples is not None:
         found = [judge.encoded(text) for text in text_quality.read_texts(options.samples)]
     else:
@@ -119,7 +121,8 @@ def judge_text(options: JudgeTextOptions) -> Result:
         chosen = resolved_sampler(settings, model.loaded, model.stored_curve, length)
         request = Free(model.tokenizer, options.num_samples, (length, length), options.seed)
         generator = model.conditional_sampler(build(chosen, trust=None), request)
-        bar, rows = Progress(options.num_samples, "sample"), []
+        bar = Progress(options.num_samples, "sample")
+        rows = []
         for batch in generator.batches(request, options.seed, options.batch_size):
             rows += batch.tokens
             bar.update(len(batch.tokens), sum(map(len, batch.tokens)))
@@ -137,7 +140,8 @@ def judge_text(options: JudgeTextOptions) -> Result:
     texts = [ids for ids in found if len(ids)]
     if not texts:
         raise ValueError(f"no sample of {samples['source']} has a token of the judge {judge.path}")
-    n, nats = options.ngram_size, judge.nats(texts, options.batch_size)
+    n = options.ngram_size
+    nats = judge.nats(texts, options.batch_size)
     described = {"samples": text_quality.describe(texts, n, nats)}
     real, source = text_quality.real_texts(judge, options.trust, [len(x) for x in texts])
     if real:
@@ -172,7 +176,8 @@ def show(content: JsonMap) -> None:
             if key not in row:
                 yield ""
                 continue
-            low, high = row[f"{key}_low"], row[f"{key}_high"]
+            low = row[f"{key}_low"]
+            high = row[f"{key}_high"]
             interval = "" if math.isnan(low) else f" ({low:{form}} to {high:{form}})"
             yield f"{row[key]:{form}}{interval}"
 

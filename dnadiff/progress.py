@@ -42,7 +42,10 @@ class Progress:
         every: float = 20.0,
         stream: TextIO | None = None,
     ) -> None:
-        self.total, self.label, self.done, self.initial = total, printable(label), initial, initial
+        self.total = total
+        self.label = printable(label)
+        self.done = initial
+        self.initial = initial
         stream = stream or sys.stderr
         self.display: _Bar | _Lines = (
             _Bar(stream, self.label, total)
@@ -88,7 +91,9 @@ class _Lines:
     shows_end = False
 
     def __init__(self, stream: TextIO, label: str, every: float) -> None:
-        self.stream, self.label, self.every = stream, label, every
+        self.stream = stream
+        self.label = label
+        self.every = every
 
     def show(self, done: int, text: str) -> None:
         self.stream.write(f"{self.label}  {text}\n")

@@ -164,10 +164,8 @@ def with_current_choices(overrides: Sequence[str]) -> list[str]:
 def with_current_names(config: Any) -> Any:
     """A nested configuration in which every `_target_` is a current name."""
     if isinstance(config, Mapping):
-        found, target = (
-            {key: with_current_names(value) for key, value in config.items()},
-            config.get("_target_"),
-        )
+        found = {key: with_current_names(value) for key, value in config.items()}
+        target = config.get("_target_")
         return found | ({"_target_": current_name(target)} if isinstance(target, str) else {})
     if isinstance(config, (list, tuple)):
         return [with_current_names(value) for value in config]

@@ -121,7 +121,8 @@ class Loader(Iterable[Batch]):
         """Begin an iteration; returns whether it begins the next epoch."""
         is_next = not self._resumed and self._returned > 0
         if is_next:
-            self.epoch, self._returned = self.epoch + 1, 0
+            self.epoch = self.epoch + 1
+            self._returned = 0
         self._resumed = False
         return is_next
 
@@ -154,7 +155,8 @@ class TrainLoader(Loader):
     start_method: StartMethod | None = None
 
     def __post_init__(self) -> None:
-        together, accumulated = self.batch_size * self.process.world_size, self.process.accumulated
+        together = self.batch_size * self.process.world_size
+        accumulated = self.process.accumulated
         self.num_full = -(-self.windows.size // together)  # with all windows
         self.windows.size = self.num_full * together
         self.num_batches = -(-self.num_full // accumulated) * accumulated
@@ -169,7 +171,8 @@ class TrainLoader(Loader):
     def __iter__(self) -> Iterator[Batch]:
         # A generator, because Lightning creates iterators that it never uses.
         self._begin()
-        rank, together = self.process.rank, self.batch_size * self.process.world_size
+        rank = self.process.rank
+        together = self.batch_size * self.process.world_size
         numbers = range(self._returned, self.num_batches)
         keys = [
             (
@@ -464,7 +467,8 @@ class SequenceDataModule:
 
     def train_windows(self) -> RandomWindows:
         """The training windows as a dataset."""
-        intervals, augment_rc = self._part("train"), bool(self.augment_rc)
+        intervals = self._part("train")
+        augment_rc = bool(self.augment_rc)
         where = self.records, intervals, self.length, self._epoch_size(self.length)
         return UniformWindows(*where, self.vocab, self.seed, augment_rc)
 

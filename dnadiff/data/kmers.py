@@ -68,7 +68,8 @@ def codes(bases: ndarray, k: int) -> tuple[ndarray, ndarray]:
     if len(bases) < k:
         return np.empty(0, np.uint64), np.empty(0, bool)
     digits = (bases & 3).astype(np.uint64)
-    values, width = digits, 1
+    values = digits
+    width = 1
     for bit in bin(k)[3:]:  # doubling, as in fast exponentiation: log2 k passes instead of k
         values = values[:-width] << np.uint64(2 * width) | values[width:]
         width *= 2

@@ -82,7 +82,8 @@ def _exit_with_parent() -> None:
     # sentinel while a forked sibling has inherited its other end; the id of the process above
     # changes then. Under `forkserver` that process is the server, and the sentinel is not
     # inherited.
-    parent, above = multiprocessing.parent_process(), os.getppid()
+    parent = multiprocessing.parent_process()
+    above = os.getppid()
     while parent is not None and os.getppid() == above and not wait([parent.sentinel], _POLL):
         pass
     os._exit(1)

@@ -105,7 +105,8 @@ class NRuns:
     """
 
     def __init__(self, runs: Integers, offsets: Sequence[int] | Integers) -> None:
-        self.starts, self.ends = np.ascontiguousarray(runs[:, 0]), np.ascontiguousarray(runs[:, 1])
+        self.starts = np.ascontiguousarray(runs[:, 0])
+        self.ends = np.ascontiguousarray(runs[:, 1])
         self.offsets = np.asarray(offsets, dtype=np.int64)
         self._total: Integers = np.append(0, np.cumsum(self.ends - self.starts))
         self._ends = np.append(0, self.ends)
@@ -132,20 +133,24 @@ class NRuns:
         # A window at `last` would leave the interval.
         breaks = np.concatenate([[start, last - 1, last], knots, knots - length])
         breaks = np.unique(breaks[(breaks >= start) & (breaks <= last)])
-        begin, stop = breaks[:-1], breaks[1:]
+        begin = breaks[:-1]
+        stop = breaks[1:]
         number = self.count(record, breaks, breaks + length)
-        here, slope = number[:-1], np.sign(np.diff(number))
+        here = number[:-1]
+        slope = np.sign(np.diff(number))
         # Between two breaks the number of N is constant, or changes by one per base.
         first = np.where(slope < 0, np.maximum(begin, begin + here - maximum), begin)
         after = np.where(slope > 0, np.minimum(stop, begin + maximum - here + 1), stop)
         kept = (first < after) & ((slope != 0) | (here <= maximum))
-        first, after = first[kept], after[kept]
+        first = first[kept]
+        after = after[kept]
         return merged(first, after, first[1:] == after[:-1])
 
 
 def merged(starts: Integers, ends: Integers, joins: Mask) -> Integers:
     """Ranges `(K, 2)` in order: those that `joins (K - 1,)` to the one before are one."""
-    first, last = np.append(True, ~joins)[: len(starts)], np.append(~joins, True)[: len(starts)]
+    first = np.append(True, ~joins)[: len(starts)]
+    last = np.append(~joins, True)[: len(starts)]
     return np.stack([starts[first], ends[last]], axis=1)
 
 
@@ -329,8 +334,10 @@ class TokenTable:
     """
 
     def __init__(self, vocab: Vocab) -> None:
-        emitted, complement = vocab.emitted, vocab.complement
-        self.low, self.span = emitted[0], emitted[-1] - emitted[0]
+        emitted = vocab.emitted
+        complement = vocab.complement
+        self.low = emitted[0]
+        self.span = emitted[-1] - emitted[0]
         has_gaps = len(emitted) <= self.span  # BERT's mask is in between
         self.table = vocab.is_emitted().numpy().view(np.uint8) if has_gaps else None
         self.mirror = None
@@ -388,12 +395,11 @@ class Cutter:
         soft_weight: float = 1.0,
         ends: Ends = None,
     ) -> None:
-        self.records, self.length, self.tokens = (
-            StoredRecords.of(records),
-            length,
-            TokenTable(vocab),
-        )
-        self.soft_weight, self.ends = soft_weight, ends
+        self.records = StoredRecords.of(records)
+        self.length = length
+        self.tokens = TokenTable(vocab)
+        self.soft_weight = soft_weight
+        self.ends = ends
         self._windows: dict[int, NDArray] = {}
 
     def __getstate__(self) -> dict:
@@ -404,7 +410,8 @@ class Cutter:
     ) -> dict[str, NDArray]:
         """`ids` and `weight (B, L)` of the windows that begin at `start`, reverse-complemented
         where `reverse` is True."""
-        ids, soft = self._stored(record, start), None
+        ids = self._stored(record, start)
+        soft = None
         if self.records.soft is not None:
             soft = ids >= SOFT_MASKED if self.soft_weight != 1 else None
             ids &= TOKEN
@@ -421,7 +428,8 @@ class Cutter:
 
     def _stored(self, record: Integers, start: Integers) -> NDArray:
         """The stored bytes of windows, case included: `(B, L)`."""
-        number, position = self.records.number[record], self.records.offset[record] + start
+        number = self.records.number[record]
+        position = self.records.offset[record] + start
         if (number == number[0]).all():
             return self._all_windows(int(number[0]))[position]
         out = np.empty((len(position), self.length), self.records.array(0).dtype)
@@ -539,11 +547,14 @@ def padded_groups(
     longest = total = 0
     for item in items:
         size = length(item)
-        longest, total = max(longest, size), total + size
+        longest = max(longest, size)
+        total += size
         needed = longest * (len(group) + 1) if padded else total
         if group and (len(group) == most or needed > tokens):
             yield group
-            group, longest, total = [], size, size
+            group = []
+            longest = size
+            total = size
         group.append(item)
     if group:
         yield group

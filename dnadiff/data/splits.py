@@ -73,7 +73,8 @@ class FractionSplit(Split):
                     f"data.split.{part} is {[low, high]}; expected two fractions [from, to] with "
                     "0 <= from < to <= 1"
                 )
-        self.test, self.valid = test, valid
+        self.test = test
+        self.valid = valid
         if self.test[0] < self.valid[1] and self.valid[0] < self.test[1]:
             raise ValueError(
                 f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} "
@@ -82,7 +83,8 @@ class FractionSplit(Split):
 
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         size = np.array(lengths, dtype=np.int64)
-        record, edge = np.arange(len(size)), np.zeros(len(size), np.int64)
+        record = np.arange(len(size))
+        edge = np.zeros(len(size), np.int64)
         parts: dict[str, Intervals] = {}
         training = []  # start and end of the pieces of each record
         for (low, high), part in sorted([(self.test, "test"), (self.valid, "valid")]):
@@ -138,7 +140,8 @@ class ChromosomeSplit(Split):
         return {part: every.where(number == each) for each, part in enumerate(PARTS)}
 
     def describe(self) -> str:
-        valid, test = listing(self.valid, _SHOWN), listing(self.test, _SHOWN)
+        valid = listing(self.valid, _SHOWN)
+        test = listing(self.test, _SHOWN)
         return f"chromosomes (valid {valid}; test {test})"
 
 
@@ -208,10 +211,12 @@ class DefaultSplit(Split):
 
     def policy(self, names: Names, lengths: Lengths) -> Split:
         """The split that these records get."""
-        maximum, held_out = self.share * sum(lengths), list[list[str]]()
+        maximum = self.share * sum(lengths)
+        held_out = list[list[str]]()
         remaining = sorted(zip(lengths, names), key=lambda pair: -pair[0])
         while len(held_out) < 2:
-            total, chosen = 0, dict[str, None]()
+            total = 0
+            chosen = dict[str, None]()
             for length, name in remaining:
                 if total < maximum / 2 and total + length <= maximum:
                     total += length
@@ -261,13 +266,15 @@ def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]
 
 def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """The intervals without the bases of other intervals (a blacklist)."""
-    holes, left = _merged(removed), list[Interval]()
+    holes = _merged(removed)
+    left = list[Interval]()
     ends = [(hole.record, hole.end) for hole in holes]
     for record, start, end in intervals:
         place = bisect_right(ends, (record, start))
         while place < len(holes) and holes[place][:2] < (record, end):
             left.append(Interval(record, start, holes[place].start))
-            start, place = holes[place].end, place + 1
+            start = holes[place].end
+            place = place + 1
         left.append(Interval(record, start, end))
     return [interval for interval in left if interval.end > interval.start]
 
@@ -321,8 +328,11 @@ class BlockSplit(Split):
                 f"data.split.test is {test} and data.split.valid {valid}; expected two different "
                 f"blocks of 0..{period - 1}"
             )
-        self.block, self.period, self.guard = block, period, guard
-        self.test, self.valid = test, valid
+        self.block = block
+        self.period = period
+        self.guard = guard
+        self.test = test
+        self.valid = valid
 
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         rows = []
@@ -330,7 +340,8 @@ class BlockSplit(Split):
             index = np.arange(-(-length // self.block)) % self.period
             part = 2 * (index == self.test) + (index == self.valid)  # the place in `PARTS`
             first = np.flatnonzero(np.diff(part, prepend=-1))  # blocks of the same part are one
-            part, start = part[first], first * self.block
+            part = part[first]
+            start = first * self.block
             end = np.append(start[1:], length)
             start[1:] += self.guard * (part[1:] < part[:-1])
             end[:-1] -= self.guard * (part[:-1] < part[1:])

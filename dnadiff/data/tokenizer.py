@@ -28,7 +28,8 @@ from dnadiff.formats.nucleotides import (
 
 TokenIds = NDArray[np.integer]  # (L,); uint8 for DNA, uint8, uint16 or int32 for text
 
-TOKENIZER_JSON, VOCAB_TXT = "tokenizer.json", "vocab.txt"
+TOKENIZER_JSON = "tokenizer.json"
+VOCAB_TXT = "vocab.txt"
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 # Files that define a tokenizer, preferred first.
 FILE_SETS = ((TOKENIZER_JSON,), *BPE_FILES, (VOCAB_TXT,))

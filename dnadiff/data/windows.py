@@ -66,7 +66,8 @@ def shuffled(key: int, index: Integers, size: int) -> Integers:
     values = index.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
-        left, right = values[outside] >> half, values[outside] & mask
+        left = values[outside] >> half
+        right = values[outside] & mask
         for number in range(_ROUNDS):
             left, right = (
                 right,
@@ -260,7 +261,9 @@ class UniformWindows(RandomWindows):
     weights: NDArray[np.float64] | None = None
 
     def _index_windows(self, where: Intervals, n_runs: NRuns | None, max_count: int) -> int:
-        first, after, self._record = where.start, where.end - self.length + 1, where.record
+        first = where.start
+        after = where.end - self.length + 1
+        self._record = where.record
         if n_runs is not None:
             too_many = n_runs.count(where.record, where.start, where.end) > max_count
             # in the other intervals every start is allowed
@@ -324,7 +327,8 @@ class IntervalWindows(RandomWindows):
 def in_random_order(key: Callable[[int], int], index: Integers, size: int) -> Integers:
     """The number in 0..size-1 of each index `(B,)`: `size` indices have each number once, in the
     random order of `key(turn)`, and the next ones begin another turn."""
-    number, turns = np.empty(len(index), np.int64), index // size
+    number = np.empty(len(index), np.int64)
+    turns = index // size
     for turn in np.unique(turns).tolist():
         rows = turns == turn
         number[rows] = shuffled(key(turn), index[rows] % size, size)
@@ -368,7 +372,8 @@ class TiledWindows(Dataset[Window]):
         ends: Ends = None,
         cut: Cut | None = None,
     ) -> None:
-        self.records, self.cond = records, cond
+        self.records = records
+        self.cond = cond
         self.cut = cut or Cutter(records, length, vocab, ends=ends)
         self._lead = int(ends is not None)  # positions before the first one from the record
         self.length = length + 2 * self._lead

@@ -68,13 +68,16 @@ def ratio(
     Raises:
         ValueError: if the denominator sums to zero.
     """
-    numerator, denominator = np.asarray(numerator, float), np.asarray(denominator, float)
+    numerator = np.asarray(numerator, float)
+    denominator = np.asarray(denominator, float)
     if denominator.sum() <= 0:
         raise ValueError("nothing to average: no token counts here (every weight is 0)")
     value = float(numerator.sum() / denominator.sum())
     block = np.arange(len(numerator)) if block is None else block
-    top, bottom = np.bincount(block, numerator), np.bincount(block, denominator)
-    top, bottom = top[bottom > 0], bottom[bottom > 0]
+    top = np.bincount(block, numerator)
+    bottom = np.bincount(block, denominator)
+    top = top[bottom > 0]
+    bottom = bottom[bottom > 0]
     n = len(bottom)
     if n < MIN_BLOCKS:
         return ConfidenceInterval(value, *3 * [math.nan])

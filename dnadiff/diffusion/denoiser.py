@@ -330,7 +330,8 @@ class MaskedDenoiser(BaseDenoiser):
 
         `positions` includes visible ones only where that distribution does not carry them over.
         """
-        target, mask_id = x0[query.positions][:, None], self.vocab.mask_id
+        target = x0[query.positions][:, None]
+        mask_id = self.vocab.mask_id
         if not self.fused_head:
             log_probs = self.x0_log_probs(*query)  # (M, V)
             return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
@@ -354,7 +355,8 @@ class NetworkDenoiser(BaseDenoiser):
                 f"{type(self).__name__} does not fit {type(backbone).__name__}: it needs "
                 f"{self.reads.described}"
             )
-        self.backbone, self.max_length = backbone, backbone.max_length
+        self.backbone = backbone
+        self.max_length = backbone.max_length
         self.num_labels = backbone.num_labels
 
     @property
@@ -447,7 +449,8 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
         self.parameterization = parameterization or SUBS(backbone.vocab)
         self.normalized = self.parameterization.normalized
         self.banned = self.parameterization.banned
-        self.noise, self.time_conditioning = noise, time_conditioning
+        self.noise = noise
+        self.time_conditioning = time_conditioning
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
         sigma = self._sigma(query.t) if self.time_conditioning else None
@@ -534,7 +537,8 @@ class BlockDenoiser(Denoiser):
         torch.Size([1, 2, 12])
     """
 
-    reads, sampler = BlockBackbone, "block"
+    reads = BlockBackbone
+    sampler = "block"
     backbone: Any  # a `BlockBackbone`
 
     def __init__(self, backbone: Backbone, block_size: PositiveInt) -> None:
@@ -555,7 +559,9 @@ class BlockDenoiser(Denoiser):
         return self._both(query.xt if x0 is None else x0, query)[0]
 
     def _both(self, x0: Tensor, query: Query, clean: bool = False) -> tuple[Tensor, OptTensor]:
-        xt, cond, valid = query.xt.long(), query.cond, query.valid
+        xt = query.xt.long()
+        cond = query.cond
+        valid = query.valid
         size = min(self.block_size, xt.shape[1])
         if size == xt.shape[1] and not clean:  # no block reads the clean stream
             return self.backbone.features(xt, None, cond, valid), None
@@ -579,7 +585,8 @@ class BlockDenoiser(Denoiser):
         """
         if next_positions[:, 0].any():
             raise ValueError("next_positions includes position 0, which has no token before it")
-        index, following = query.places(), next_positions.nonzero(as_tuple=True)
+        index = query.places()
+        following = next_positions.nonzero(as_tuple=True)
         before = next_positions.roll(-1, 1).nonzero(as_tuple=True)  # row l - 1 predicts token l
         noised, clean = self._both(x0, query, clean=True)
         assert clean is not None
@@ -609,11 +616,13 @@ class CausalDenoiser(NetworkDenoiser):
     with a NELBO token by token.
     """
 
-    reads, sampler = CausalBackbone, "ar"
+    reads = CausalBackbone
+    sampler = "ar"
     backbone: Any  # a `CausalBackbone`
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
-        shifted, valid = self.backbone.shifted, query.valid
+        shifted = self.backbone.shifted
+        valid = query.valid
         before = shifted(query.xt if x0 is None else x0, self.vocab.mask_id)
         valid = None if valid is None else shifted(valid, True)
         return self.backbone.features(before.long(), None, query.cond, valid)
@@ -719,7 +728,9 @@ class InBlock(DenoiserWrapper):
 
     def __init__(self, denoiser: BaseDenoiser, state: State | None) -> None:
         super().__init__(denoiser)
-        self.reads, self.block_size, self.state = BidirectionalBackbone, None, state
+        self.reads = BidirectionalBackbone
+        self.block_size = None
+        self.state = state
         self.normalized = True  # `step_block` returns probabilities; there is no `log_score`
         self.same_for_all_rows = state is None and denoiser.same_for_all_rows
 
@@ -768,7 +779,9 @@ class InContext(InBlock):
         equal: bool,
     ) -> None:
         super().__init__(denoiser, state)
-        self.context, self.columns, self.same_for_all_rows = context, columns, equal
+        self.context = context
+        self.columns = columns
+        self.same_for_all_rows = equal
 
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> InBlock:
         if columns is not None:
@@ -783,7 +796,8 @@ class InContext(InBlock):
     def predict(self, kind: Kind, query: Query) -> Tensor:
         first = slice(len(query.xt))  # one for all
         context = self.context.rows(first)
-        whole, requested = context.xt.clone(), torch.zeros_like(context.xt, dtype=torch.bool)
+        whole = context.xt.clone()
+        requested = torch.zeros_like(context.xt, dtype=torch.bool)
         whole[:, self.columns], requested[:, self.columns] = query.xt, query.requested
         state = None if self.state is None else self.state.select(first)
         asked = context._replace(xt=whole, t=query.t, positions=requested)

@@ -41,7 +41,8 @@ class GaussianProcess(BaseProcess):
     """
 
     described = "Gaussian noise on vectors"
-    example, sampler = "gaussian", "ddim"
+    example = "gaussian"
+    sampler = "ddim"
 
     def __init__(
         self,
@@ -124,7 +125,8 @@ class VectorDenoiser(BaseDenoiser):
         clamps: bool = False,
     ) -> None:
         super().__init__(backbone.vocab)
-        self.backbone, self.max_length = backbone, backbone.max_length
+        self.backbone = backbone
+        self.max_length = backbone.max_length
         self.num_labels = backbone.num_labels
         if time_conditioning is False or not backbone.takes_sigma:
             raise ValueError(
@@ -136,10 +138,14 @@ class VectorDenoiser(BaseDenoiser):
                 "data.alignment does not fit an objective of noisy vectors, which has no logits of "
                 "bases; leave it out, or set another objective"
             )
-        self.process, self.time_conditioning = process, True
-        self.sharpness, self.reads_estimate, self.clamps = sharpness, reads_estimate, clamps
+        self.process = process
+        self.time_conditioning = True
+        self.sharpness = sharpness
+        self.reads_estimate = reads_estimate
+        self.clamps = clamps
         if isinstance(codes, nn.Parameter):
-            self.codes, self.bias = codes, nn.Parameter(torch.zeros(len(codes)))
+            self.codes = codes
+            self.bias = nn.Parameter(torch.zeros(len(codes)))
             self.no_weight_decay = ("codes",)
         else:
             self.register_buffer("codes", codes, persistent=False)

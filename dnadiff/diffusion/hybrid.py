@@ -24,7 +24,8 @@ class HybridNoise(NoiseSchedule):
     """
 
     def __init__(self, masks: NoiseSchedule, p_uniform: float, gamma: float) -> None:
-        self.masks, self.gamma = masks, gamma
+        self.masks = masks
+        self.gamma = gamma
         self.scale = 2**gamma * p_uniform / (1 - p_uniform)  # B
 
     def random(self, t: Tensor) -> Tensor:
@@ -36,16 +37,19 @@ class HybridNoise(NoiseSchedule):
         return self.masks.alpha(t) / (1 + self.random(t))
 
     def dalpha(self, t: Tensor) -> Tensor:
-        c, slope = self.random(t), self.masks.dalpha(t) / self.masks.alpha(t)
+        c = self.random(t)
+        slope = self.masks.dalpha(t) / self.masks.alpha(t)
         growth = self.gamma / 2 * (self.masks.weight(t) + slope)  # of log c
         return self.alpha(t) * (slope - c / (1 + c) * growth)
 
     def inverse(self, alpha: Tensor) -> Tensor:
-        low, high = torch.zeros_like(alpha), torch.ones_like(alpha)
+        low = torch.zeros_like(alpha)
+        high = torch.ones_like(alpha)
         for _ in range(60):  # halves, down to the last digit
             middle = (low + high) / 2
             later = self.alpha(middle) > alpha
-            low, high = torch.where(later, middle, low), torch.where(later, high, middle)
+            low = torch.where(later, middle, low)
+            high = torch.where(later, high, middle)
         return high
 
 
@@ -74,7 +78,9 @@ class HybridProcess(MixtureProcess):
     ) -> None:
         self.hybrid = HybridNoise(noise, p_uniform, gamma)
         super().__init__(vocab, self.hybrid)
-        self.masks, self.p_uniform, self.gamma = noise, p_uniform, gamma
+        self.masks = noise
+        self.p_uniform = p_uniform
+        self.gamma = gamma
         if p_uniform == 0:  # the prior has no other token than the mask
             left = noise.mask_probability(1.0)
             refuse_cut(noise, 0.0, left, "p_uniform 0", "set another noise, or p_uniform above 0")
@@ -94,7 +100,8 @@ class HybridProcess(MixtureProcess):
 
     def arrival_rate(self, t: Tensor, x: Tensor) -> Tensor:
         # alpha d(b/alpha)/dt without differences of large numbers at t = 0 and 1
-        masks, half = self.masks, self.gamma / 2
+        masks = self.masks
+        half = self.gamma / 2
         to_mask = -masks.dalpha(t) / masks.alpha(t)
         to_random = self._shares(t)[1] * (half * masks.weight(t) + (1 - half) * to_mask)
         remaining = self.noise.alpha(t) / masks.alpha(t)

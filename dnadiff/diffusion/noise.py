@@ -235,7 +235,8 @@ class ShiftedLogOdds(MaskFraction):
 
     def __init__(self, shift: float = 10.0) -> None:
         super().__init__(eps=0.0)
-        self.shift, self.slope = shift, math.expm1(shift)
+        self.shift = shift
+        self.slope = math.expm1(shift)
 
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
         return (self.slope + 1) * t / (1 + self.slope * t), (self.slope + 1) / (
@@ -261,7 +262,8 @@ class TotalNoise(NoiseSchedule):
 
     def __init__(self, sigma_min: NonNegative, sigma_max: Positive) -> None:
         _check_order(sigma_min=sigma_min, sigma_max=sigma_max)
-        self.sigma_min, self.sigma_max = sigma_min, sigma_max
+        self.sigma_min = sigma_min
+        self.sigma_max = sigma_max
 
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
@@ -348,7 +350,8 @@ class LogMask(NoiseSchedule):
         self, p_min: Positive = 1e-3, p_max: Annotated[float, Interval(gt=0, le=1)] = 0.999
     ) -> None:
         _check_order(p_min=p_min, p_max=p_max)
-        self.p_min, self.p_max = p_min, p_max
+        self.p_min = p_min
+        self.p_max = p_max
         self.range = math.log(p_max / p_min)
 
     def alpha(self, t: Tensor) -> Tensor:

@@ -55,7 +55,8 @@ class OrderHead(nn.Module):
 
     def __init__(self, width: int, steepness: float) -> None:
         super().__init__()
-        self.hidden, self.output = nn.Linear(width, width), nn.Linear(width, 1)
+        self.hidden = nn.Linear(width, width)
+        self.output = nn.Linear(width, 1)
         self.steepness = nn.Parameter(torch.tensor([float(steepness)]))
         nn.init.zeros_(self.output.weight)
         nn.init.zeros_(self.output.bias)
@@ -87,10 +88,13 @@ class OrderDenoiser(Denoiser):
         learned: bool,
     ) -> None:
         super().__init__(backbone, parameterization, noise, time_conditioning)
-        self.order, self.learned = order, learned
+        self.order = order
+        self.learned = learned
         if learned:
-            width, steepness = backbone.d_model, order.steepness
-            self.proposal, self.model = OrderHead(width, steepness), OrderHead(width, steepness)
+            width = backbone.d_model
+            steepness = order.steepness
+            self.proposal = OrderHead(width, steepness)
+            self.model = OrderHead(width, steepness)
 
     def check_pieces(self, num_pieces: int, length: int | None) -> None:
         raise ValueError(
@@ -123,7 +127,8 @@ class OrderDenoiser(Denoiser):
             query: at least one position of each sequence is requested.
             uniform: (B,) float64 in (0, 1).
         """
-        features, xt = self.read_features(query), query.xt
+        features = self.read_features(query)
+        xt = query.xt
         scores = self.model(features, self._ranks(xt)) if self.learned else self._fixed(xt)
         column = draw(scores.masked_fill(~query.requested, -torch.inf), uniform)
         at = torch.arange(len(xt), device=xt.device), column

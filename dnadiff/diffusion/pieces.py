@@ -26,7 +26,8 @@ class PiecewiseDenoiser(DenoiserWrapper):
 
     def __init__(self, denoiser: BaseDenoiser, peers: Peers) -> None:
         super().__init__(denoiser)
-        self.peers, self.fused_head = peers, denoiser.fused_head
+        self.peers = peers
+        self.fused_head = denoiser.fused_head
         self.banned = getattr(denoiser, "banned", self.banned)
 
     def cost(self, x0: Tensor, query: Query) -> Tensor:

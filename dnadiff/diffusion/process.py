@@ -131,7 +131,8 @@ class Softmax(SUBS):
 
     def __init__(self, vocab: Vocab, zero_masking: bool = False, carry_over: bool = False) -> None:
         super().__init__(vocab)
-        self.zero_masking, self.carry_over = zero_masking, carry_over
+        self.zero_masking = zero_masking
+        self.carry_over = carry_over
         self.banned = vocab.never_emitted if zero_masking else ()
 
     def x0_log_probs(self, logits: Tensor, xt: Tensor) -> Tensor:
@@ -185,7 +186,8 @@ class BaseProcess(ABC):
     separator: int | None = None
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
-        self.vocab, self.noise = vocab, noise
+        self.vocab = vocab
+        self.noise = noise
 
     def maskable(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """The positions of `x (B, L)` that the process can change: masks and tokens that a sample
@@ -352,7 +354,8 @@ class AbsorbingProcess(MaskingProcess):
     `noise` schedule, and stays there."""
 
     described = "an absorbing process (masks)"
-    example, sampler = "absorbing", "grouped"
+    example = "absorbing"
+    sampler = "grouped"
 
     def time_at(self, count: Tensor, total: Tensor) -> Tensor:
         """The time (B,) at which `count` of `total` maskable positions, (B,) both, are masked,
@@ -470,7 +473,8 @@ class MixtureProcess(Process):
         return self.noise_tokens(last, uniform.flatten()).view(uniform.shape).to(device)
 
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        uniform, local = draws.uniform("noise", x0.shape[1]), float64_device(x0.device)
+        uniform = draws.uniform("noise", x0.shape[1])
+        local = float64_device(x0.device)
         times = t.to(local).double()[:, None].expand(x0.shape)
         alpha = self.noise.alpha(times)
         replaced = (uniform.to(local) >= alpha) & maskable.to(local)
@@ -485,8 +489,10 @@ class MixtureProcess(Process):
     def terms(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """The factors of `integrand`: rate/q of the noisy token, and KL(q || q^) + rho - log rho -
         1, where rho = q/q^ of the noisy token; (M,) each."""
-        at, now = self.marginal(t, log_probs.dtype), xt[:, None]
-        q, guess = at.given(x0), at.of(log_probs.exp())
+        at = self.marginal(t, log_probs.dtype)
+        now = xt[:, None]
+        q = at.given(x0)
+        guess = at.of(log_probs.exp())
         log_ratio = _log(q) - _log(guess)
         q_now, guess_now, log_rho = (each.gather(-1, now)[:, 0] for each in (q, guess, log_ratio))
         rho = q_now / guess_now.clamp(min=torch.finfo(guess.dtype).tiny)
@@ -500,7 +506,8 @@ class MixtureProcess(Process):
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         # q(xt | xs) q^_s(xs) / q^_t(xt) for each xs
-        at, to = self.marginal(t, log_probs.dtype), self._earlier(s, log_probs.dtype)
+        at = self.marginal(t, log_probs.dtype)
+        to = self._earlier(s, log_probs.dtype)
         probs = log_probs.exp()
         now = at.of(probs).gather(-1, xt[:, None]).log()
         return _transition(xt, at, to).log() + to.of(probs).log() - now
@@ -508,8 +515,10 @@ class MixtureProcess(Process):
     def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         # q(xt | xs) is a factor of both distributions, so their ratio is that of the marginals.
         now = xt[:, None]
-        at, to = self.marginal(t, log_probs.dtype), self._earlier(s, log_probs.dtype)
-        q, guess = at.given(x0).gather(-1, now), at.of(log_probs.exp()).gather(-1, now)
+        at = self.marginal(t, log_probs.dtype)
+        to = self._earlier(s, log_probs.dtype)
+        q = at.given(x0).gather(-1, now)
+        guess = at.of(log_probs.exp()).gather(-1, now)
         before = to.given(x0)
         log_ratio = _log(before) - _log(to.of(log_probs.exp()))
         step = _transition(xt, at, to) * before / q
@@ -520,15 +529,18 @@ class MixtureProcess(Process):
 
     def _earlier(self, s: Tensor, dtype: torch.dtype) -> Marginal:
         """`marginal`, and no noise at s = 0: the last step leaves none, whatever the schedule."""
-        to, last = self.marginal(s, dtype), (s == 0)[..., None]
+        to = self.marginal(s, dtype)
+        last = (s == 0)[..., None]
         return Marginal(to.alpha.masked_fill(last, 1.0), to.b.masked_fill(last, 0.0))
 
     def ends(self, x0: Tensor) -> Tensor:
         local = x0.to(float64_device(x0.device))
         last = torch.ones((), dtype=torch.float64, device=local.device)
-        q, prior = self.marginal(last), self.pi(last)
+        q = self.marginal(last)
+        prior = self.pi(last)
         rest = 1 - q.alpha  # what is left of the prior, at all tokens but x0
-        at, expected = q.alpha + q.b[local], prior[local]
+        at = q.alpha + q.b[local]
+        expected = prior[local]
         found = torch.xlogy(at, at) - torch.xlogy(at, expected)
         return (found + torch.xlogy(rest, rest) * (1 - expected)).to(x0.device)
 
@@ -540,7 +552,8 @@ def _log(probs: Tensor) -> Tensor:
 
 def _transition(xt: Tensor, at: Marginal, to: Marginal) -> Tensor:
     """q(xt | xs) for each xs: (M, V)."""
-    kept, now = at.alpha / to.alpha, xt[:, None]
+    kept = at.alpha / to.alpha
+    now = xt[:, None]
     arrived = (at.b - kept * to.b).gather(-1, now).clamp(min=0)  # from any other token
     return arrived.expand_as(at.b).scatter_add(-1, now, kept)
 

@@ -54,12 +54,15 @@ class SoftMasked(Denoiser):
                 f"{type(backbone).__name__}, which reads token ids only; set it to null, or "
                 "implement embed and mix"
             )
-        self.probability, self.top_k = probability, min(top_k, len(backbone.vocab.emitted))
-        self.scale, self.center = nn.Parameter(torch.zeros(())), nn.Parameter(torch.tensor(-0.75))
+        self.probability = probability
+        self.top_k = min(top_k, len(backbone.vocab.emitted))
+        self.scale = nn.Parameter(torch.zeros(()))
+        self.center = nn.Parameter(torch.tensor(-0.75))
         self.steepness = nn.Parameter(torch.tensor(20 / 3))
 
     def read_features(self, query: Query, x0: OptTensor = None) -> Tensor:
-        xt, network = query.xt.long(), self.backbone
+        xt = query.xt.long()
+        network = self.backbone
         masked = xt == self.vocab.mask_id
         with without_gradients():
             features = super().read_features(query)[masked]
@@ -80,7 +83,8 @@ class SoftMasked(Denoiser):
     def _most_probable(self, features: Tensor, columns: OptTensor) -> tuple[Tensor, Tensor, Tensor]:
         """The entropy (M,) of the predictions from features (M, D) and columns (M, 10), and the
         `top_k` most probable tokens with their normalized probabilities, (M, k) both."""
-        parts, size = [], rows_at_once(features.device, self.vocab.size)
+        parts = []
+        size = rows_at_once(features.device, self.vocab.size)
         for first in range(0, len(features), size) or [0]:
             part = slice(first, first + size)
             logits = self._head(features[part], None if columns is None else columns[part])

@@ -42,7 +42,8 @@ class TokenMasking(nn.Module, MaskingProcess):
     `elasticity` of m and that number.
     """
 
-    described, example = "masks at a rate of each token", "spindle"
+    described = "masks at a rate of each token"
+    example = "spindle"
     time_power = 2.0  # a mask has a weight of 1/t and, near t = 0, a probability of about t
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
@@ -156,7 +157,8 @@ class TokenRates(TokenMasking):
     masks would be biased.
     """
 
-    described, example = "masks at a learned rate of each token", "token_rates"
+    described = "masks at a learned rate of each token"
+    example = "token_rates"
 
     def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
         super().__init__(vocab, noise)

@@ -16,7 +16,10 @@ from torch import Tensor
 # T given the other genomes (nats); the log frequency of A, C, G and T among the aligned bases; the
 # mean log rate; log(1 + depth), where depth is the number of genomes with a base there.
 CHANNELS = 10
-POSTERIOR, FREQUENCY, RATE, DEPTH = slice(0, 4), slice(4, 8), 8, 9
+POSTERIOR = slice(0, 4)
+FREQUENCY = slice(4, 8)
+RATE = 8
+DEPTH = 9
 COMPLEMENT = (3, 2, 1, 0, 7, 6, 5, 4, 8, 9)  # the channels of the other strand
 
 

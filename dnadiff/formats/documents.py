@@ -75,7 +75,8 @@ class _Rows:
     """The rows of a table as documents."""
 
     def __init__(self, kind: type[table.TableFormat]) -> None:
-        self.kind, self.name = kind, kind.endings[0][1:]
+        self.kind = kind
+        self.name = kind.endings[0][1:]
 
     def rows(self, path: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
         keys = [("data.column", name) for name in columns]
@@ -144,7 +145,8 @@ def read_sides(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[st
         with open_text(path) as file:
             rows = [(n, line.split("\t")) for n, line in enumerate(file, 1) if line.strip()]
     for number, given in rows:
-        sides, where = [side.strip() for side in given], f"{path}: line {number}"
+        sides = [side.strip() for side in given]
+        where = f"{path}: line {number}"
         if "" in sides:
             name = ("source", "target")[sides.index("") > 0]
             raise ValueError(f"{where} has an empty {name}; complete or remove the pair")

@@ -92,7 +92,8 @@ def several(given: Any) -> Iterator[tuple[str, DNASequence]]:
         TypeError: for a single sequence, a table, a set, which has no order, and whatever else
             holds no sequences.
     """
-    one, is_list = is_sequence(given), isinstance(given, Iterable)
+    one = is_sequence(given)
+    is_list = isinstance(given, Iterable)
     if (
         one
         or not is_list

@@ -154,7 +154,10 @@ def read_gtf(
     Raises:
         ValueError: as `read_bed`.
     """
-    known, circular, skipped, others = lengths or {}, set[str](), list[Region](), dict[str, None]()
+    known = lengths or {}
+    circular = set[str]()
+    skipped = list[Region]()
+    others = dict[str, None]()
 
     def region(columns: list[str]) -> Region | None:
         if len(columns) < 8:
@@ -213,7 +216,8 @@ def read_regions(
         FileNotFoundError, ValueError: naming the file and line, or the string; or if there is a
             `feature`, and no GTF or GFF file.
     """
-    members, regions = list(_members(what)), list[Region]()
+    members = list(_members(what))
+    regions = list[Region]()
     if feature is not None and members and not any(map(is_gff, members)):
         kind = "BED" if _is_bed(members[0]) else "not a file"
         raise ValueError(

@@ -91,13 +91,15 @@ def read_sequences(path: str | Path) -> list[Record]:
 
 def iter_sequences(path: str | Path) -> Iterator[Record]:
     """Yield the records of a file, with one in memory at a time; errors as of `events`."""
-    header, pieces = None, bytearray()
+    header = None
+    pieces = bytearray()
     for event in itertools.chain(events(path), [None]):
         if isinstance(event, bytes):
             pieces += event
             continue
         if header is not None:
-            sequence, pieces = bytes(pieces), bytearray()
+            sequence = bytes(pieces)
+            pieces = bytearray()
             yield Record(header.name, header.description, sequence)
         header = event
 
@@ -119,7 +121,8 @@ def events(path: str | Path) -> Iterator[Header | bytes]:
 def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
     """As `events`, of an open file. Its format is detected from its content, not from its name."""
     names = set()
-    where, empty = path, False
+    where = path
+    empty = False
     with decompressed(path, raw) as content:
         first = content.read(_SNIFFED).removeprefix(_BOM)
         content.seek(0)
@@ -138,7 +141,8 @@ def events_of(path: str, raw: BinaryIO) -> Iterator[Header | bytes]:
                 break
             line = f"{path}:" + (f" line {event.line}:" if event.line else "")
             refuse_controls(line[:-1], event.name)
-            where, empty = f"{line} record {event.name}", True
+            where = f"{line} record {event.name}"
+            empty = True
             if event.name in names:
                 raise ValueError(
                     f"{where} has the name of an earlier record; rename one, names must be unique"
@@ -190,7 +194,8 @@ def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
                     event = _header(path, header, line)
                     yield event
                     name = event.name
-                header, line = b"", line + 1
+                header = b""
+                line += 1
             if header is not None:
                 text, newline, part = part.partition(b"\n")
                 header += text
@@ -203,7 +208,9 @@ def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
                     continue
                 event = _header(path, header, line)
                 yield event
-                name, header, line = event.name, None, line + 1
+                name = event.name
+                header = None
+                line += 1
             letters = part.translate(NUCLEOTIDE_OR_255, BLANK)
             blank = 0 if letters else blank + len(part)
             if letters and (name is None or NOT_A_NUCLEOTIDE in letters):
@@ -225,14 +232,16 @@ def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
 def _with_newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     r"""The chunks with `\n` in place of `\r\n` and `\r`, without a byte order mark, after a line
     break; a chunk may end between `\r` and `\n`."""
-    held, first = b"", True
+    held = b""
+    first = True
     for chunk in chunks:
         chunk = held + chunk
         if first and len(chunk) < len(_BOM) and _BOM.startswith(chunk):
             held = chunk
             continue
         chunk = b"\n" + chunk.removeprefix(_BOM) if first else chunk
-        held, first = b"\r" if chunk.endswith(b"\r") else b"", False
+        held = b"\r" if chunk.endswith(b"\r") else b""
+        first = False
         if b"\r" in chunk:
             chunk = chunk[: len(chunk) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         yield chunk
@@ -355,7 +364,8 @@ class TwoBit(SequenceFormat):
         either byte order.
     """
 
-    endings, starts = (".2bit",), SIGNATURES
+    endings = (".2bit",)
+    starts = SIGNATURES
 
     @classmethod
     def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
@@ -420,7 +430,8 @@ class _TwoBitReader:
             yield Header(name)
             self.raw.seek(offset)
             (length,) = self.integers(1)
-            unknown, masked = self.blocks(length), self.blocks(length)
+            unknown = self.blocks(length)
+            masked = self.blocks(length)
             self.integers(1)
             for start in range(0, length, 4 * _CHUNK):
                 size = min(4 * _CHUNK, length - start)
@@ -442,7 +453,8 @@ class _TwoBitReader:
 
 def _inside(blocks: np.ndarray, start: int, end: int) -> list[list[int]]:
     """The parts of sorted blocks that are inside [start, end), relative to `start`."""
-    first, last = np.searchsorted(blocks[:, 1], start, "right"), np.searchsorted(blocks[:, 0], end)
+    first = np.searchsorted(blocks[:, 1], start, "right")
+    last = np.searchsorted(blocks[:, 0], end)
     return (blocks[first:last].clip(start, end) - start).tolist()
 
 
@@ -492,7 +504,8 @@ def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
                 "length in bp: complete the line, or fetch the file again"
             )
             raise _GenBankError(f"line {first}: {problem}")
-        key, about = "", dict[str, list[str]](DEFINITION=[], ACCESSION=[], VERSION=[])
+        key = ""
+        about = dict[str, list[str]](DEFINITION=[], ACCESSION=[], VERSION=[])
         for _, line in lines:
             if line.startswith("ORIGIN") or line.rstrip() == "//":
                 break
@@ -510,7 +523,8 @@ def _genbank(lines: Iterator[tuple[int, str]]) -> Iterator[Header | bytes]:
                 f"line {first}: {where} has no sequence; fetch the full GenBank record"
             )
         yield Header(name, " ".join(about["DEFINITION"]).removesuffix("."), first)
-        length, letters = 0, bytearray()
+        length = 0
+        letters = bytearray()
         for number, line in lines:
             position, *parts = line.split()
             if line.rstrip() == "//":

@@ -99,7 +99,8 @@ class Parquet(TableFormat):
                 f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the "
                 "table to CSV"
             ) from None
-        source, count = resolve(path), 0
+        source = resolve(path)
+        count = 0
         try:
             with parquet.ParquetFile(source, page_checksum_verification=True) as file:
                 columns = choose(file.schema_arrow.names)
@@ -188,7 +189,8 @@ def read_cells(
         ValueError: for a missing column, a row with too few or too many fields, or a file that is
             not a table.
     """
-    wanted, kind = list(columns), format_of(path, delimiter)
+    wanted = list(columns)
+    kind = format_of(path, delimiter)
 
     def choose(header: list[str]) -> Sequence[str]:
         name_of = {name.strip(): name for name in header}
@@ -214,7 +216,8 @@ def check_delimiter(
     Args:
         key: that names the column; none if the delimiter does not follow from the file's name.
     """
-    text, of_task = own.join(header), key.startswith("task.")
+    text = own.join(header)
+    of_task = key.startswith("task.")
     is_one = len(header) == 1
     # Names of columns may contain the others, and a table of a task has several columns.
     most = max("\t;|" + "," * is_one + " " * (is_one and of_task), key=text.count)
@@ -282,7 +285,8 @@ def has_page_checksums(
         for group, column in itertools.product(range(metadata.num_row_groups), chosen):
             about = metadata.row_group(group).column(column)
             raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
-            header, place = raw.read(32), 0
+            header = raw.read(32)
+            place = 0
             # Type, size and compressed size: a byte that says "next field, an integer", then its
             # bytes.
             for _ in range(3):

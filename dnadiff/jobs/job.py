@@ -131,7 +131,8 @@ class ResumableJob(Job):
     def resume(self, done: int, notes: JsonMap) -> None:
         """Continue after what the journal says: the number and the `totals` of the finished
         items."""
-        self.totals, self.position = {**self.totals, **notes}, done
+        self.totals = {**self.totals, **notes}
+        self.position = done
 
     def header(self) -> bytes:
         """What precedes the first result."""

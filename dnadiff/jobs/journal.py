@@ -109,12 +109,19 @@ class ResumableOutput:
         interval: float = 0.0,
         bgzip: bool = False,
     ) -> None:
-        self.output, self.settings = output, plain(settings)
-        self.earlier, self.interval, self._saved = earlier, interval, -math.inf
+        self.output = output
+        self.settings = plain(settings)
+        self.earlier = earlier
+        self.interval = interval
+        self._saved = -math.inf
         self.is_compressed = is_compressed(output)
         self.bgzip = bgzip and self.is_compressed
-        self.part, self.journal = temporary_path(output, "part"), temporary_path(output, "journal")
-        self.done, self.bytes, self.crc, self.complete = 0, 0, 0, False
+        self.part = temporary_path(output, "part")
+        self.journal = temporary_path(output, "journal")
+        self.done = 0
+        self.bytes = 0
+        self.crc = 0
+        self.complete = False
         self.notes: JsonDict = {}
         self._file: FileIO | None = None
         if self.journal.is_file() and (resume or not overwrite):
@@ -136,7 +143,9 @@ class ResumableOutput:
                 f"{self.output} was started with {key}={was}, not {now}; resume with the same, or "
                 f"{remedy}"
             )
-        self.done, self.bytes, self.notes = found["done"], found["bytes"], found["notes"]
+        self.done = found["done"]
+        self.bytes = found["bytes"]
+        self.notes = found["notes"]
         self.complete, self.crc = found["complete"], found.get("crc", 0)
         if self.part.is_file() and self.part.stat().st_size >= self.bytes:
             self.crc = crc_of(self.part, self.bytes)
@@ -221,7 +230,8 @@ class ResumableOutput:
     def close(self) -> None:
         """Close the file; it can be resumed."""
         if self._file is not None:
-            file, self._file = self._file, None
+            file = self._file
+            self._file = None
             with file:
                 if self.interval:
                     os.fsync(file.fileno())
@@ -230,7 +240,8 @@ class ResumableOutput:
 
 def read_journal(output: Path) -> JsonDict:
     """The journal of an unfinished file; a ValueError if it is damaged."""
-    path, remedy = temporary_path(output, "journal"), "start over: overwrite=true, without resume"
+    path = temporary_path(output, "journal")
+    remedy = "start over: overwrite=true, without resume"
     found = read_json(path, tuple(sorted(_KEYS)), remedy)
     mappings = all(isinstance(found[key], dict) for key in ("settings", "notes"))
     fits = (
@@ -269,7 +280,8 @@ def bgzip_blocks(content: bytes) -> bytes:
     """Content as bgzip blocks, without the empty block that ends a file."""
     blocks = []
     for first in range(0, len(content), _BLOCK):
-        piece, packer = content[first : first + _BLOCK], zlib.compressobj(6, zlib.DEFLATED, -15)
+        piece = content[first : first + _BLOCK]
+        packer = zlib.compressobj(6, zlib.DEFLATED, -15)
         body = packer.compress(piece) + packer.flush()
         header = _BLOCK_HEADER.pack(31, 139, 8, 4, 0, 0, 255, 6, 66, 67, 2, len(body) + 25)
         blocks.append(header + body + struct.pack("<2I", zlib.crc32(piece), len(piece)))
@@ -313,7 +325,8 @@ def first_difference(
         earlier: for keys of `now`, the values that earlier versions wrote in their place.
     """
     for key in dict.fromkeys([*was, *now]):
-        before, after = was.get(key), now.get(key)
+        before = was.get(key)
+        after = now.get(key)
         if before != after and not (key in earlier and before in earlier[key]()):
             return key, _short(before), _short(after)
     return None

@@ -129,7 +129,8 @@ class Launcher(ABC):
         if output is None:
             raise ValueError("launcher= needs output=, the file to write")
         path = expand_user(output)
-        mark, folder = MergeMark(path), ShardFolder.of(path)
+        mark = MergeMark(path)
+        folder = ShardFolder.of(path)
         check_output(path, overwrite or mark.is_under_way)
         own = [f"--config-dir={config_folder}"] * (config_folder is not None)
         given = without(overrides, ("hydra", "launcher", "shard", "overwrite"))
@@ -205,13 +206,15 @@ class Processes(Launcher):
     workers: PositiveInt = 2
 
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
-        count, is_linux = min(self.workers, len(jobs)), sys.platform == "linux"
+        count = min(self.workers, len(jobs))
+        is_linux = sys.platform == "linux"
         processors = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
         workers = [_Worker(max(1, processors // count)) for _ in range(count)]
         idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
         def status(job: ShardJob) -> tuple[ShardJob, int]:
-            worker, last = idle.get(), -1
+            worker = idle.get()
+            last = -1
             for _ in range(self.retries + 1):
                 last = worker.run(job)
                 if 0 <= last != 128 + signal.SIGTERM or worker.stopped:
@@ -237,7 +240,8 @@ class _Worker:
     def __init__(self, threads: int) -> None:
         self.environment = {"OMP_NUM_THREADS": str(threads)} | os.environ
         self.process: subprocess.Popen[str] | None = None
-        self.stopped, self._lock = False, threading.Lock()
+        self.stopped = False
+        self._lock = threading.Lock()
 
     def run(self, job: ShardJob) -> int:
         """The status of a job; negative if the process was killed."""
@@ -260,7 +264,8 @@ class _Worker:
             answer = ""
         if answer:
             return int(answer)
-        status, self.process = process.wait(), None
+        status = process.wait()
+        self.process = None
         return min(status, -1)
 
     def stop(self) -> None:
@@ -300,7 +305,8 @@ class Ray(Launcher):
         library()
 
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
-        ray, is_local = library(), self.address is None
+        ray = library()
+        is_local = self.address is None
         local = {"num_cpus": self.workers * self.cpus, "include_dashboard": False}
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         ray.init(

@@ -253,7 +253,8 @@ def _compute_shard(jobs: Sequence[Job], shard: Shard, options: RunOptions) -> Pa
     else:
         streams = {}
         for job in jobs:
-            about, path = manifest.streams[job.stream], folder.part(shard, job.stream)
+            about = manifest.streams[job.stream]
+            path = folder.part(shard, job.stream)
             start, end = about.items[shard.number - 1 : shard.number + 1]
             settings = {"fingerprint": fingerprint, "shard": str(shard)}
             replace = not temporary_path(path, "journal").is_file()

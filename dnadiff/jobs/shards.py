@@ -329,7 +329,8 @@ class ShardFolder:
         for shard, first, last in zip(manifest.shards, items, items[1:]):
             if last <= skip:
                 continue
-            path, about = self.part(shard, stream), self._entry(shard)["parts"][stream]
+            path = self.part(shard, stream)
+            about = self._entry(shard)["parts"][stream]
             remedy = f"remove {self.entry(shard)} and compute shard={shard} again"
             if not path.is_file():
                 raise ValueError(f"{path}, the part of shard {shard}, is missing; {remedy}")
@@ -367,7 +368,8 @@ class ShardFolder:
         )
 
     def _entry(self, shard: Shard) -> JsonDict:
-        path, remedy = self.entry(shard), f"remove it and compute shard={shard} again"
+        path = self.entry(shard)
+        remedy = f"remove it and compute shard={shard} again"
         content = read_json(path, _ENTRY, remedy)
         if content.pop("check") != check_of(content):
             raise ValueError(f"{path} is damaged (its checksum differs); {remedy}")
@@ -378,7 +380,8 @@ class MergeMark:
     """The mark of the merge into one output."""
 
     def __init__(self, output: Path) -> None:
-        self.output, self.path = output, temporary_path(output, "merging")
+        self.output = output
+        self.path = temporary_path(output, "merging")
 
     def set(self) -> None:
         """Begin a merge: note which file has the name of the output now."""

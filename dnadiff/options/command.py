@@ -39,7 +39,9 @@ O = TypeVar("O", bound=Options)
 # glibc returns large freed arrays to the system and requests them again in the next step, page by
 # page: 20,000 page faults per step of Caduceus 64 x 4 at 8,192 tokens, a fifth of its time.
 # Commands keep the memory instead. The first two are mallopt's names in malloc.h.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+_LARGEST = 2**31 - 1
 # Of the environment: the number of processes that a launcher started together.
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Keys of commands that name a file to write.
@@ -71,7 +73,8 @@ class Command(Generic[P]):
     known: ClassVar[dict[str, Command[...]]] = {}
 
     def __init__(self, options: type[Options], function: Callable[[Any], Any]) -> None:
-        self.options, self.function = options, function
+        self.options = options
+        self.function = function
         words = options.__name__.removesuffix("Options")
         self.name = re.sub(r"(?<!^)(?=[A-Z])", "_", words).lower()
         self.known[self.name] = self
@@ -316,7 +319,8 @@ def run_folder(path: Path, shared: bool) -> Iterator[Path]:
     """
     path = Path(os.path.abspath(path))
     new = [folder for folder in path.parents if not folder.exists()]
-    is_new, candidate = not (shared and path.exists()), path
+    is_new = not (shared and path.exists())
+    candidate = path
     try:
         for number in itertools.count(2):
             try:

@@ -90,7 +90,9 @@ class Composition:
         overrides: Sequence[str] = (),
         folder: Path | None = None,
     ) -> None:
-        self.name, self.options, self.folder = name, options, folder
+        self.name = name
+        self.options = options
+        self.folder = folder
         self.roots = [config_dir(), *([] if folder is None else [folder])]
         given = shortened([o for o in overrides if not o.startswith(f"{PLUGINS}=")])
         check_form(given)
@@ -98,7 +100,8 @@ class Composition:
         self.chosen: dict[str, tuple[str, str]] = {}
         for argument in self.arguments:
             name, _, choice = argument.lstrip("+").partition("=")
-            name, is_choice = name.partition("@")[0], not choice.startswith("{")
+            name = name.partition("@")[0]
+            is_choice = not choice.startswith("{")
             if is_choice and any((root / name).is_dir() for root in self.roots):
                 self.chosen[argument] = name, choice.strip("'\"")
 
@@ -123,7 +126,8 @@ class Composition:
                 )
             search = [f"hydra.searchpath=[{quoted(f'file://{self.folder.absolute()}')}]"]
             # Before Hydra reads them, which takes long for some and is not always named.
-            said, unread = " ".join(self.arguments), set(self.folder.rglob("*.yaml"))
+            said = " ".join(self.arguments)
+            unread = set(self.folder.rglob("*.yaml"))
             while read := {p for p in unread if re.search(rf"\b{re.escape(p.stem)}\b", said)}:
                 said = " ".join(str(yaml_file(path).get("defaults")) for path in read)
                 unread -= read
@@ -233,10 +237,8 @@ class Composition:
         from omegaconf import OmegaConf
 
         for name, choice in config.hydra.runtime.choices.items() if self.folder else ():
-            own, target = (
-                self.folder / name / f"{choice}.yaml",
-                f"{name.replace('/', '.')}._target_",
-            )
+            own = self.folder / name / f"{choice}.yaml"
+            target = f"{name.replace('/', '.')}._target_"
             if own.is_file() and OmegaConf.select(config, target) is None:
                 ours = (path.read_text() for path in (config_dir() / name).glob("*.yaml"))
                 if any("_target_:" in text for text in ours):
@@ -267,7 +269,8 @@ class Composition:
             r"Could not find '([^']+)'.*Available options in '([^']+)':\s*(.*)", text, re.DOTALL
         ):
             listed = choice[3].partition("\n\n")[0].partition("\nConfig search path")[0]
-            group, known = choice[2], re.findall(r"[\w.\-]+", listed)
+            group = choice[2]
+            known = re.findall(r"[\w.\-]+", listed)
             wanted = choice[1].removeprefix(group + "/")
             new = RENAMED_CHOICES.get(f"{group}={wanted}")
             hint = f" any more; it is now {new}" if new else closest(wanted, known)

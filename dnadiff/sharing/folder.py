@@ -48,7 +48,8 @@ def export_model(
     target = check_folder(output, overwrite, FILES)
     loaded = checkpoint.load(source, trust)
     loaded.denoiser.backbone.published_layout()  # refuses networks without one
-    before, kind = fingerprint(loaded.denoiser), None if dtype is None else getattr(torch, dtype)
+    before = fingerprint(loaded.denoiser)
+    kind = None if dtype is None else getattr(torch, dtype)
     if kind is not None:  # before the hash of the weights is compared with that of the evaluation
         round_weights(loaded.denoiser, kind)
     evaluation = record.stored_evaluation(loaded)

@@ -81,7 +81,8 @@ def origin_of(
 
     An error of the disk is raised: the same model would get another card the next time.
     """
-    origin, data = loaded.origin, loaded.config.get("data")
+    origin = loaded.origin
+    data = loaded.config.get("data")
     if evaluation is not None:
         curve = evaluation.get("curve")
         curve = curve and {"visible": curve["visible"], "bits": curve["bits"]}
@@ -130,9 +131,12 @@ def without_paths(description: Config | None) -> Config | None:
 
 def summary(loaded: Loaded, origin: Origin) -> Config:
     """Everything that `python -m dnadiff.info` prints, as plain values."""
-    denoiser, vocab, data = loaded.denoiser, loaded.tokenizer.vocab, loaded.config.get("data") or {}
+    denoiser = loaded.denoiser
+    vocab = loaded.tokenizer.vocab
+    data = loaded.config.get("data") or {}
     known = origin.data or {}
-    schedule, process = type(loaded.process.noise).__name__, denoiser.process_type
+    schedule = type(loaded.process.noise).__name__
+    process = denoiser.process_type
     recorded = ("tokens", "seconds", "likelihood", "curve", "license", "data_license", "note")
     return {
         "checkpoint": str(loaded.path),

@@ -16,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 from dnadiff.progress import CONTROL, printable
 
 # `dnadiff.store.objects.build` marks the addresses that a checkpoint names: they are never fetched.
-CACHED, _REMOTE = "cached:", re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
+CACHED = "cached:"
+_REMOTE = re.compile(r"(https?|s3|gs|hf):/", re.IGNORECASE)
 SCHEMES = ("https", "http", "s3", "gs", "hf")
 _FORM = re.compile(r"(\w+):/+(.*)", re.DOTALL)
 # Of web servers, and of whatever else is no object store, whose names may contain `?`.
@@ -208,7 +209,8 @@ def _short(address: str) -> str:
         return address
     scheme, rest = address.split(":", 1)
     address = f"{scheme.lower()}://{rest.lstrip('/')}"
-    name, number = shown(address), 1
+    name = shown(address)
+    number = 1
     while _complete.setdefault(name, address) != address:
         number += 1
         name = f"{shown(address)}{number}"

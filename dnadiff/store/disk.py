@@ -390,7 +390,9 @@ def _exchange(part: Path, target: Path) -> bool:
 # Levels of JSON and YAML. What the interpreter can read differs between its versions.
 _DEEPEST = 100
 # Of YAML files, which are read slowly: values of aliases, characters of a word, bytes of a file.
-_MOST, _LONGEST, _LARGEST = 10_000, 4300, 300_000
+_MOST = 10_000
+_LONGEST = 4300
+_LARGEST = 300_000
 _REMEDY = "restore it, or remove it and run the command again that wrote it"
 
 
@@ -645,7 +647,8 @@ def known_hash(path: Path) -> str | None:
 def _note_of(path: Path) -> tuple[Path, dict[str, object]]:
     """Where the hash of a file is noted, and what the file is known by."""
     path = path.resolve()
-    about, name = path.stat(), hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    about = path.stat()
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     seen = {
         "path": str(path),
         "size": about.st_size,
@@ -674,12 +677,14 @@ def hash_file(path: Path) -> str:
 def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., None]]:
     """A progress bar in megabytes: calls `progress(bytes, **notes)`. Nothing is shown in the first
     two seconds."""
-    begin, count = time.monotonic(), done
+    begin = time.monotonic()
+    count = done
     bar: Progress | None = None
 
     def progress(more: int, **notes: str) -> None:
         nonlocal bar, count
-        before, count = count // 1_000_000, count + more
+        before = count // 1_000_000
+        count = count + more
         if bar is None and time.monotonic() - begin >= _PATIENCE:
             bar = Progress(-(-total // 1_000_000), f"{label}, MB", before)
         if bar is not None:
@@ -913,7 +918,8 @@ def json_hash(content: Json) -> str:
 def checksums(path: Path, progress: Callable[[int], None] = lambda count: None) -> dict[str, Json]:
     """CRC-32 of a file and of each megabyte of it; `progress` is called with the number of bytes
     read."""
-    whole, chunks = 0, []
+    whole = 0
+    chunks = []
     with path.open("rb") as file:
         while block := file.read(CHUNK):
             whole = zlib.crc32(block, whole)

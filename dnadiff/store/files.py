@@ -81,10 +81,13 @@ def matches(text: str) -> list[str] | None:
         is_pattern = glob.has_magic(text.partition("?")[0] if "http" in text[:4].lower() else text)
         if not is_pattern:
             return None
-        address, place = parse(text), ""
-        text, found = address.shown, store_of(address).matches()
+        address = parse(text)
+        place = ""
+        text = address.shown
+        found = store_of(address).matches()
     else:
-        path, place = expand_user(text), f" (it is read from {Path.cwd()})"
+        path = expand_user(text)
+        place = f" (it is read from {Path.cwd()})"
         if text.startswith(CACHED) or not glob.has_magic(text) or path.exists():
             return None
         names = glob.glob(str(path), recursive=True)

@@ -61,7 +61,9 @@ WEAK = 'W/"'  # the beginning of a weak entity tag
 _BLOCK = 1 << 20
 _TIMEOUT = 60.0  # seconds without a byte
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
-_PARTIAL, _UNCHANGED, _BEYOND = 206, 304, 416
+_PARTIAL = 206
+_UNCHANGED = 304
+_BEYOND = 416
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 _RANGE_BYTES = 1 << 23
 # Of s3fs, gcsfs, huggingface_hub and others.
@@ -115,7 +117,8 @@ def _in_one_line(address: Address) -> Iterator[None]:
                 f"checkout ({error})"
             )
         elif isinstance(error, FileNotFoundError):
-            kind, text = FileNotFoundError, "does not exist; check the address"
+            kind = FileNotFoundError
+            text = "does not exist; check the address"
         elif isinstance(error, PermissionError) or "credential" in reason.lower():
             kind = PermissionError
             text += "; access is refused: check your credentials for it"
@@ -144,7 +147,8 @@ class ObjectStore:
     def open(self, start: int = 0, version: str | None = None) -> Iterator[Reply]:
         """The bytes from `start`, if the file still has this version; otherwise all of it."""
         about = self._about()
-        total, now = int(about["size"]), _object_version(about)
+        total = int(about["size"])
+        now = _object_version(about)
         start = start if start <= total and version in (None, now) else 0
 
         def blocks() -> Iterator[bytes]:
@@ -212,7 +216,8 @@ class HttpStore(ObjectStore):
 
     @contextmanager
     def open(self, start: int = 0, version: str | None = None) -> Iterator[Reply]:
-        shown, headers = self.address.shown, {"Range": f"bytes={start}-"} if start else {}
+        shown = self.address.shown
+        headers = {"Range": f"bytes={start}-"} if start else {}
         if start and version and is_strong(version):
             headers["If-Range"] = version
         with closing(self._ask(headers)) as reply:
@@ -361,7 +366,9 @@ def transfer(address: Address, part: Path) -> str | None:
             the store can resume.
         OSError: if it cannot be fetched.
     """
-    store, furthest, failures = store_of(address), 0, 0
+    store = store_of(address)
+    furthest = 0
+    failures = 0
     while True:
         try:
             version = _more(store, part, _kept(part, of_this_call=failures > 0))
@@ -509,7 +516,8 @@ def stored(address: Address) -> Path:
     Raises:
         FileNotFoundError: if there is none.
     """
-    target, copies = target_of(address), {}
+    target = target_of(address)
+    copies = {}
     if _note_of(target, address) is not None:
         return target
     if is_short(address.text):
@@ -586,7 +594,9 @@ class Download:
     """
 
     def __init__(self, url: str, size: PositiveInt, sha256: str) -> None:
-        self.url, self.size, self.sha256 = url, size, sha256.lower()
+        self.url = url
+        self.size = size
+        self.sha256 = sha256.lower()
         self.name = url.rpartition("/")[2]
         if not re.fullmatch(r"https?://(.*/)?\w[\w.-]*(?<!\.part)(?<!\.lock)", url):
             raise ValueError(
@@ -859,7 +869,8 @@ def fetch_hub(name: str, required: Sequence[str], optional: Sequence[str] = ()) 
             f"checkpoint {name} is not the name of a repository of the Hub; write hf:ORG/NAME or "
             "hf:ORG/NAME@REVISION"
         )
-    repository, revision = found["repository"], found["revision"]
+    repository = found["repository"]
+    revision = found["revision"]
     shown = f"{HUB_PREFIX}{repository}"
     remedy = (
         f"download {' and '.join(required)} (and {', '.join(optional)}, if they exist) of "

@@ -191,7 +191,8 @@ class Checkpoints(Callback):
     def __init__(
         self, every_n_steps: int = 500, folder: str | os.PathLike[str] = "checkpoints"
     ) -> None:
-        self.every_n_steps, self.folder = every_n_steps, Path(folder)
+        self.every_n_steps = every_n_steps
+        self.folder = Path(folder)
         self.best = math.inf
         # At the step of the checkpoint; None: an older version wrote it.
         self.validation_due: bool | None = False
@@ -338,7 +339,8 @@ class Checkpoints(Callback):
             raise Stopped(number)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.validation_due, self._validated_step = False, trainer.global_step
+        self.validation_due = False
+        self._validated_step = trainer.global_step
         nll = trainer.callback_metrics.get("valid/nll")
         if nll is not None and not trainer.sanity_checking and float(nll) < self.best:
             self.best = float(nll)
@@ -361,7 +363,8 @@ class ProgressBar(Callback):
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
-        self._step, self._tokens = 0, 0
+        self._step = 0
+        self._tokens = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         total = int(trainer.estimated_stepping_batches)
@@ -372,11 +375,13 @@ class ProgressBar(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.bar is None or trainer.global_step <= self._step:
             return
-        metrics, tokens = trainer.callback_metrics, cast(DiffusionModule, pl_module).tokens_seen
+        metrics = trainer.callback_metrics
+        tokens = cast(DiffusionModule, pl_module).tokens_seen
         due = "train/loss" in metrics and (trainer.global_step % 10 == 0 or self._step == 0)
         notes = {"loss": f"{float(metrics['train/loss']):.4f}"} if due else {}
         self.bar.update(trainer.global_step - self._step, tokens - self._tokens, **notes)
-        self._step, self._tokens = trainer.global_step, tokens
+        self._step = trainer.global_step
+        self._tokens = tokens
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.bar is not None and "valid/nll" in trainer.callback_metrics:

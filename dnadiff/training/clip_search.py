@@ -178,17 +178,16 @@ def sums_by_count(
 
     Their number, and the sums of the cost of their masks, nats, and of its square.
     """
-    x0, weight = batch["ids"].long(), batch["weight"].float()
+    x0 = batch["ids"].long()
+    weight = batch["weight"].float()
     valid = None if objective.masks_padding else batch.get("valid")
     read = TrainingBatch(x0, weight, draws, batch.get("cond"), valid)
     masked, positions = objective.masked_positions(read)
     nll = objective.token_nll(denoiser, read, masked, Positions(positions))
     cost = torch.zeros_like(weight).masked_scatter(positions, nll.float() * weight[positions])
     whole = objective.rows(weight > 0).all(1)
-    count, total = (
-        objective.rows(positions)[whole].sum(1).cpu(),
-        objective.rows(cost)[whole].sum(1).cpu().double(),
-    )
+    count = objective.rows(positions)[whole].sum(1).cpu()
+    total = objective.rows(cost)[whole].sum(1).cpu().double()
     length = objective.rows(weight).shape[1]
     return torch.zeros(3, length + 1, dtype=torch.float64).index_add_(
         1, count, torch.stack([torch.ones_like(total), total, total**2])

@@ -65,9 +65,13 @@ class DiffusionModule(lightning.LightningModule):
     ) -> None:
         super().__init__()
         self.denoiser = denoiser
-        self.objective, self.valid_objective = objective, objective.evaluation()
-        self.make_optimizer, self.make_scheduler = optimizer, lr_scheduler
-        self.weight_decay, self.seed, self.context_parallel = weight_decay, seed, context_parallel
+        self.objective = objective
+        self.valid_objective = objective.evaluation()
+        self.make_optimizer = optimizer
+        self.make_scheduler = lr_scheduler
+        self.weight_decay = weight_decay
+        self.seed = seed
+        self.context_parallel = context_parallel
         # `run` gives loggers the configuration.
         self.save_hyperparameters(hyper_parameters or {}, logger=False)
         self.tokens_seen = 0  # in complete optimizer steps; of the current step:
@@ -104,7 +108,8 @@ class DiffusionModule(lightning.LightningModule):
         return batch
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        self.tokens_seen, self._tokens_of_step = self.tokens_seen + self._tokens_of_step, 0
+        self.tokens_seen = self.tokens_seen + self._tokens_of_step
+        self._tokens_of_step = 0
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         accumulated = self.trainer.accumulate_grad_batches
@@ -201,7 +206,8 @@ class DiffusionModule(lightning.LightningModule):
         # and also if training stops in the middle. The loader's position is exact. Older versions
         # counted fewer batches, and saved in the middle of an optimizer step.
         accumulated = self.trainer.accumulate_grad_batches
-        epoch, batch = position["epoch"], position["batch"] // accumulated * accumulated
+        epoch = position["epoch"]
+        batch = position["batch"] // accumulated * accumulated
         begun = epoch + (batch > 0)
         # Validations are due at multiples of a number of batches.
         done = checkpoint["global_step"] * accumulated
@@ -227,13 +233,15 @@ class TrainingData(lightning.LightningDataModule):
 
     def __init__(self, data: SequenceDataModule, processes_per_window: int = 1) -> None:
         super().__init__()
-        self.data, self.processes_per_window = data, processes_per_window
+        self.data = data
+        self.processes_per_window = processes_per_window
 
     def setup(self, stage: str | None = None) -> None:
         self.data.prepare()
 
     def train_dataloader(self) -> Iterable[object]:
-        trainer, pieces = self.trainer, self.processes_per_window
+        trainer = self.trainer
+        pieces = self.processes_per_window
         assert trainer is not None
 
         # After Ctrl-C the current batch has left the loader, but the model is not trained on it.

@@ -86,7 +86,8 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
         run_dir: the run folder.
         arguments: of the command line.
     """
-    data_config, init_from = config["data"], config["init_from"]
+    data_config = config["data"]
+    init_from = config["init_from"]
     if "weight_decay" in config["optimizer"]:
         raise ValueError(
             "optimizer.weight_decay would have no effect, because only matrices are decayed; "
@@ -146,7 +147,8 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
         module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
     # after weights with the counts of other data are loaded
     module.objective.process.observe(lambda: torch.from_numpy(data.token_counts()))
-    groups, writes = trainer.world_size // module.context_parallel, trainer.is_global_zero
+    groups = trainer.world_size // module.context_parallel
+    writes = trainer.is_global_zero
     data.check_step(groups, trainer.accumulate_grad_batches)
     step = 0 if start_from is None else resume_step(start_from, config, data, trainer, groups)
     if step is None:
@@ -291,7 +293,8 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
             f"data.length {data.length} is more than the network takes; set data.length to at most "
             f"{longest}"
         )
-    labels, known = len(data.labels), module.denoiser.backbone.num_labels
+    labels = len(data.labels)
+    known = module.denoiser.backbone.num_labels
     if labels and labels != known:
         raise ValueError(
             f"the data have {labels} labels, the network takes {known}; set "
@@ -316,7 +319,8 @@ def metrics_file(trainer: Trainer) -> MetricsFile:
 def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool) -> JsonDict:
     """Write metrics.json, with the hashes of the checkpoints, if the run is complete, and print the
     final table."""
-    rows, seconds = metrics_file(trainer).rows(), metrics_file(trainer).seconds
+    rows = metrics_file(trainer).rows()
+    seconds = metrics_file(trainer).seconds
     measured = {
         key: [float(row[key]) for row in rows if row[key]]
         for key in ("train_nll", "valid_nll", "valid_nll_live")
@@ -516,7 +520,8 @@ def resume_step(
         ValueError: if it has another network, data, number of windows in a batch or training
             configuration, or is beyond a limit that was lowered.
     """
-    content, run_dir = read(start_from), start_from.parent.parent
+    content = read(start_from)
+    run_dir = start_from.parent.parent
     with names_file(start_from):  # of values that no training writes
         saved = with_current_names(content["hyper_parameters"])
         changed = differences(config, saved["config"], (*START, *MAY_CHANGE))
@@ -566,7 +571,8 @@ def resume_step(
             f"{start_from} was trained on different sequences from those of {data.name} now; "
             "restore the file, or start a new run"
         )
-    steps, limit = trainer.max_steps, trainer.max_epochs
+    steps = trainer.max_steps
+    limit = trainer.max_epochs
     try:  # a run that was killed at its last step lacks its last validation or `metrics.json`
         is_complete = read_json(run_dir / "metrics.json")["step"] == step
     except (OSError, ValueError, LookupError):
@@ -662,7 +668,8 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
             "that was trained with false, "
             "or leave out init_from"
         )
-    own, given = config["backbone"], initial["backbone"]
+    own = config["backbone"]
+    given = initial["backbone"]
     backbone = {key: value for key, value in given.items() if key not in COMPUTED} | {
         key: own[key]
         for key in COMPUTED

@@ -60,7 +60,8 @@ from dnadiff.weights.loaded import (
     read_origin,
 )
 
-EVALUATION, SUMMARY = "evaluate.json", "metrics.json"
+EVALUATION = "evaluate.json"
+SUMMARY = "metrics.json"
 _OPTIONAL = (
     DESCRIPTION,
     EVALUATION,
@@ -68,7 +69,9 @@ _OPTIONAL = (
     *(name for names in FILE_SETS for name in names),
 )  # next to weights
 _CHECKPOINTS = ("checkpoints/best.ckpt", "checkpoints/last.ckpt")  # of a run folder
-_PREFIX, LATEST, _FOLDER = "denoiser.", "latest", "checkpoints"
+_PREFIX = "denoiser."
+LATEST = "latest"
+_FOLDER = "checkpoints"
 
 
 def load(
@@ -100,7 +103,8 @@ def load(
 def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ()) -> Loaded:
     """As `load`, without a remark on what the model was trained for; the tokenizer may be
     unknown."""
-    name, allowed = str(checkpoint), (PACKAGE, *trust)
+    name = str(checkpoint)
+    allowed = (PACKAGE, *trust)
     if Path(name).name in TENSORS:  # as messages name the weights; it stands for its folder
         name = str(Path(name).parent)
     if is_remote(name):
@@ -257,7 +261,8 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
         ValueError: if a file is damaged, names classes that are not trusted, or the files are not
             of one model.
     """
-    about, content = folder / DESCRIPTION, read_description(folder)
+    about = folder / DESCRIPTION
+    content = read_description(folder)
     for name in (CONFIG, TENSORS[0]):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -309,7 +314,8 @@ def _load_remote_run(checkpoint: Address, trust: Sequence[str]) -> Loaded:
     Raises:
         FileNotFoundError: if it does not exist, or lacks a shard.
     """
-    path, folder = fetch(checkpoint), checkpoint._replace(text=checkpoint.folder)
+    path = fetch(checkpoint)
+    folder = checkpoint._replace(text=checkpoint.folder)
     is_run = folder.name == _FOLDER
     home = folder._replace(text=folder.folder) if is_run else folder
     # No connection and no copies, or a file is damaged: the model is loaded without them.

@@ -127,7 +127,8 @@ def caduceus_backbone(config: Config, vocab: Vocab) -> Config:
     given = _read(_Caduceus, config, bidirectional=True, tie_word_embeddings=True)
     ssm = _read(_Mamba, given.ssm_cfg or {}, layer="Mamba1", conv_bias=True, bias=False)
     labels = given.dnadiff_labels
-    pad, table = given.pad_vocab_size_multiple, given.complement_map
+    pad = given.pad_vocab_size_multiple
+    table = given.complement_map
     rows = math.ceil(given.vocab_size / pad) * pad
     complement = vocab.complement or range(vocab.size)
     if not 0 <= rows - vocab.size < max(pad, 8) or (
@@ -259,7 +260,8 @@ def read(folder: str | os.PathLike[str], revision: str | None = None) -> Loaded:
         ValueError: if a file is damaged, the model is of another type, or tensors are missing or
             surplus (they are listed).
     """
-    path, source = Path(folder), f"{folder}@{revision}" if revision else str(folder)
+    path = Path(folder)
+    source = f"{folder}@{revision}" if revision else str(folder)
     if not path.is_dir() and re.fullmatch(r"[\w.-]+/[\w.-]+(@.*)?", source):
         if not is_hub_commit(source):
             raise ValueError(
@@ -347,7 +349,8 @@ def export_published(
         raise ValueError(
             "published formats have no columns of an alignment; use python -m dnadiff.export"
         )
-    path, config = Path(folder), described_config(denoiser.backbone, denoiser.time_conditioning)
+    path = Path(folder)
+    config = described_config(denoiser.backbone, denoiser.time_conditioning)
     if needs_description:
         config[DESCRIPTION_KEY] = DESCRIPTION
     for name in (CONFIG, TENSORS[0]):

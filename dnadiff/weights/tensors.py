@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from dnadiff.networks.backbone.base import PublishedLayout
 
 # Keys: the files of a checkpoint, and the name of a tensor in them.
-SHARDS, SHARDED = "shards", "sharded"
+SHARDS = "shards"
+SHARDED = "sharded"
 # A tied or shared parameter is registered several times, and some only until they are replaced: at
 # most so often per tensor of a file.
 _REGISTRATIONS = 8
@@ -58,7 +59,8 @@ def read(path: Path) -> Json:
     """
     with path.open("rb") as file:
         first = file.read(4)
-    is_safetensors, is_zip = path.suffix == ".safetensors", first.startswith(b"PK")
+    is_safetensors = path.suffix == ".safetensors"
+    is_zip = first.startswith(b"PK")
     # Neither a pickle nor a zip file, the formats of torch.save.
     if first and not (is_safetensors or is_zip or first.startswith(b"\x80")):
         raise ValueError(f"{path} is not a file of tensors; name a run folder or a .ckpt file")
@@ -143,7 +145,8 @@ def write_sharded(
         wait: returns when all processes have called it.
     """
     parts: dict[str, Tensor] = {}
-    content, folder = split(content, local, parts), shards_of(path)
+    content = split(content, local, parts)
+    folder = shards_of(path)
     names = [f"{token}-{number}-of-{size}.ckpt" for number in range(1, size + 1)]
     with atomic_write(folder / names[rank], overwrite=True) as file:
         torch.save({"token": token, "tensors": parts}, file)
@@ -249,7 +252,8 @@ def round_weights(network: torch.nn.Module, dtype: torch.dtype) -> None:
 def check_memory(given: Iterable[Tensor], path: Path) -> None:
     """Raise ValueError if the tensors of a file need far more memory than the file's size, as views
     that repeat a few numbers do."""
-    needed, size = sum(t.numel() * t.element_size() for t in given), path.stat().st_size
+    needed = sum(t.numel() * t.element_size() for t in given)
+    size = path.stat().st_size
     if needed > _COPIES * size:
         raise ValueError(
             f"{path} has {size:,} bytes, and its tensors would need {needed:,}; use a file that "
@@ -267,7 +271,8 @@ def without_memory(num_tensors: int, path: Path) -> Iterator[None]:
     Raises:
         ValueError: if the network has more parameters.
     """
-    registered, limit = 0, _REGISTRATIONS * (num_tensors + 1)
+    registered = 0
+    limit = _REGISTRATIONS * (num_tensors + 1)
 
     def count(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
         nonlocal registered

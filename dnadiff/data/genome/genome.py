@@ -65,7 +65,10 @@ class Genome:
         place: Integers,
         records: StoredRecords,
     ) -> None:
-        self.files, self.names, self.place, self.records = files, names, place, records
+        self.files = files
+        self.names = names
+        self.place = place
+        self.records = records
         self.tokenizer = DNATokenizer()
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
 
@@ -122,7 +125,8 @@ class Genome:
                     f"{len(own)}; open it without a filter"
                 )
             names += own if source.label is None else [f"{source.label}:{name}" for name in own]
-            place, soft = np.arange(len(table)), table.soft > 0
+            place = np.arange(len(table))
+            soft = table.soft > 0
             columns.append(
                 (np.full_like(place, number), place, file.offsets[:-1], table.length, soft)
             )
@@ -195,7 +199,8 @@ class Genome:
         found = [np.empty((0, 2), np.int64)]
         offsets = np.append(0, np.cumsum(self.records.lengths))
         for file, rows in self._by_file():
-            places, begin = self.place[rows], file.offsets
+            places = self.place[rows]
+            begin = file.offsets
             for row in np.flatnonzero(file.records.unknown[places]).tolist():
                 low, high = np.searchsorted(file.runs[:, 0], begin[places[row] : places[row] + 2])
                 found.append(file.runs[low:high] - begin[places[row]] + offsets[rows.start + row])

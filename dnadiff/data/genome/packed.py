@@ -75,7 +75,8 @@ class RecordTable:
     """
 
     def __init__(self, numbers: Integers, headers: TokenIds) -> None:
-        self.numbers, self.headers = numbers, headers
+        self.numbers = numbers
+        self.headers = headers
         self.length, self.unknown, _, self.soft, self.ambiguous, _, self._end = numbers
 
     @classmethod
@@ -122,7 +123,8 @@ class RecordTable:
 
     def names(self) -> list[str]:
         """The names of all records."""
-        text, ends = self.headers.tobytes(), self._end.tolist()
+        text = self.headers.tobytes()
+        ends = self._end.tolist()
         return [
             text[start:end].partition(_BETWEEN)[0].decode() for start, end in zip([0, *ends], ends)
         ]
@@ -166,8 +168,10 @@ class Packer:
     time, of many records."""
 
     def __init__(self, file: BinaryIO, piece: int = _PIECE) -> None:
-        self.file, self.piece = file, piece
-        self._headers, self._header_ends = bytearray(), array("q")
+        self.file = file
+        self.piece = piece
+        self._headers = bytearray()
+        self._header_ends = array("q")
         self._starts = array("q")  # of the records
         self._size = self._written = 0  # bases that were taken, and those that were counted
         self._pending: list[bytes] = []
@@ -217,12 +221,14 @@ class Packer:
         if counts[1].any():
             border = np.zeros(len(values) + 1, bool)  # a run ends where a record ends
             border[borders] = True
-            here, before = np.append(unknown, False), np.append(False, unknown)
+            here = np.append(unknown, False)
+            before = np.append(False, unknown)
             edges = [here & (~before | border), before & (~here | border)]
             runs = np.stack([np.flatnonzero(each) for each in edges], axis=1)
             self._runs.append(runs + self._written)
         self.file.write(values.data)
-        self._written, self._pending = self._size, []
+        self._written = self._size
+        self._pending = []
 
     def records(self) -> RecordTable:
         """What is known of all records."""
@@ -316,7 +322,8 @@ def pack(path: str | Path, sample: bool = True) -> PackedFile:
     """
     source = resolve(path)
     # a file that is replaced while it is hashed has another state at the end
-    before, digest = _state_of(source), content_hash(source)
+    before = _state_of(source)
+    digest = content_hash(source)
     fill = partial(_fill, str(path), source, before, digest)
     need = f"{path} needs about a byte a base"
     ensure_folder(_folder(digest), FORMAT, fill, source.name, need, sample=sample)
@@ -355,7 +362,8 @@ def _fill(
     """
     with source.open("rb") as raw, (part / "bases").open("wb") as bases:
         with megabytes(before[0], f"packing {source.name}") as progress:
-            packer, position = Packer(bases), 0
+            packer = Packer(bases)
+            position = 0
             for event in events_of(path, raw):
                 packer.take(event)
                 here = raw.tell()

@@ -214,7 +214,8 @@ class HubPart(Documents):
         import datasets
 
         hub = self.hub
-        files, part = hub.data_files or None, hub.splits[self.part]
+        files = hub.data_files or None
+        part = hub.splits[self.part]
         how = {"split": part, "revision": hub.revision, "streaming": self.streaming}
         try:
             rows = datasets.load_dataset(hub.id, hub.subset, data_files=files, **how)
@@ -247,7 +248,8 @@ class DocumentRange(Documents):
         return {"stretch": [self.first, self.last], "of": self.source.key()}
 
     def since(self, number: int) -> Iterator[str]:
-        wanted, found = max(0, self.last - self.first - number), 0
+        wanted = max(0, self.last - self.first - number)
+        found = 0
         for text in itertools.islice(self.source.since(self.first + number), wanted):
             found += 1
             yield text

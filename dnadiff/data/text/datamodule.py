@@ -164,12 +164,21 @@ class TextDataModule(SequenceDataModule):
             name,  # type: ignore[arg-type]  # the base class replaces None
             start_method,
         )
-        self.path, self.hub = path, hub if path is None else None
-        self.documents, self.column, self.detokenizer = documents, column, detokenizer
-        self.insert_eos, self.insert_valid_eos = insert_eos, insert_valid_eos
-        self.insert_special_tokens, self.wrap, self.windows = insert_special_tokens, wrap, windows
-        self.valid_documents, self.num_documents = valid_documents, num_documents
-        self.streaming, self.num_proc, self._given = streaming, num_proc, tokenizer
+        self.path = path
+        self.hub = hub if path is None else None
+        self.documents = documents
+        self.column = column
+        self.detokenizer = detokenizer
+        self.insert_eos = insert_eos
+        self.insert_valid_eos = insert_valid_eos
+        self.insert_special_tokens = insert_special_tokens
+        self.wrap = wrap
+        self.windows = windows
+        self.valid_documents = valid_documents
+        self.num_documents = num_documents
+        self.streaming = streaming
+        self.num_proc = num_proc
+        self._given = tokenizer
         if path is None and hub is None:
             raise ValueError(
                 "path names no file; set data.path to a text file, or to {train: ..., valid: ...}"
@@ -253,7 +262,8 @@ class TextDataModule(SequenceDataModule):
         if not self.streaming or source != TRAIN or not self.splits_off_validation:
             return source, None, documents
         assert self.num_documents is not None  # checked by the constructor
-        edge, end = self._first_valid_document(self.num_documents), self.num_documents
+        edge = self._first_valid_document(self.num_documents)
+        end = self.num_documents
         first, last = (edge, end) if part == VALID else (0, edge)
         return source, part, DocumentRange(documents, first, last)
 
@@ -316,7 +326,8 @@ class TextDataModule(SequenceDataModule):
     @property
     def ends(self) -> Ends:
         """The tokens at the ends of every window."""
-        bos, eos = self.tokenizer.bos_id, self.tokenizer.eos_id
+        bos = self.tokenizer.bos_id
+        eos = self.tokenizer.eos_id
         if bos is None or eos is None or self.insert_special_tokens is False:
             return None
         return bos, eos
@@ -398,7 +409,8 @@ class TextDataModule(SequenceDataModule):
 
     def _part(self, split: str) -> Sequence[Interval]:
         """The intervals of tokens in `tokens(split)` that belong to a part."""
-        tokens, documents = self.tokens(split), self.documents_of(split)
+        tokens = self.tokens(split)
+        documents = self.documents_of(split)
         if documents is None:
             return self.split([self.name], [len(tokens.tokens)])[split]
         return [Interval(0, tokens.starts_at(i.start), tokens.starts_at(i.end)) for i in documents]
@@ -437,7 +449,8 @@ class TextDataModule(SequenceDataModule):
         if self.wrap:
             where = self._stream(split), self._part(split), inside
             return TiledWindows(*where, self.vocab, ends=self.ends)
-        tokens, documents = self.tokens(split), self._documents_to_pad(split)
+        tokens = self.tokens(split)
+        documents = self._documents_to_pad(split)
         cut = PaddedCutter(tokens, length, self.vocab, self.ends, None, self.separator)
         zeros = np.zeros_like(documents)
         windows = Intervals(documents, zeros, zeros + length)
@@ -455,7 +468,8 @@ class TextDataModule(SequenceDataModule):
 
     def _stream(self, part: str) -> StoredRecords:
         """All tokenized documents as one record."""
-        tokens, zero = self.tokens(part), np.zeros(1, np.int64)
+        tokens = self.tokens(part)
+        zero = np.zeros(1, np.int64)
         return StoredRecords([tokens.stored], zero, zero, zero + len(tokens.tokens))
 
     def _documents_to_pad(self, part: str) -> Integers:
@@ -538,7 +552,8 @@ class TextDataModule(SequenceDataModule):
     def layout(self, length: int | None = None) -> str:
         """How documents become windows of `length` tokens (None: the module's length). Numbers of
         different layouts are not comparable."""
-        length, show = length or self.length, self.tokenizer.decode
+        length = length or self.length
+        show = self.tokenizer.decode
         begin, end = self.ends or ((), ())
         around = f", {show([begin])} and {show([end])} at the ends" if self.ends else ""
         if not self.wrap:
@@ -652,7 +667,8 @@ class StreamLoader(Loader):
             for first in range(0, len(step), together):
                 own = range(self.process.rank, together, self.process.world_size)
                 text = np.stack([step[first + row][0] for row in own])
-                ids, index = between(self.ends, text), number * together + np.array(own)
+                ids = between(self.ends, text)
+                index = number * together + np.array(own)
                 number += 1
                 self._returned = number
                 self._places.append((number, step[first + together - 1][1]))
@@ -673,13 +689,16 @@ class StreamLoader(Loader):
         texts, held = self.since(document), list[ndarray]()  # `held` begins with `document`
         while some := list(itertools.islice(texts, _AHEAD)):
             held += self.encode(some)
-            text, ends = np.concatenate(held), np.cumsum([len(ids) for ids in held])
+            text = np.concatenate(held)
+            ends = np.cumsum([len(ids) for ids in held])
             first = document
             for end in range(token + size, len(text) + 1, size):
                 last = int(np.searchsorted(ends, end))  # the document that `end` is in
                 start = int(ends[last - 1]) if last else 0
-                document, token = first + last, end - start
+                document = first + last
+                token = end - start
                 if end == ends[last]:
-                    document, token = document + 1, 0
+                    document = document + 1
+                    token = 0
                 yield text[end - size : end], (document, token)
             held = held[document - first :]

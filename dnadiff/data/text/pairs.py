@@ -162,7 +162,8 @@ class PairsDataModule(TextDataModule):
             )
 
     def measured(self) -> Config:
-        pairs, counts = self.test_windows(PARTS[0]), Counter[tuple[int, int]]()
+        pairs = self.test_windows(PARTS[0])
+        counts = Counter[tuple[int, int]]()
         for number in range(min(len(pairs), _MOST)):
             window = pairs[number]
             target = int(window["weight"].sum())

@@ -169,7 +169,10 @@ class SubwordTokenizer:
         eos: str | None = None,
         unk: str | None = None,
     ) -> None:
-        self.name, self.bos, self.eos, self.unk = name, bos, eos, unk
+        self.name = name
+        self.bos = bos
+        self.eos = eos
+        self.unk = unk
         rules = self._rules = parse(json, name)
         roles = {"mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}
         for role, token in roles.items():
@@ -353,7 +356,8 @@ class Pretrained(TokenizerSource):
                 f"tokenizer.source is {source!r}; give a tokenizer.json, a folder, or the id of a "
                 "repository of the Hub"
             )
-        self.source, self.revision = source, revision
+        self.source = source
+        self.revision = revision
         self.name = name or (
             str(source)
             if isinstance(source, (str, Path))
@@ -383,7 +387,8 @@ class Pretrained(TokenizerSource):
         """The files of the tokenizer, and the folder that may have their configuration."""
         if not isinstance(self.source, (str, Path)):
             return [expand_user(source) for source in self.source], None
-        path, text = expand_user(self.source), str(self.source)
+        path = expand_user(self.source)
+        text = str(self.source)
         if path.is_dir():
             return found_in(path), path
         if path.is_file():

@@ -61,14 +61,16 @@ def optimal_sizes_for(h: ndarray, group_counts: Sequence[int]) -> dict[int, ndar
     Raises:
         ValueError: if there are more groups than tokens, or none.
     """
-    length, largest = len(h), max(group_counts)
+    length = len(h)
+    largest = max(group_counts)
     for num_groups in group_counts:
         _check_groups(length, num_groups)
     candidates = np.linspace(0, length, min(length, max(_CANDIDATES, largest)) + 1)
     boundary = np.unique(np.round(candidates).astype(np.int64))
     size = boundary[None, :] - boundary[:-1, None]  # (from, to)
     step = np.where(size > 0, size * h[boundary[:-1], None], np.inf)
-    best, back = np.full(len(boundary), np.inf), []
+    best = np.full(len(boundary), np.inf)
+    back = []
     best[0] = 0.0
     for _ in range(largest):
         total = best[:-1, None] + step
@@ -76,7 +78,8 @@ def optimal_sizes_for(h: ndarray, group_counts: Sequence[int]) -> dict[int, ndar
         best = total.min(0)
     sizes = {}
     for num_groups in group_counts:
-        at, ends = len(boundary) - 1, []
+        at = len(boundary) - 1
+        ends = []
         for k in range(num_groups - 1, -1, -1):
             ends.append(boundary[at])
             at = back[k][at]
@@ -117,11 +120,13 @@ def discrete_time(h: ndarray, alpha: Sequence[float] | ndarray) -> float:
     """
     from scipy.special import betaln, xlog1py, xlogy
 
-    alpha, others = np.asarray(alpha, dtype=float).copy(), len(h) - 1
+    alpha = np.asarray(alpha, dtype=float).copy()
+    others = len(h) - 1
     alpha[0], alpha[-1] = 1.0, 0.0
     if len(alpha) < 2 or (np.diff(alpha) > 0).any():
         raise ValueError("alpha must hold at least the times 0 and 1, and must not increase")
-    n, now = np.arange(len(h)), alpha[1:, None]
+    n = np.arange(len(h))
+    now = alpha[1:, None]
     log_choose = -betaln(len(h) - n, n + 1) - math.log(len(h))
     probability = np.exp(log_choose + xlogy(n, now) + xlog1py(others - n, -now))  # (T, L)
     return len(h) * float(-np.diff(alpha) @ (probability @ h))
@@ -134,7 +139,8 @@ def lost_structure(h: ndarray, nats: float, alone: float | None = None) -> float
     `alone` replaces h(0): the nats of a token without any context, where h is of blocks that see
     those before them.
     """
-    nelbo, independent = h.sum(), len(h) * (h[0] if alone is None else alone)
+    nelbo = h.sum()
+    independent = len(h) * (h[0] if alone is None else alone)
     structure = independent - nelbo
     return float((nats - nelbo) / structure) if structure > 1e-12 * independent else math.nan
 
@@ -257,11 +263,13 @@ class CurveSums:
             ValueError: if there are no measurements: see `Likelihood.check_curve`.
         """
         result.check_curve()
-        unit, of_blocks = blocks(len(result.available), result.block_size), result.by_block
+        unit = blocks(len(result.available), result.block_size)
+        of_blocks = result.by_block
         if of_blocks is None:
             assert start is not None
             used = result.available > 0
-            tokens, zero = result.available[used], start.per_sequence()[used]
+            tokens = result.available[used]
+            zero = start.per_sequence()[used]
             measured = result.counts[used], result.cross_entropy()[used]
             return cls.of(*measured, zero / tokens, tokens, unit[used], length)
         cells = Cells.joined([of_blocks.cells._replace(row=unit[of_blocks.cells.row])])
@@ -289,11 +297,15 @@ class CurveSums:
 
     def _fits(self, weights: Floats, coarse: bool = False) -> Floats:
         """`fit` for each row of `weights (R, U)`: (R, L)."""
-        cells, length, units = self.cells, self.length, len(self.tokens)
+        cells = self.cells
+        length = self.length
+        units = len(self.tokens)
         tokens = weights @ self.tokens
-        h0, nelbo = weights @ self.start / tokens, weights @ self.nats / tokens
+        h0 = weights @ self.start / tokens
+        nelbo = weights @ self.nats / tokens
         inner = cells.n > 0
-        n, row = cells.n[inner], cells.row[inner]
+        n = cells.n[inner]
+        row = cells.row[inner]
         if length == 1 or not len(n):
             return np.repeat(h0[:, None], length, 1)
         edges = _edges(np.bincount(n, cells.number[inner], length))
@@ -367,8 +379,11 @@ def _through_bins(
     used = total > 0
     if not used.any():
         return np.full(length, h0)
-    total, squares = total[used], squares[used]
-    center, mean, second = n[used] / total, rise[used] / total, rise_squares[used] / total
+    total = total[used]
+    squares = squares[used]
+    center = n[used] / total
+    mean = rise[used] / total
+    second = rise_squares[used] / total
     variance = (second - mean**2).clip(min=1e-24) * squares / total**2
     value = _without_noise_increases(h0 + mean, total, variance)
     grid = np.arange(length)
@@ -376,7 +391,8 @@ def _through_bins(
     if len(center) > 1:
         slope = (value[-1] - value[-2]) / (center[-1] - center[-2])
         h = np.where(grid > center[-1], np.maximum(value[-1] + slope * (grid - center[-1]), 0), h)
-    rest, now = length * nelbo - h0, h[1:].sum()
+    rest = length * nelbo - h0
+    now = h[1:].sum()
     h[1:] = h[1:] * (rest / now) if now > 0 else rest / (length - 1)
     return h
 
@@ -390,9 +406,12 @@ def _edges(draws: ndarray) -> ndarray:
     """
     length = len(draws)
     widest = max(1, round(length / np.clip(math.sqrt(draws.sum()) / 2, 2, 64)))
-    edges, now, tokens = [1], 0, 0
+    edges = [1]
+    now = 0
+    tokens = 0
     for n in range(1, length):
-        now, tokens = now + draws[n], tokens + draws[n] * (length - n)
+        now = now + draws[n]
+        tokens = tokens + draws[n] * (length - n)
         width = min(widest, max(1, min(edges[-1], length - n - 1) // 4))
         if n + 1 - edges[-1] >= width and now >= 8 and tokens >= 64:
             edges.append(n + 1)
@@ -408,7 +427,8 @@ def _without_noise_increases(values: ndarray, weights: ndarray, variances: ndarr
     from sklearn.isotonic import isotonic_regression
 
     level = isotonic_regression(values, sample_weight=weights, increasing=False)
-    result, deviation = values.copy(), (values - level) ** 2 / variances
+    result = values.copy()
+    deviation = (values - level) ** 2 / variances
     for pool in np.split(np.arange(len(values)), np.flatnonzero(np.diff(level)) + 1):
         freedom = len(pool) - 1
         # three standard deviations for a pair of bins
@@ -420,10 +440,14 @@ def _without_noise_increases(values: ndarray, weights: ndarray, variances: ndarr
 def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -> Json:
     """The code length of K equal and of K optimal groups, for each K up to L, in bits per token
     with standard errors."""
-    length, alone = sums.length, sums.alone
-    h, coarse, replicates = sums.fit(), sums.fit(coarse=True), sums.bootstrap_replicates()
+    length = sums.length
+    alone = sums.alone
+    h = sums.fit()
+    coarse = sums.fit(coarse=True)
+    replicates = sums.bootstrap_replicates()
     group_counts = [k for k in num_groups if k <= length]
-    optimal, gains = optimal_sizes_for(h, group_counts), sums.optimal_gains(group_counts)
+    optimal = optimal_sizes_for(h, group_counts)
+    gains = sums.optimal_gains(group_counts)
     bit = length * math.log(2)
 
     def cost(sizes: ndarray, nats: float | None = None) -> Json:
@@ -434,7 +458,8 @@ def code_length_table(sums: CurveSums, num_groups: Sequence[int] = NUM_GROUPS) -
         each = zip(curves, (fine_nats, coarse_nats, *totals))
         fine_lost, coarse_lost, *lost = (lost_structure(w, t, alone) for w, t in each)
         nats = fine_nats if nats is None else nats
-        found, error = lost_structure(h, nats, alone), sums.standard_error
+        found = lost_structure(h, nats, alone)
+        error = sums.standard_error
         return {
             "bits": nats / bit,
             "se": error(np.array(totals) / bit, (fine_nats - coarse_nats) / bit / 3),
@@ -490,7 +515,8 @@ class StoredCurve:
     """
 
     def __init__(self, path: Path, network: torch.nn.Module) -> None:
-        self.path, self.network = path, network
+        self.path = path
+        self.network = network
         self._warned: set[str] = set()
 
     @functools.cached_property

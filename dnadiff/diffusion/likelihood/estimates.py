@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 
-COUNT, BLOCKS, MDLM, EXACT = "count form", "count form of each block", "mdlm, one draw", "exact"
+COUNT = "count form"
+BLOCKS = "count form of each block"
+MDLM = "mdlm, one draw"
+EXACT = "exact"
 OWN = "bound of the objective"
 
 
@@ -85,7 +88,8 @@ class Likelihood:
         nats = {
             name: np.concatenate([each, more.nats[name]], 1) for name, each in self.nats.items()
         }
-        counts, by_block = np.concatenate([self.counts, more.counts], 1), self.by_block
+        counts = np.concatenate([self.counts, more.counts], 1)
+        by_block = self.by_block
         if by_block is not None and more.by_block is not None:
             by_block = by_block.with_draws(more.by_block)
         return replace(self, nats=nats, counts=counts, by_block=by_block)
@@ -172,12 +176,18 @@ class Likelihood:
         self.check_curve()
         if self.by_block is None:
             row, draw = np.nonzero(self.counts)
-            masked, nats = self.counts[row, draw], self.cross_entropy()[row, draw]
-            visible, number = self.available[row] - masked, np.ones(len(row))
+            masked = self.counts[row, draw]
+            nats = self.cross_entropy()[row, draw]
+            visible = self.available[row] - masked
+            number = np.ones(len(row))
             longest = max(int(self.available.max()), 1)
         else:
-            cells, longest = self.by_block.cells, self.by_block.length
-            row, visible, number, masked = cells.row, cells.n, cells.number, cells.masked
+            cells = self.by_block.cells
+            longest = self.by_block.length
+            row = cells.row
+            visible = cells.n
+            number = cells.number
+            masked = cells.masked
             nats = cells.nats / masked
         index = np.minimum(visible * bins // longest, bins - 1)
         unit = blocks(len(self.available), self.block_size)[row]
@@ -195,7 +205,8 @@ class Likelihood:
         """`nll` (nats per token), `bits`, `perplexity`, `se_mc` (None if unknown), `se_total`, 95 %
         interval of the bits, `tokens`."""
         total = self.interval(group)
-        bit, se_mc = math.log(2), self.se_mc(group)
+        bit = math.log(2)
+        se_mc = self.se_mc(group)
         return {
             "nll": total.value,
             "bits": total.value / bit,
@@ -248,7 +259,8 @@ class Cells(NamedTuple):
         """One cell for each measurement, from arrays (C,); n is the visible fraction of `length`
         tokens, rounded."""
         n = np.clip(np.round((1 - masked / tokens) * length), 0, length - 1).astype(np.int64)
-        a, rise = tokens.astype(float), nats - start
+        a = tokens.astype(float)
+        rise = nats - start
         sums = a, a**2, a * rise, a * rise**2, masked.astype(float), masked * nats
         return cls(row, n, np.ones(len(n)), *sums)
 

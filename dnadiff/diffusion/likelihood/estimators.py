@@ -187,7 +187,9 @@ def estimate(
         def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
             if curve and size is not None:  # batches of an iterator are not known before
                 check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
-            available, counts, results = _available(denoiser, batch), [], []
+            available = _available(denoiser, batch)
+            counts = []
+            results = []
             for j in range(number):
                 noise = draws.at(first + j)
                 if denoiser.bound is not None:
@@ -198,7 +200,8 @@ def estimate(
             if curve and size is not None:
                 if len(starts) == len(measured):
                     starts.append(_at_count(denoiser, process, batch, available, draws))
-                x0, nats = starts[len(measured)].of_blocks, [each.of_blocks for each in results]
+                x0 = starts[len(measured)].of_blocks
+                nats = [each.of_blocks for each in results]
                 arrays = (torch.stack(counts), available, torch.stack(nats), x0)
                 k, a, x, x0 = (each.cpu().numpy() for each in arrays)
                 measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
@@ -322,11 +325,15 @@ def _at_count(
     draws: Draws,
 ) -> Draw:
     """One mask of `count (B, blocks)` tokens, and each group's estimate `(B,)` float64."""
-    ids, counted = batch.ids, batch.groups["all"]
-    size, length, t = denoiser.block_size or ids.shape[1], ids.shape[1], None
+    ids = batch.ids
+    counted = batch.groups["all"]
+    size = denoiser.block_size or ids.shape[1]
+    length = ids.shape[1]
+    t = None
     if denoiser.block_size is None:  # of the window, as in sampling: see `time_at`
         t = process.time_at(count[:, 0], process.maskable(ids, batch.valid).sum(-1))
-    rows, allowed = block_rows(ids, size, process.vocab.pad_id), block_rows(counted, size)
+    rows = block_rows(ids, size, process.vocab.pad_id)
+    allowed = block_rows(counted, size)
     noise = draws.for_blocks(count.shape[1])
     xt = sequence_rows(process.corrupt_count(rows, count.flatten(), allowed, noise), length)
     nll = cross_entropy(denoiser, batch, xt, t, (xt == process.vocab.mask_id) & counted)
@@ -400,7 +407,8 @@ def one_draw(
     check_one_draw(denoiser, process.noise)
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        ids, counted = batch.ids, batch.groups["all"]
+        ids = batch.ids
+        counted = batch.groups["all"]
         first = hash64(draws.seed, "stratum", int(draws.rows[0])) % len(ids)
         exact = float64_device(ids.device)
         stratum = (torch.arange(len(ids), device=exact) + first) % len(ids)
@@ -408,7 +416,8 @@ def one_draw(
         t = T_MIN + (1 - T_MIN) * u
         maskable = counted
         if mask_everything:  # MDLM's network reads padding too
-            batch, maskable = batch._replace(valid=None), torch.ones_like(counted)
+            batch = batch._replace(valid=None)
+            maskable = torch.ones_like(counted)
         xt = process.corrupt(ids, t, maskable, draws)
         positions = (xt == process.vocab.mask_id) & counted
         nll = cross_entropy(denoiser, batch, xt, t, positions)
@@ -483,7 +492,8 @@ def ordered(
     model = denoiser.require_any_order("order")
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        ids, masked = batch.ids, batch.groups["all"].clone()
+        ids = batch.ids
+        masked = batch.groups["all"].clone()
         nll = torch.zeros(masked.shape, dtype=torch.float64, device=float64_device(masked.device))
         place = None if order is None else order(ids.shape[1]).to(ids.device, torch.float32)
         while masked.any():

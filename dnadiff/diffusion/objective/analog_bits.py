@@ -40,20 +40,24 @@ class AnalogBits(Objective):
         self_conditioning: Fraction = 0.5,
     ) -> None:
         super().__init__(process)
-        self.scale, self.self_conditioning = scale, self_conditioning
+        self.scale = scale
+        self.self_conditioning = self_conditioning
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         check_fit(type(self), backbone)
-        codes, reads_estimate = self.scale * bits(backbone.vocab), self.self_conditioning > 0
+        codes = self.scale * bits(backbone.vocab)
+        reads_estimate = self.self_conditioning > 0
         return VectorDenoiser(
             backbone, self.process, codes, time_conditioning, _HARD, reads_estimate
         )
 
     def compute(self, denoiser: VectorDenoiser, batch: TrainingBatch) -> Loss:
         x0, weight, draws, cond, valid = batch
-        clean, t_min = denoiser.codes[x0], self.process.t_min
+        clean = denoiser.codes[x0]
+        t_min = self.process.t_min
         t = t_min + (1 - t_min) * strata(draws, True, x0.device)
-        zt, estimate = self.process.corrupt(clean, t, weight > 0, draws), None
+        zt = self.process.corrupt(clean, t, weight > 0, draws)
+        estimate = None
         if hash64(draws.seed, "estimate", draws.step) < self.self_conditioning * 2**64:
             with without_gradients():
                 estimate = denoiser.denoise(zt, t, cond, valid)

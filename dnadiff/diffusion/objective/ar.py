@@ -20,7 +20,8 @@ class AR(Objective):
         return CausalDenoiser(backbone)
 
     def compute(self, denoiser: BaseDenoiser, batch: TrainingBatch) -> Loss:
-        weight, counted = batch.weight, self.where(batch.weight > 0)
+        weight = batch.weight
+        counted = self.where(batch.weight > 0)
         query = batch.query(batch.x0, None, counted.requested)
         nll = counted.only(denoiser.nll(batch.x0, *query))
         return Loss.mean(nll * counted.at(weight), weight.sum())

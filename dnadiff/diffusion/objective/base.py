@@ -148,7 +148,8 @@ class Objective(ABC):
             ValueError: if a token of weight > 0 is never emitted by the vocabulary: its loss would
                 be infinite. On a GPU, the first of every 16 calls checks this.
         """
-        x0, weight = x0.long(), weight.float()
+        x0 = x0.long()
+        weight = weight.float()
         self._calls += 1
         if not x0.is_cuda or self._calls % _CHECKED == 1:
             vocab = self.process.vocab
@@ -258,7 +259,8 @@ class MaskedObjective(Objective):
         protocol: Protocol = "count",
     ) -> None:
         super().__init__(process)
-        self.protocol, self.masks_padding = protocol, protocol == "mdlm"
+        self.protocol = protocol
+        self.masks_padding = protocol == "mdlm"
         if self.masks_padding and process.vocab.complement is not None:
             raise ValueError(
                 "objective.protocol=mdlm corrupts padding, which is for text; DNA has "
@@ -295,7 +297,8 @@ class MaskedObjective(Objective):
     ) -> Loss:
         """The loss from the cost of each token (M,): the bound, a mean over all tokens, or the
         plain mean over masked tokens."""
-        counted, num_tokens = positions.at(weight), weight.sum()
+        counted = positions.at(weight)
+        num_tokens = weight.sum()
         nll = nll * counted
         bound = mean_over(nll * positions.at(masked.weights()).to(nll), num_tokens)
         if self.bound:

@@ -47,7 +47,8 @@ class BlockMDLM(MDLM):
         protocol: Protocol = "count",
     ) -> None:
         super().__init__(process, masking or ExactCount(), weighting, protocol)
-        self.block_size, self.next_token_weight = block_size, float(next_token_weight)
+        self.block_size = block_size
+        self.next_token_weight = float(next_token_weight)
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
         check_fit(type(self), backbone)
@@ -76,7 +77,8 @@ class BlockMDLM(MDLM):
 
     def corrupt(self, x0: Tensor, maskable: Tensor, draws: Draws) -> MaskedBatch:
         length = x0.shape[1]
-        rows, allowed = self.rows(x0, self.process.vocab.pad_id), self.rows(maskable)
+        rows = self.rows(x0, self.process.vocab.pad_id)
+        allowed = self.rows(maskable)
         masked = self.masking(self.process, rows, allowed, draws.for_blocks(len(rows) // len(x0)))
         weight = masked.weight[:, None].expand(rows.shape)
         return MaskedBatch(
@@ -89,7 +91,8 @@ class BlockMDLM(MDLM):
         masked, chosen = self.masked_positions(batch)
         following = batch.weight > 0
         following[:, 0] = False  # no token before it
-        positions, counted = Positions(chosen), batch.weight[following]
+        positions = Positions(chosen)
+        counted = batch.weight[following]
         query = batch.query(masked.xt, None, chosen)
         nll, next_nll = denoiser.nll_with_next(batch.x0, query, following)
         found = self.reduced(nll, batch.weight, masked, positions)

@@ -51,8 +51,10 @@ class Bound(Objective):
         weighting: Literal["nelbo", "dynamic"] = "nelbo",
     ) -> None:
         super().__init__(process)
-        self.stratified, self.own_bound = stratified, not isinstance(process, AbsorbingProcess)
-        self.num_steps, self.bound = num_steps, weighting == "nelbo"
+        self.stratified = stratified
+        self.own_bound = not isinstance(process, AbsorbingProcess)
+        self.num_steps = num_steps
+        self.bound = weighting == "nelbo"
         if not self.bound and (num_steps is not None or not isinstance(process, MixtureProcess)):
             given = "discrete time" if num_steps is not None else process.described
             raise ValueError(
@@ -64,7 +66,8 @@ class Bound(Objective):
         return self.process.parameterization()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
-        u, num_tokens = strata(batch.draws, self.stratified, batch.x0.device), batch.weight.sum()
+        u = strata(batch.draws, self.stratified, batch.x0.device)
+        num_tokens = batch.weight.sum()
         if self.bound:
             nats = self.token_bound(denoiser, batch, u).float()
             return Loss.mean((nats * batch.weight).sum(), num_tokens)
@@ -74,7 +77,8 @@ class Bound(Objective):
         return Loss(mean_over(loss * batch.weight, num_tokens), nll, num_tokens)
 
     def token_bound(self, denoiser: MaskedDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
-        process, power = self.process, self.process.time_power
+        process = self.process
+        power = self.process.time_power
         if self.num_steps is None:
             density = power * u[:, None] ** (power - 1)
             nats = density * self._predicted(denoiser, batch, u**power, process.integrand)[0]
@@ -88,7 +92,9 @@ class Bound(Objective):
     ) -> Tensor:
         """`cost(log_probs, x0, xt, t)`, (M,) or (K, M), of the predictions at times `t (B,)`:
         (1, B, L) or (K, B, L), 0 where nothing is predicted."""
-        x0, counted, process = batch.x0, batch.weight > 0, self.process
+        x0 = batch.x0
+        counted = batch.weight > 0
+        process = self.process
         xt = process.corrupt(x0, t, counted, batch.draws)
         where = counted & process.changes(xt)
         log_probs = denoiser.x0_log_probs(*batch.query(xt, t.float(), where))

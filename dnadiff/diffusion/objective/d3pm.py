@@ -55,7 +55,8 @@ class D3PM(MaskedObjective):
                 f"{type(masking).__name__}; set objective/masking=discrete_time"
             )
         super().__init__(process, masking, protocol)
-        self.zero_masking, self.carry_over = zero_masking, carry_over
+        self.zero_masking = zero_masking
+        self.carry_over = carry_over
 
     def parameterization(self) -> Parameterization:
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
@@ -95,7 +96,9 @@ class D3PM(MaskedObjective):
         if self.carry_over:
             return diffusion
         # the reconstruction, -log p(x0 | x0) at t = 0
-        x0, weight, counted = batch.x0, batch.weight, batch.weight > 0
+        x0 = batch.x0
+        weight = batch.weight
+        counted = batch.weight > 0
         query = batch.query(x0, torch.zeros(len(x0), device=x0.device), counted)
         nll = denoiser.x0_nll(x0, query)[0]
         clean = mean_over(nll * weight[counted], weight.sum())

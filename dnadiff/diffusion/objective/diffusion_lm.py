@@ -54,7 +54,9 @@ class DiffusionLM(Objective):
                 f"noise {type(process.noise).__name__} adds nothing at process.t_min "
                 f"{process.t_min}, where the bound would be infinite; set process.t_min higher"
             )
-        self.width, self.num_steps, self.bound = width, num_steps, weighting == "nelbo"
+        self.width = width
+        self.num_steps = num_steps
+        self.bound = weighting == "nelbo"
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         check_fit(type(self), backbone)
@@ -63,7 +65,8 @@ class DiffusionLM(Objective):
         return VectorDenoiser(backbone, self.process, codes, time_conditioning, clamps=True)
 
     def compute(self, denoiser: VectorDenoiser, batch: TrainingBatch) -> Loss:
-        weight, num_tokens = batch.weight, batch.weight.sum()
+        weight = batch.weight
+        num_tokens = batch.weight.sum()
         u = strata(batch.draws, True, batch.x0.device)
         simple, bound = (
             mean_over((each * weight).sum(), num_tokens)
@@ -82,7 +85,9 @@ class DiffusionLM(Objective):
         u chooses a step: uniform, or in proportion to its change of log(1 + SNR), at which the
         divergence differs less from step to step.
         """
-        x0, counted, process = batch.x0, batch.weight > 0, self.process
+        x0 = batch.x0
+        counted = batch.weight > 0
+        process = self.process
         times = process.times(self.num_steps, x0)
         place = times - times[0]
         if by_snr:
@@ -90,13 +95,16 @@ class DiffusionLM(Objective):
             place = place - place[0]
         place = place / place[-1]  # from 0 to 1
         step = torch.searchsorted(place, u.to(place), right=True).clamp(1, self.num_steps)
-        t, s, share = times[step], times[step - 1], place[step] - place[step - 1]
+        t = times[step]
+        s = times[step - 1]
+        share = place[step] - place[step - 1]
         clean = denoiser.codes[x0]
         zt, z0 = (process.corrupt(clean, at, counted, batch.draws) for at in (t, times[:1]))
         estimate = denoiser.denoise(zt, t, batch.cond, batch.valid)
         rounding = torch.zeros_like(batch.weight, dtype=clean.dtype)
         rounding[counted] = -denoiser.round(z0[counted]).gather(-1, x0[counted][:, None])[:, 0]
-        error, last = (clean - estimate).square().mean(-1), process.noise.alpha(times[-1])
+        error = (clean - estimate).square().mean(-1)
+        last = process.noise.alpha(times[-1])
         simple = error + rounding + last.to(clean) * clean.square().mean(-1)
         divergence = process.step_cost(estimate, clean, t[:, None], s[:, None])
         divergence = divergence / share.to(clean)[:, None]

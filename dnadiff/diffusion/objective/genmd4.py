@@ -54,7 +54,8 @@ class GenMD4(Bound):
         self, denoiser: MaskedDenoiser, batch: TrainingBatch, u: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The bound of each row, and log q of its masks: (B,) each."""
-        x0, weight = batch.x0, batch.weight
+        x0 = batch.x0
+        weight = batch.weight
         nats = (self.token_bound(denoiser, batch, u).float() * weight).sum(-1)
         t = u**self.rates.time_power
         xt = self.rates.corrupt(x0, t, weight > 0, batch.draws)  # those of `token_bound`

@@ -125,7 +125,8 @@ class LearnedOrder(Objective):
         weighting: Weighting = "nelbo",
     ) -> None:
         super().__init__(process)
-        self.order, self.learned = order or Order(), learned
+        self.order = order or Order()
+        self.learned = learned
         self.bound = weighting == "nelbo"
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> OrderDenoiser:
@@ -140,10 +141,12 @@ class LearnedOrder(Objective):
         )
 
     def compute(self, denoiser: OrderDenoiser, batch: TrainingBatch) -> Loss:
-        weight, num_tokens = batch.weight, batch.weight.sum()
+        weight = batch.weight
+        num_tokens = batch.weight.sum()
         u = strata(batch.draws, True, batch.x0.device)
         prefix = self.draw_prefix(denoiser, batch, u)
-        costs, num_averaged = self.next_costs(denoiser, batch, prefix), num_tokens
+        costs = self.next_costs(denoiser, batch, prefix)
+        num_averaged = num_tokens
         loss = Loss.mean(costs.expected * prefix.num_counted, num_tokens)
         if not self.bound:
             num_averaged = torch.where(costs.masked, weight, 0.0).sum()
@@ -164,7 +167,8 @@ class LearnedOrder(Objective):
 
     def draw_prefix(self, denoiser: OrderDenoiser, batch: TrainingBatch, u: Tensor) -> OrderPrefix:
         """An order from q for each sequence, with floor(u L) of its L positions visible."""
-        x0, counted = batch.x0, batch.weight > 0
+        x0 = batch.x0
+        counted = batch.weight > 0
         clean = torch.zeros(len(x0), device=x0.device)
         scores = denoiser.proposal_scores(batch.query(x0, clean, None))
         local = float64_device(x0.device)
@@ -181,7 +185,8 @@ class LearnedOrder(Objective):
         self, denoiser: OrderDenoiser, batch: TrainingBatch, prefix: OrderPrefix, num_more: int = 0
     ) -> NextCosts:
         """The costs of the masked positions when `num_more` positions more are visible."""
-        x0, masked = batch.x0, prefix.masked(num_more)
+        x0 = batch.x0
+        masked = prefix.masked(num_more)
         xt = torch.where(masked, self.process.vocab.mask_id, x0)
         t = self.process.time_of(xt, batch.valid)
         nll, scores = denoiser.nll_and_scores(x0, batch.query(xt, t, masked))
@@ -203,7 +208,8 @@ class LearnedOrder(Objective):
     ) -> Tensor:
         """What has the derivative of each sequence's bound, in nats, with respect to the scores of
         q: (B,), from a second pass in which the next position is visible."""
-        scores, counted = prefix.scores, prefix.counted
+        scores = prefix.scores
+        counted = prefix.counted
         with torch.no_grad():
             after = self.next_costs(denoiser, batch, prefix, num_more=1)
             change = torch.where(after.masked, after.cost - now.cost, 0.0)

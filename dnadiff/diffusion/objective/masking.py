@@ -41,7 +41,8 @@ class Positions:
     """
 
     def __init__(self, chosen: Tensor, everywhere: bool = False) -> None:
-        self.chosen, self.everywhere = chosen, everywhere
+        self.chosen = chosen
+        self.everywhere = everywhere
         self.requested = None if everywhere else chosen
         self.index = () if everywhere else chosen.nonzero(as_tuple=True)
 

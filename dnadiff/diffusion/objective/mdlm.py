@@ -55,7 +55,8 @@ class MDLM(MaskedObjective):
         self_conditioning: Share | None = None,
     ) -> None:
         super().__init__(process, masking, protocol)
-        self.bound, self.self_conditioning = weighting == "nelbo", self_conditioning
+        self.bound = weighting == "nelbo"
+        self.self_conditioning = self_conditioning
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         plain = super().denoiser(backbone, time_conditioning)
@@ -63,7 +64,8 @@ class MDLM(MaskedObjective):
             return plain
         from dnadiff.diffusion.soft_masks import SoftMasked  # with the samplers; few models need it
 
-        noise, timed = self.process.noise, plain.time_conditioning
+        noise = self.process.noise
+        timed = plain.time_conditioning
         return SoftMasked(backbone, self.parameterization(), noise, timed, self.self_conditioning)
 
     def token_nll(

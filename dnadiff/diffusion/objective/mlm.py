@@ -44,7 +44,9 @@ class MLM(Objective):
                 f"masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are "
                 "0.8 and 0.1"
             )
-        self.selected, self.masked, self.replaced = selected, masked, replaced
+        self.selected = selected
+        self.masked = masked
+        self.replaced = replaced
 
     def parameterization(self) -> Parameterization:
         return Softmax(
@@ -59,15 +61,14 @@ class MLM(Objective):
         )
         chosen = (select < self.selected).to(x0.device) & counted
         random = self.process.vocab.uniform_token(letter).to(x0.device)
-        hidden, changed = (
-            (kind < self.masked).to(x0.device),
-            (kind < self.masked + self.replaced).to(x0.device),
-        )
+        hidden = (kind < self.masked).to(x0.device)
+        changed = (kind < self.masked + self.replaced).to(x0.device)
         xt = torch.where(chosen & changed, random, x0)
         return torch.where(chosen & hidden, self.process.vocab.mask_id, xt), chosen
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
-        x0, weight = batch.x0, batch.weight
+        x0 = batch.x0
+        weight = batch.weight
         xt, chosen = self.corrupt(x0, weight > 0, batch.draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, weight = self.process.noise.inverse(alpha), weight[chosen]  # (M,)

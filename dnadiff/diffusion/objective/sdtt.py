@@ -77,8 +77,10 @@ class SDTT(Objective):
                 f"are divided by {teacher_steps} in each; set num_rounds lower, or num_steps to at "
                 f"least {teacher_steps**num_rounds}"
             )
-        self.num_steps, self.num_rounds = num_steps, num_rounds
-        self.steps_per_round, self.teacher_steps = steps_per_round, teacher_steps
+        self.num_steps = num_steps
+        self.num_rounds = num_rounds
+        self.steps_per_round = steps_per_round
+        self.teacher_steps = teacher_steps
         self.masks_padding = self.of_teacher.masks_padding
         self.teacher: MaskedDenoiser | None = None
         self._round = -1
@@ -104,7 +106,8 @@ class SDTT(Objective):
 
     def load_state_dict(self, state_dict: Config) -> None:
         # without the teacher of the check before training
-        self._resumed, self.teacher = state_dict, None
+        self._resumed = state_dict
+        self.teacher = None
 
     def round_of(self, step: int) -> int:
         """The round, from 0, of an optimizer step."""
@@ -113,7 +116,8 @@ class SDTT(Objective):
     def begin_round(self, number: int, student: MaskedDenoiser) -> MaskedDenoiser:
         """The teacher of a round: a copy of the student, unless the round began already."""
         if self.teacher is None or number != self._round:
-            self.teacher, self._round = copy.deepcopy(student).eval().requires_grad_(False), number
+            self.teacher = copy.deepcopy(student).eval().requires_grad_(False)
+            self._round = number
             self.teacher.zero_grad()  # gradients are copied too
             if self._resumed.get("round") == number:
                 self.teacher.load_state_dict(self._resumed["teacher"])
@@ -121,7 +125,9 @@ class SDTT(Objective):
         return self.teacher
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
-        x0, weight, noise = batch.x0, batch.weight, self.process.noise
+        x0 = batch.x0
+        weight = batch.weight
+        noise = self.process.noise
         number = self.round_of(batch.draws.step)
         teacher = self.begin_round(number, denoiser)
         t = strata(batch.draws, True, x0.device)
@@ -132,10 +138,12 @@ class SDTT(Objective):
         target = self.targets(teacher, batch, xt, t, chosen, dt)
         log_probs = denoiser.log_probs(*batch.query(xt, t.float(), chosen))
         ratio = (log_probs - target).masked_fill(target == -torch.inf, 0)  # both are -inf there
-        divergence, counted = (log_probs.exp() * ratio).sum(-1), weight[chosen]
+        divergence = (log_probs.exp() * ratio).sum(-1)
+        counted = weight[chosen]
         nll = -log_probs.detach().gather(-1, x0[chosen][:, None])[:, 0]
         of_row = noise.weight(t).to(nll)[:, None].expand(x0.shape)[chosen]
-        num_masked, num_tokens = counted.sum(), weight.sum()
+        num_masked = counted.sum()
+        num_tokens = weight.sum()
         return Loss(
             mean_over(divergence * counted, num_masked),
             mean_over(nll * of_row * counted, num_tokens),
@@ -163,13 +171,15 @@ class SDTT(Objective):
             chosen: (B, L) bool, the M masked positions.
             dt: length of a step; steps end at t = 0.
         """
-        draws, last = batch.draws, self.teacher_steps - 1
+        draws = batch.draws
+        last = self.teacher_steps - 1
         times = (t[:, None] - dt * torch.arange(last + 1, device=t.device)).clamp(min=0)
         masked = 1 - self.process.noise.alpha(times)  # probabilities
         still = (masked[:, 1:] / masked[:, :1])[:, None]
         u = draws.uniform("unmask", xt.shape[1]).to(t)
         step = (u[..., None] < still).sum(-1)  # in 0..last: the last step for the rest
-        uniform, step_of = draws.uniform("token", xt.shape[1]), step[chosen]
+        uniform = draws.uniform("token", xt.shape[1])
+        step_of = step[chosen]
         target = None
         for i in range(last + 1):
             now = chosen & (step == i)

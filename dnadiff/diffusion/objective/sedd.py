@@ -39,7 +39,8 @@ class SEDD(MaskedObjective):
         positions: Positions,
     ) -> Tensor:
         # Score entropy divided by sigma' q.
-        vocab, target = self.process.vocab, positions.at(batch.x0)[:, None]
+        vocab = self.process.vocab
+        target = positions.at(batch.x0)[:, None]
         query = batch.query(masked.xt, masked.t.float(), positions.chosen)
         if denoiser.fused_head:
             scale = math.log(len(vocab.emitted))  # as `Score` scales its logits

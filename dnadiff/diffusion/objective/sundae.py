@@ -46,10 +46,13 @@ class SUNDAE(Objective):
         return self.process.parameterization()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
-        x0, counted, draws = batch.x0, batch.weight > 0, batch.draws
+        x0 = batch.x0
+        counted = batch.weight > 0
+        draws = batch.draws
         keep = 1 - strata(draws, True, x0.device)
         xt = self.process.corrupt(x0, self.process.noise.inverse(keep), counted, draws)
-        weight, steps = batch.weight[counted], list[Tensor]()
+        weight = batch.weight[counted]
+        steps = list[Tensor]()
         for step in range(self.num_unrolled):
             log_probs = denoiser.log_probs(*batch.query(xt, None, counted))
             steps.append(-(log_probs.gather(-1, x0[counted][:, None])[:, 0] * weight).sum())

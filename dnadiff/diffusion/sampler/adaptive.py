@@ -79,7 +79,8 @@ class AdaptiveSampler(Sampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        length, total = x.shape[1], masked.sum(-1, keepdim=True)
+        length = x.shape[1]
+        total = masked.sum(-1, keepdim=True)
         tie = draws.uniform("tie", length).argsort(-1).to(x.device)
         for i in itertools.count():
             if not masked.any():

@@ -37,7 +37,8 @@ class Analytic(Ancestral):
     ) -> Tensor:
         if calls.denoiser.normalized:
             return super().fill(x, masked, calls, process, draws)
-        length, timed = x.shape[1], calls.denoiser.time_conditioning
+        length = x.shape[1]
+        timed = calls.denoiser.time_conditioning
         banned = ~process.vocab.is_emitted(x.device)
         uniform = draws.uniform("token", length)  # each position is drawn once
         still = (1 - process.noise.alpha(self.times())).tolist()
@@ -77,5 +78,7 @@ class Analytic(Ancestral):
             )  # without time, tokens for later steps are drawn now
             if drawn.any():
                 token = self.unmasked(token, drawn, i, log_probs[drawn[requested]], uniform)
-            x, masked, stale = torch.where(now, token, x), masked & ~now, now.any(-1)
+            x = torch.where(now, token, x)
+            masked = masked & ~now
+            stale = now.any(-1)
         return x

@@ -41,7 +41,8 @@ class Autoregressive(Sampler):
     ) -> Tensor:
         if not masked.any():
             return x
-        length, ends = x.shape[1], calls.ends(masked)
+        length = x.shape[1]
+        ends = calls.ends(masked)
         last = int(masked.any(0).nonzero().max()) + 1  # from here on tokens are only scored
         uniform = draws.uniform("token", length)
         active = (ends > 0).nonzero()[:, 0]
@@ -51,19 +52,19 @@ class Autoregressive(Sampler):
         for at in range(last):
             if state is not None and at in finish:
                 unfinished = ends[active] > at
-                active, token, state = (
-                    active[unfinished],
-                    token[unfinished],
-                    state.select(unfinished),
-                )
+                active = active[unfinished]
+                token = token[unfinished]
+                state = state.select(unfinished)
             log_probs, state = calls.step(token, state, active, at)
             drawn = self.unmask(at, log_probs, uniform[active.to(uniform.device), at])
             token = torch.where(masked[active, at], drawn, x[active, at])
             x[active, at] = token
         size = max(1, min(_PIECE, _NUMBERS // (len(x) * process.vocab.size)))
         for at in range(last, int(ends.max()), size):
-            unfinished, part = ends[active] > at, slice(at, min(at + size, length))
+            unfinished = ends[active] > at
+            part = slice(at, min(at + size, length))
             assert state is not None
-            active, state = active[unfinished], state.select(unfinished)
+            active = active[unfinished]
+            state = state.select(unfinished)
             state = calls.read(x[active, part.start - 1 : part.stop - 1], state, active, part)
         return x

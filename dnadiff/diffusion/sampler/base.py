@@ -165,7 +165,8 @@ class CountedDenoiser:
     ) -> CountedDenoiser:
         """A counter for some positions of some `rows` of the batch, of block diffusion after the
         blocks in `state`; add its counts with `add`."""
-        block, inner = self._block(x, rows, columns), self.denoiser.for_rows(rows, columns)
+        block = self._block(x, rows, columns)
+        inner = self.denoiser.for_rows(rows, columns)
         if self.denoiser.block_size is not None:
             inner = InBlock(inner, state)
         return CountedDenoiser(inner, block.cond, block.valid, self.start_t)
@@ -184,7 +185,8 @@ class CountedDenoiser:
             columns: positions to predict.
         """
         whole = self._block(x[rows], rows, slice(None))
-        equal, state = self._equal(whole), None
+        equal = self._equal(whole)
+        state = None
         if read.stop - read.start < x.shape[1]:
             self._count(1 if equal else len(rows))
             state = self.denoiser.around(whole.rows(slice(1)) if equal else whole, read)
@@ -204,7 +206,8 @@ class CountedDenoiser:
         """`Constrained.score_given` for a block of some `rows` of the batch that is not filled
         yet."""
         if self.denoiser.given is not None:
-            part, block = self.denoiser.for_rows(rows, columns), self._block(x, rows, columns)
+            part = self.denoiser.for_rows(rows, columns)
+            block = self._block(x, rows, columns)
             for size in part.score_given(block, state):
                 self._count(size)
 
@@ -319,9 +322,11 @@ class Sampler(Configurable, ABC):
 
     def check_model(self, denoiser: BaseDenoiser) -> None:
         """Raise a ValueError for a model of another kind; it names the samplers that fit."""
-        name, remedy = type(self).__name__, f"set sampler={denoiser.sampler}"
+        name = type(self).__name__
+        remedy = f"set sampler={denoiser.sampler}"
         if self.reads is not denoiser.reads:
-            needed, given = _MODELS[self.reads], _MODELS[denoiser.reads]
+            needed = _MODELS[self.reads]
+            given = _MODELS[denoiser.reads]
             raise ValueError(f"{name} samples from {needed}, and this is {given}; {remedy}")
         require(f"sampler {name}", denoiser, self.process_type, remedy)
 
@@ -379,7 +384,8 @@ class Sampler(Configurable, ABC):
         fitted = self.fitted(denoiser)
         fitted.check_length(x_init.shape[1])
         frozen = torch.zeros_like(x_init, dtype=torch.bool) if frozen is None else frozen
-        masked, x = fitted.positions(x_init, process, frozen, valid), x_init.clone()
+        masked = fitted.positions(x_init, process, frozen, valid)
+        x = x_init.clone()
         if start is not None:
             t = torch.full((len(x),), start_t, device=x.device)
             if isinstance(process, Process):  # vectors get their noise in `fill`
@@ -533,7 +539,8 @@ class PlannedSampler(Sampler):
         """Mask the positions of each step of a plan, and draw them."""
         step, left = plan
         # each position is drawn once, so it needs one number
-        uniform, template = draws.uniform("token", x.shape[1]), x
+        uniform = draws.uniform("token", x.shape[1])
+        template = x
         for i in step[masked & (step >= 0)].unique().tolist():
             now = masked & (step == i)
             x = x.masked_fill(now, process.vocab.mask_id)

@@ -41,7 +41,8 @@ class Blockwise(OuterSampler):
 
     def __init__(self, sampler: Sampler, block_size: PositiveInt | None = None) -> None:
         super().__init__(sampler, "grouped")
-        self.block_size, self.exact = block_size, sampler.exact
+        self.block_size = block_size
+        self.exact = sampler.exact
 
     def fitted(self, denoiser: BaseDenoiser) -> Blockwise:
         if self.block_size not in (None, denoiser.block_size):
@@ -68,7 +69,8 @@ class Blockwise(OuterSampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        state, ends = None, calls.ends(masked)
+        state = None
+        ends = calls.ends(masked)
         # sequences with a mask, or a token to score, in this block or a later one
         active = ends.nonzero()[:, 0]
         for number, part in enumerate(self.parts(x.shape[1])):
@@ -83,7 +85,8 @@ class Blockwise(OuterSampler):
                 )
                 calls.add(inner)
             unfinished = ends[active] > part.stop
-            active, state = active[unfinished], None if state is None else state.select(unfinished)
+            active = active[unfinished]
+            state = None if state is None else state.select(unfinished)
             if len(active):
                 state = calls.advance(x[active, part], state, active, part)
         return x

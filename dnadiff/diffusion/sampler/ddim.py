@@ -68,7 +68,8 @@ class DDIM(GridSampler):
             )
         rows = masked.any(-1).nonzero()[:, 0]
         if len(rows) and not self.leaves_masks(self.num_steps - 1):
-            part, noise = calls.part(x, rows, slice(None)), draws_of_part(draws, "", 0, rows)
+            part = calls.part(x, rows, slice(None))
+            noise = draws_of_part(draws, "", 0, rows)
             x[rows] = self._denoised(x[rows], masked[rows], part, process, noise)
             calls.add(part)
         return x
@@ -82,14 +83,17 @@ class DDIM(GridSampler):
         draws: Draws,
     ) -> Tensor:
         """As `fill`, for sequences with a position to fill."""
-        denoiser, size = calls.denoiser, self.num_steps
-        given, drawn = denoiser.codes[x], masked[..., None]
+        denoiser = calls.denoiser
+        size = self.num_steps
+        given = denoiser.codes[x]
+        drawn = masked[..., None]
         clamp = denoiser.clamps if self.clamp is None else self.clamp
         times = process.times(size, x, calls.start_t or 1.0).flip(0)
         z = normal(draws, "prior", given)
         if calls.start_t is not None:
             z = process.corrupt(given, times[:1], masked, draws)
-        further, estimate = self.time_difference * (times[0] - times[1]), None
+        further = self.time_difference * (times[0] - times[1])
+        estimate = None
         for i in range(size):
             z = torch.where(drawn, z, given)
             estimate = calls.denoise(z, times[i].expand(len(x)), estimate)

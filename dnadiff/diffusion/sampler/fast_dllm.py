@@ -72,7 +72,8 @@ class FastDLLM(OuterSampler):
         self, sampler: Sampler, block_size: PositiveInt = 32, cache: Cache | None = None
     ) -> None:
         super().__init__(sampler, "threshold")
-        self.block_size, self.cache = block_size, DualCache() if cache is None else cache
+        self.block_size = block_size
+        self.cache = DualCache() if cache is None else cache
 
     def size_for(self, length: int) -> int:
         return min(self.block_size, length)

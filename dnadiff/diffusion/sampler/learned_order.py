@@ -47,10 +47,12 @@ class LearnedOrderSampler(Sampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        model, length = cast(OrderDenoiser, calls.denoiser.unwrapped), x.shape[1]
+        model = cast(OrderDenoiser, calls.denoiser.unwrapped)
+        length = x.shape[1]
         order, token = (draws.uniform(purpose, length) for purpose in ("order", "token"))
         while (active := masked.any(-1).nonzero()[:, 0]).numel():
-            left, local = masked[active].sum(-1) - 1, active.to(order.device)
+            left = masked[active].sum(-1) - 1
+            local = active.to(order.device)
             t = time_of(x, process, calls.valid)
             query = Query(x, t, calls.cond, masked, calls.valid).rows(active)
             column, log_probs = model.draw_next(query, order[local, left.to(order.device)])

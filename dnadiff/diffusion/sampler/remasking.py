@@ -141,14 +141,17 @@ class RemaskingSampler(GridSampler):
         process: AbsorbingProcess,
         draws: Draws,
     ) -> Tensor:
-        template, mask_id, length = x.clone(), process.vocab.mask_id, x.shape[1]
+        template = x.clone()
+        mask_id = process.vocab.mask_id
+        length = x.shape[1]
         confidence = torch.full(x.shape, torch.inf, device=x.device)
         alpha = self.remasking.alpha(process.noise, self.times())
         left = ((1 - alpha) / (1 - alpha[0])).tolist()
         for i in range(self.num_steps):
             if self.leaves_masks(i):
                 break
-            last, hidden = i == self.num_steps - 1, masked & (x == mask_id)
+            last = i == self.num_steps - 1
+            hidden = masked & (x == mask_id)
             largest = ((1 - alpha[i + 1]) / alpha[i].clamp(min=1e-300)).clamp(max=1.0)
             r = self.remasking.probability(alpha[i], alpha[i + 1], largest).to(confidence)
             r = self.remasking.per_position(r, confidence)

@@ -63,12 +63,14 @@ class Renoising(EntropyBounded):
         if calls.start_t is None:
             x = torch.where(masked, process.prior(size, length, x.device, draws), x)
         t = torch.full((size,), calls.start_t or 1.0, device=x.device)
-        total, noisy = masked.sum(-1, keepdim=True), masked
+        total = masked.sum(-1, keepdim=True)
+        noisy = masked
         for step in range(self.num_steps):
             asked = masked & noisy.any(-1, keepdim=True)
             if not asked.any():
                 break
-            noise, times = draws.at(step), t[:, None].expand(x.shape)[asked]
+            noise = draws.at(step)
+            times = t[:, None].expand(x.shape)[asked]
             log_probs = self.adjust(calls.log_probs(x, t, asked))
             clean = torch.zeros_like(times)
             log_probs = process.reverse(log_probs, x[asked], times, clean)  # p(x0 | xt)

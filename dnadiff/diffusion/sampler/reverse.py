@@ -36,7 +36,8 @@ class Reverse(GridSampler):
         process: Process,
         draws: Draws,
     ) -> Tensor:
-        length, times = x.shape[1], self.times(x.device)
+        length = x.shape[1]
+        times = self.times(x.device)
         if calls.start_t is None:
             x = torch.where(masked, process.prior(len(x), length, x.device, draws), x)
         else:

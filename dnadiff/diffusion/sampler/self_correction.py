@@ -63,7 +63,8 @@ class SelfCorrection(RefiningSampler):
     ) -> Tensor:
         noisy = masked if calls.start_t is not None else masked & (x == process.vocab.mask_id)
         x = self.sampler.fill(x, noisy, calls, process, draws)
-        clean, changing = torch.zeros(len(x), device=x.device), masked
+        clean = torch.zeros(len(x), device=x.device)
+        changing = masked
         for step in range(self.num_corrections):
             if not changing.any():
                 break

@@ -39,7 +39,8 @@ class SemiAR(OuterSampler):
         self, sampler: Sampler, window: PositiveInt | None = None, stride: PositiveInt | None = None
     ) -> None:
         super().__init__(sampler, "grouped")
-        self.window, self.stride = window, stride
+        self.window = window
+        self.stride = stride
         if window is not None and stride is not None and stride > window:
             raise ValueError(
                 f"stride {stride} is larger than the window {window}; set sampler.stride to at "

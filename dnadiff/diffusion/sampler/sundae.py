@@ -64,11 +64,13 @@ class UnrolledDenoising(RefiningSampler):
         size, length = x.shape
         empty = masked & (x == process.vocab.mask_id)
         x = torch.where(empty, process.prior(size, length, x.device, draws), x)
-        no_time, changing = x.new_ones(size, dtype=torch.float32), masked
+        no_time = x.new_ones(size, dtype=torch.float32)
+        changing = masked
         for step in range(self.num_steps):
             if not changing.any():
                 break
-            log_probs, noise = calls.log_probs(x, no_time, changing), draws.at(step)
+            log_probs = calls.log_probs(x, no_time, changing)
+            noise = draws.at(step)
             uniform = noise.uniform("token", length)
             proposed = self.unmasked(x, changing, step, log_probs, uniform)
             taken = (noise.uniform("share", length) < self.share).to(x.device)

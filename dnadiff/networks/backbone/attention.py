@@ -74,7 +74,8 @@ class Positions(NamedTuple):
 
     def function(self, batch_size: int) -> MaskFunction:
         """The mask as a function of the indices of sequence, head, query and key."""
-        number, limit = self.number, self.limit
+        number = self.number
+        limit = self.limit
         key = self.key.expand(
             batch_size, -1
         ).contiguous()  # the same strides with and without padding: one compilation
@@ -165,14 +166,16 @@ def two_streams(
     where = positions(length, block_size, valid, x.device)
     if x.device.type != "cuda" or head_width < _MIN_HEAD_WIDTH or x.dtype == torch.float64:
         return dense_streams(where, length)
-    function, padded = where.function(len(x)), valid is not None
+    function = where.function(len(x))
+    padded = valid is not None
     mask = block_mask(function, length, block_size, padded, x.device)
     return FlexStreams(mask, compiled_flex())
 
 
 def dense_streams(where: Positions, length: int) -> DenseStreams:
     """The dense masks of both streams of L positions."""
-    noised, clean = slice(0, length), slice(length, None)
+    noised = slice(0, length)
+    clean = slice(length, None)
     return DenseStreams(where.dense(noised, slice(None)), where.dense(clean, clean))
 
 
@@ -234,7 +237,8 @@ def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tens
     """
     start = torch.arange(0, 2 * length, tile)
     end = (start + tile).clamp(max=2 * length) - 1  # the last position
-    noised, clean = start < length, end >= length
+    noised = start < length
+    clean = end >= length
     n0, n1 = (
         start // block_size,
         end.clamp(max=length - 1) // block_size,
@@ -248,7 +252,9 @@ def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tens
     # those of a query, against every tile of keys
     q = [x[:, None] for x in (noised, clean, n0, n1, c0, c1, full)]
     q_noised, q_clean, q_n0, q_n1, q_c0, q_c1, q_full = q
-    own, earlier, causal = q_noised & noised, q_noised & clean, q_clean & clean
+    own = q_noised & noised
+    earlier = q_noised & clean
+    causal = q_clean & clean
     some = (own & (n0 <= q_n1) & (q_n0 <= n1)) | (earlier & (c0 < q_n1)) | (causal & (c0 <= q_c1))
     whole = (
         (~own | ((q_n0 == n1) & (q_n1 == n0))) & (~earlier | (c1 < q_n0)) & (~causal | (c1 <= q_c0))
@@ -362,8 +368,11 @@ class AttentionBackbone(Backbone):
                 f"d_model {d_model} must be n_heads {n_heads} times an even head width; change "
                 "backbone.d_model or backbone.n_heads"
             )
-        self.n_heads, self.mlp_ratio, self.dropout = n_heads, mlp_ratio, dropout
-        self.max_length, self.compiled = max_length, compile
+        self.n_heads = n_heads
+        self.mlp_ratio = mlp_ratio
+        self.dropout = dropout
+        self.max_length = max_length
+        self.compiled = compile
         self.activation_checkpointing = activation_checkpointing
         self.rotary_emb = Rotary(d_model // n_heads)
 

@@ -83,7 +83,8 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
     ) -> Tensor:
         self.check_inputs(xt, None, cond)
         condition = self.conditioned(None, cond)
-        stream, branch = self.embedded(xt, cond), None
+        stream = self.embedded(xt, cond)
+        branch = None
         for number, layer in enumerate(self.layers):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]

@@ -29,7 +29,9 @@ class ProcessGroupPeers:
     """The processes of a group of `torch.distributed`; None is all processes of the run."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
 
     def gather(self, x: Tensor) -> Tensor:
         """See `Peers.gather`; bytes are sent, because not every back end of `torch.distributed`
@@ -167,7 +169,8 @@ class SequencePiece:
     """
 
     def __init__(self, peers: Peers, both_strands: bool = False) -> None:
-        self.peers, self.both_strands = peers, both_strands
+        self.peers = peers
+        self.both_strands = both_strands
         # here, because it imports the compiler
         self._run = torch.compiler.disable(lambda mixer, *inputs: mixer.piece(*inputs))
 
@@ -189,7 +192,8 @@ class SequencePiece:
     def scans(self, ways: Sequence[ScanInputs], scan: str) -> list[Tensor]:
         """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the
         second way in reverse."""
-        ends, totals = [], []
+        ends = []
+        totals = []
         for way, inputs in enumerate(ways):
             _, end = selective_scan(*inputs, reverse=way == 1, return_last_state=True, scan=scan)
             ends.append(end)

@@ -159,7 +159,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         clean: bool = False,
     ) -> tuple[Tensor, OptTensor]:
         self.check_inputs(xt, None, cond)
-        length, condition = xt.shape[1], self._condition(None, xt.device)
+        length = xt.shape[1]
+        condition = self._condition(None, xt.device)
         cos, sin = self.rotary_emb.angles(length, xt.device)
         angles = cos.repeat(2, 1), sin.repeat(2, 1)
         x = torch.cat([self.embedded(xt, cond), self.embedded(x0, cond)], 1)
@@ -190,7 +191,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     ) -> State:
         self.check_inputs(x0, None, cond)
         state = state or State([])
-        tensors, length = self._read(x0, state, cond, valid)[1], state.length + x0.shape[1]
+        tensors = self._read(x0, state, cond, valid)[1]
+        length = state.length + x0.shape[1]
         shift = self._origin(state.length) - self._origin(length)
         if shift:
             keys = slice(0, 2 * len(self.blocks), 2)
@@ -228,7 +230,8 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
             here = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
             seen = [torch.cat([before, here[:, None]], 2)]
         mask = cached_mask(seen[0], size) if seen else None
-        x, tensors = self.embedded(ids, cond), list[Tensor]()
+        x = self.embedded(ids, cond)
+        tensors = list[Tensor]()
         condition = self._condition(None, ids.device)
         angles = self.rotary_emb.angles(size, ids.device, state.length - self._origin(state.length))
         for number, block in enumerate(self.blocks):

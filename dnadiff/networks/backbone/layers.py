@@ -45,7 +45,8 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int, eps: float = 1e-5, scan: str = "auto") -> None:
         super().__init__()
-        self.eps, self.scan = eps, scan
+        self.eps = eps
+        self.scan = scan
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +88,8 @@ class KernelLinear(nn.Linear):
         bias: OptTensor = self.bias
         if gate is not None:
             gate = gate.to(weight.dtype)
-            weight, bias = gate[:, None] * weight, None if bias is None else gate * bias
+            weight = gate[:, None] * weight
+            bias = None if bias is None else gate * bias
         autocast = torch.is_autocast_enabled(x.device.type)
         x = x if autocast else x.to(weight.dtype)  # norms return float32 for weights of any type
         if autocast or x.device.type != "cpu" or x.dtype != torch.float32:
@@ -110,13 +112,16 @@ class LayerNorm(nn.Module):
         """(..., D) -> (..., D) float32 (float64 stays); `shift` and `scale`, given together, are
         those of `modulate` for each row (B, D), or (1, D) for all: folded into the weights."""
         x = at_least_float32(x)
-        weight, bias = self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype)
+        weight = self.weight.to(x.dtype)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
         if shift is None or scale is None:
             return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
         if len(scale) > 1:
             return modulate(self(x), shift[:, None], scale[:, None])
-        scale, shift = 1 + scale[0].to(x.dtype), shift[0].to(x.dtype)
-        weight, bias = weight * scale, shift if bias is None else bias * scale + shift
+        scale = 1 + scale[0].to(x.dtype)
+        shift = shift[0].to(x.dtype)
+        weight = weight * scale
+        bias = shift if bias is None else bias * scale + shift
         return nn.functional.layer_norm(x, self.weight.shape, weight, bias, self.eps)
 
     def after(self, x: Tensor, added: OptTensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +140,8 @@ class Rotary(nn.Module):
 
     def __init__(self, head_width: int, base: float = 10_000.0) -> None:
         super().__init__()
-        self.head_width, self.base = head_width, base
+        self.head_width = head_width
+        self.base = base
 
     def frequencies(self, device: torch.device | str = "cpu") -> Tensor:
         """Angle per position of each pair, (head_width / 2,), float32."""

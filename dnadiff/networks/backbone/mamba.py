@@ -67,7 +67,9 @@ class MambaBlock(nn.Module):
         self, norm: RMSNorm | LayerNorm, mixer: Any, modulation: Modulation | None
     ) -> None:
         super().__init__()
-        self.norm, self.mixer, self.adaLN_modulation = norm, mixer, modulation
+        self.norm = norm
+        self.mixer = mixer
+        self.adaLN_modulation = modulation
 
     def forward(
         self,
@@ -146,7 +148,8 @@ class MambaBackbone(Backbone):
         super().__init__(vocab, d_model, takes_sigma=bool(time_conditioning), num_labels=num_labels)
         self.dropout = nn.Dropout(dropout)
         self.pad_vocab_to = pad_vocab_to
-        self.scan, self.residual_in_fp32 = check_scan(scan), residual_in_fp32
+        self.scan = check_scan(scan)
+        self.residual_in_fp32 = residual_in_fp32
         self.activation_checkpointing = activation_checkpointing
         conditioned = bool(num_labels or time_conditioning)
 
@@ -208,7 +211,8 @@ class MambaBackbone(Backbone):
 
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
         condition = self.conditioned(sigma, cond)
-        stream, branch = h, None
+        stream = h
+        branch = None
         for layer in self.layers:
             stream, branch = self.before_layer(stream, branch)
             inputs = stream, branch, condition, valid, self.scan, self.piece
@@ -226,7 +230,9 @@ class MambaBackbone(Backbone):
         """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and
         the state after them."""
         condition = self.conditioned(None, cond)
-        stream, branch, tensors = self.embedded(ids, cond), None, list[Tensor]()
+        stream = self.embedded(ids, cond)
+        branch = None
+        tensors = list[Tensor]()
         for number, layer in enumerate(self.layers):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
@@ -295,7 +301,8 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
         """
         block = self.layers[0]
         assert isinstance(block, MambaBlock) and isinstance(block.mixer, BiMamba)
-        mixer, direction = block.mixer, block.mixer.fwd
+        mixer = block.mixer
+        direction = block.mixer.fwd
         tied = mixer.in_proj_rev is None
         config = {
             "model_type": "caduceus",
@@ -382,10 +389,12 @@ class Mamba(MambaBackbone, CausalBackbone):
         if state is None:
             zero = (layer.mixer.fwd.initial_state(len(ids)) for layer in self.layers)
             state = State([x for pair in zero for x in pair])
-        condition, stream = self.conditioned(None, cond), self.embedded(ids[:, None], cond)[:, 0]
+        condition = self.conditioned(None, cond)
+        stream = self.embedded(ids[:, None], cond)[:, 0]
         tensors: list[Tensor] = []
         for number, layer in enumerate(self.layers):
-            hidden, gate = layer.norm(stream).to(layer.norm.weight.dtype), None
+            hidden = layer.norm(stream).to(layer.norm.weight.dtype)
+            gate = None
             if condition is not None:
                 shift, scale, gate = (x[:, 0] for x in layer.adaLN_modulation(condition))
                 hidden = modulate(hidden, shift, scale)

@@ -62,7 +62,9 @@ class Direction(nn.Module):
         self, d_inner: int, d_state: int, d_conv: int, dt_rank: int, reverse: bool
     ) -> None:
         super().__init__()
-        self.d_state, self.dt_rank, self.reverse = d_state, dt_rank, reverse
+        self.d_state = d_state
+        self.dt_rank = dt_rank
+        self.reverse = reverse
         bound = 1 / math.sqrt(d_conv)
         self.conv_weight = nn.Parameter(torch.empty(d_inner, d_conv).uniform_(-bound, bound))
         self.conv_bias = nn.Parameter(torch.empty(d_inner).uniform_(-bound, bound))
@@ -116,7 +118,8 @@ class Direction(nn.Module):
         """The inputs of the scan, from the output of the convolution (B, L, E)."""
         if valid is not None:
             x = x * valid[..., None].to(x.dtype)
-        rank, state = self.dt_rank, self.d_state
+        rank = self.dt_rank
+        state = self.d_state
         low, B, C = self.x_proj(x, scan).split([rank, state, state], dim=-1)
         delta = narrow_linear(low, self.dt_weight, scan=scan)
         if valid is not None:
@@ -200,7 +203,8 @@ class ForwardMixer(nn.Module, ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, n, D) -> (B, n, D), the last K - 1 inputs of the convolution and the last state, from
         those before it (None at the first)."""
-        weights, is_plain = self.weights(self.fwd), not torch.is_grad_enabled() and valid is None
+        weights = self.weights(self.fwd)
+        is_plain = not torch.is_grad_enabled() and valid is None
         if is_plain and fuses_mixer(piece, weights, scan=scan):
             return continued_mixer(piece, weights, past, h, scan=scan)
         x, z = _split(self.in_proj, piece, valid, scan)
@@ -264,7 +268,8 @@ class BiMamba(ForwardMixer):
         **named_sizes: Any,
     ) -> None:
         super().__init__(d_model, *sizes, **named_sizes)
-        d_inner, tied = self.out_proj.in_features, bidirectional_weight_tie
+        d_inner = self.out_proj.in_features
+        tied = bidirectional_weight_tie
         self.in_proj_rev = None if tied else Projection(d_model, 2 * d_inner)
         self.out_proj_rev = None if tied else Projection(d_inner, d_model)
         self.strategy = bidirectional_strategy
@@ -348,10 +353,8 @@ class BiMamba(ForwardMixer):
         if is_plain and fuses_mixer(noised, weights, scan=scan):
             return continued_mixer(noised, weights, past, h, scan=scan)[0]
         (x, z), (x_rev, z_rev) = self._inputs(noised, valid, scan)
-        inputs, inputs_rev = (
-            self.fwd.inputs(x, valid, scan, past),
-            self.rev.inputs(x_rev, valid, scan),
-        )
+        inputs = self.fwd.inputs(x, valid, scan, past)
+        inputs_rev = self.rev.inputs(x_rev, valid, scan)
         y = selective_scan(*inputs, initial_state=h, scan=scan)
         y_rev = selective_scan(*inputs_rev, reverse=True, scan=scan)
         return self._combined(y, y_rev, z, z_rev, scan)

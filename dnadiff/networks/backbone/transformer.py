@@ -95,7 +95,8 @@ class Transformer(AttentionBackbone, CausalBackbone):
         return self.embedding(ids)
 
     def mix(self, h: Tensor, sigma: OptTensor, cond: OptTensor, valid: OptTensor) -> Tensor:
-        mask, length = None, h.shape[1]
+        mask = None
+        length = h.shape[1]
         if valid is not None:
             earlier = torch.ones(length, length, dtype=torch.bool, device=h.device).tril()
             itself = torch.eye(length, dtype=torch.bool, device=h.device)
@@ -112,7 +113,8 @@ class Transformer(AttentionBackbone, CausalBackbone):
             size = len(ids), self.n_heads, _CAPACITY, self.rotary_emb.head_width
             empty = self.embedding.weight.new_zeros(size)
             state = State([empty.clone() for _ in range(2 * len(self.blocks))])
-        position, capacity = state.length, state.tensors[0].shape[2]
+        position = state.length
+        capacity = state.tensors[0].shape[2]
         if self.max_length is not None and position >= self.max_length:
             raise ValueError(
                 f"length {position + 1} exceeds what this Transformer was built for; use a length "
@@ -142,11 +144,10 @@ class GPT2Block(nn.Module):
     def __init__(self, d_model: int, n_heads: int, inner: int, eps: float) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.ln_1, self.ln_2 = (
-            LayerNorm(d_model, eps, bias=True),
-            LayerNorm(d_model, eps, bias=True),
-        )
-        self.attn_in, self.attn_out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        self.ln_1 = LayerNorm(d_model, eps, bias=True)
+        self.ln_2 = LayerNorm(d_model, eps, bias=True)
+        self.attn_in = nn.Linear(d_model, 3 * d_model)
+        self.attn_out = nn.Linear(d_model, d_model)
         self.mlp = nn.Sequential(
             nn.Linear(d_model, inner), nn.GELU(approximate="tanh"), nn.Linear(inner, d_model)
         )
@@ -198,8 +199,11 @@ class GPT2(CausalBackbone):
                 f"this GPT-2 has {rows} tokens; the tokenizer has {vocab.size}, and those beyond "
                 "may only be mask and padding"
             )
-        self.max_length, self.rows, self.start = max_length, rows, start
-        self.wte, self.wpe = nn.Embedding(rows, d_model), nn.Embedding(max_length, d_model)
+        self.max_length = max_length
+        self.rows = rows
+        self.start = start
+        self.wte = nn.Embedding(rows, d_model)
+        self.wpe = nn.Embedding(max_length, d_model)
         self.blocks = nn.ModuleList(
             GPT2Block(d_model, n_heads, inner or 4 * d_model, eps) for _ in range(n_layers)
         )

@@ -235,7 +235,8 @@ class Backend(ABC):
         """A mixer of a piece of a sequence after others, as
         `dnadiff.networks.kernels.continued_mixer`; the inputs returned may be more than K - 1."""
         (x, z), ways = self._projected(hidden, weights, valid), weights.ways
-        near, y_rev = None if past is None else past[:, None], None
+        near = None if past is None else past[:, None]
+        y_rev = None
         u = self.short_conv(x, *ways[0][:2], False, near, x.shape[1])
         walk = Walk(initial=state, states=not self.lacks_states)
         y, _, last = self.scan(self._scan_inputs(u, ways[0], valid), walk)
@@ -277,7 +278,8 @@ class Backend(ABC):
     def _scan_inputs(self, u: Tensor, way: MixerWay, valid: OptionalTensor) -> ScanInputs:
         """The inputs of a mixer's scan, from the output of its convolution."""
         u = u if valid is None else u.masked_fill(~valid[..., None], 0.0)
-        rank, states = way.dt_weight.shape[1], way.A_log.shape[1]
+        rank = way.dt_weight.shape[1]
+        states = way.A_log.shape[1]
         low, B, C = self.linear(u, way.x_proj).split([rank, states, states], dim=-1)
         delta = self.narrow_linear(low, way.dt_weight)
         delta = delta if valid is None else delta.masked_fill(~valid[..., None], NO_STEP)
@@ -292,7 +294,8 @@ def needs_gradient(*tensors: OptionalTensor) -> bool:
 def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
     """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
     first position."""
-    blocks, K = -(-x.shape[1] // block), num_taps
+    blocks = -(-x.shape[1] // block)
+    K = num_taps
     if K == 1:
         return x.new_zeros(x.shape[0], blocks, 0, x.shape[2])
     return F.pad(x, (0, 0, K - 1, 0)).unfold(1, K - 1, block)[:, :blocks].mT

@@ -52,7 +52,8 @@ class _Steps(NamedTuple):
     def inputs(self, way: MixerWay, A: Tensor) -> ScanInputs:
         """All inputs of the scan."""
         rank, states = way.dt_weight.shape[1], A.shape[1]  # slices, because `split` is slow
-        B, C = self.p[..., rank : rank + states], self.p[..., rank + states :]
+        B = self.p[..., rank : rank + states]
+        C = self.p[..., rank + states :]
         return ScanInputs(self.u, self.delta, A, B, C, way.D, way.dt_bias)
 
 
@@ -126,7 +127,8 @@ class _Kernels:
         if past is not None:
             steps = [_Steps(*contiguous(*(x[:, past.shape[1] :] for x in step))) for step in steps]
         for number, (way, step) in enumerate(zip(self.ways, steps, strict=True)):
-            A, start = -torch.exp(way.A_log), None if state is None or number else state.mT
+            A = -torch.exp(way.A_log)
+            start = None if state is None or number else state.mT
             inputs = step.inputs(way, A)
             found = scan_forward(*inputs, number == 1, keep, start, 0, False, last)
             scans.append((A, *found))
@@ -137,7 +139,8 @@ class _Kernels:
     def parts(self) -> list[int]:
         """The sizes of the gradients of out_proj, in_proj (second half, first half), then filter
         and bias of all directions, x_proj and dt of all directions."""
-        taps, products = (self.K + 1) * self.E, (2 * self.R + 2 * self.N) * self.E
+        taps = (self.K + 1) * self.E
+        products = (2 * self.R + 2 * self.N) * self.E
         count = len(self.ways)
         return [self.D * self.E] * 3 + [taps] * count + [products] * count
 
@@ -153,7 +156,8 @@ class _Kernels:
         self, dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor, hidden: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The gradient of y and y_rev, and that of hidden through z alone."""
-        dy, dhidden = torch.empty_like(y), torch.empty_like(hidden)
+        dy = torch.empty_like(y)
+        dhidden = torch.empty_like(hidden)
         arrays = dout.contiguous(), y, y_rev, z, hidden, self.out_proj, self.in_proj[self.E :]
         sizes = *hidden.shape, self.E, self.sums.shape[1]
         call("mixer_output_backward", *arrays, dy, dhidden, self._address(0), *sizes)
@@ -166,7 +170,8 @@ class _Kernels:
         one direction."""
         way = self.ways[number]
         arrays = ddelta, dB, dC, steps.u, steps.p, way.x_proj, way.dt_weight, self.valid, du
-        sums, sizes = self._address(3 + len(self.ways) + number), (*du.shape, self.R, self.N)
+        sums = self._address(3 + len(self.ways) + number)
+        sizes = (*du.shape, self.R, self.N)
         call("mixer_steps_backward", *arrays, sums, *sizes, self.sums.shape[1])
 
     def input_gradient(
@@ -196,7 +201,8 @@ class _Kernels:
         grads = [torch.cat([dx_proj_in, dz_proj]).view_as(self.in_proj)]
         grads.append(dout_proj.view_as(self.out_proj))
         for taps, products, scan in zip(*_in_rows(others, len(self.ways)), scans, strict=True):
-            taps, products = taps.view(-1, self.E), products.view(-1, self.E)
+            taps = taps.view(-1, self.E)
+            products = products.view(-1, self.E)
             rank = len(products) - self.R
             grads += [taps[:-1].T.contiguous(), taps[-1]]
             grads += [products[:rank], products[rank:].T.contiguous(), *scan]
@@ -208,7 +214,9 @@ class _Mixer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, *tensors: Tensor) -> Tensor:
-        hidden, run, keep = hidden.contiguous(), _Kernels(*tensors), any(ctx.needs_input_grad)
+        hidden = hidden.contiguous()
+        run = _Kernels(*tensors)
+        keep = any(ctx.needs_input_grad)
         out, x, z, steps, scans = run.forward(hidden, keep)
         if keep:
             ctx.count, rest = len(steps), [x for row in (*steps, *scans) for x in row[:3]]
@@ -220,11 +228,14 @@ class _Mixer(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
         hidden, x, z, *rest = ctx.saved_tensors
         weights = 3 + len(MixerWay._fields) * ctx.count
-        run, rows = _Kernels(*rest[:weights]), _in_rows(rest[weights:], 3)
-        steps, scans = [_Steps(*row) for row in rows[: ctx.count]], rows[ctx.count :]
+        run = _Kernels(*rest[:weights])
+        rows = _in_rows(rest[weights:], 3)
+        steps = [_Steps(*row) for row in rows[: ctx.count]]
+        scans = rows[ctx.count :]
         y_rev = scans[1][1] if ctx.count == 2 else None
         dy, dhidden = run.output_gradient(dout, scans[0][1], y_rev, z, hidden)
-        dus, dscans = [], []
+        dus = []
+        dscans = []
         for number, (way, step, (A, _, kept)) in enumerate(zip(run.ways, steps, scans)):
             du, ddelta, dA, dB, dC, dD, dbias = scan_backward(
                 dy, *step.inputs(way, A), kept, number == 1, *PLAIN[:3], None, None
@@ -269,10 +280,15 @@ class _TwoStreams(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor, dout_clean: OptionalTensor) -> tuple[OptionalTensor, ...]:
         noised, clean, x_clean, z_clean, x, z, y_clean, y, y_rev, *rest = ctx.saved_tensors
-        decays, kept, rest, block = rest[:2], rest[2:4], rest[4:], ctx.block
-        steps, run = [_Steps(*row) for row in _in_rows(rest[:9], 3)], _Kernels(*rest[9:])
+        decays = rest[:2]
+        kept = rest[2:4]
+        rest = rest[4:]
+        block = ctx.block
+        steps = [_Steps(*row) for row in _in_rows(rest[:9], 3)]
+        run = _Kernels(*rest[9:])
         dy, dnoised = run.output_gradient(dout, y, y_rev, z, noised)
-        dy_clean, dclean = None, torch.zeros_like(clean)
+        dy_clean = None
+        dclean = torch.zeros_like(clean)
         if dout_clean is not None:
             dy_clean, dclean = run.output_gradient(dout_clean, y_clean, None, z_clean, clean)
         (Bt, L, E), N = x.shape, run.N
@@ -308,7 +324,8 @@ def _scan_streams(
             for i, (step, out) in enumerate(zip(steps, outputs, strict=True))
         ]
     )
-    u, size = steps[0].u, ctypes.sizeof(table) // 3
+    u = steps[0].u
+    size = ctypes.sizeof(table) // 3
     clean, noised, back = (ctypes.addressof(table) + i * size for i in range(3))
     for number, (way, A, arrays) in enumerate(zip(ways, decays, more, strict=True)):
         places = (None, back) if number else (clean, noised)
@@ -340,7 +357,8 @@ class CppBackend(TorchOperations):
             raise NotImplementedError(
                 "the C++ scan has no forward-mode derivative (jvp); set scan=reference"
             )
-        block, keep = walk.block or 0, needs_gradient(*inputs, walk.initial)
+        block = walk.block or 0
+        keep = needs_gradient(*inputs, walk.initial)
         # of blocks of one chunk that restart, the kept states would be the initial ones
         keep = keep and block > CHUNK if walk.restart else keep or block > 0
         options = walk.reverse, keep, walk.given(), block, walk.restart, walk.states

@@ -102,13 +102,15 @@ def choose(
     `auto` falls back to portable if the fastest cannot compute a recurrence with this many states
     per channel or, with `states`, one that starts from given states or returns states.
     """
-    requested, dtype = _requested(scan), compute_dtype(dtype)
+    requested = _requested(scan)
+    dtype = compute_dtype(dtype)
     if requested == AUTO:
         name = _fastest(device_type, dtype)
     else:
         name = check_scan(requested)
         _refuse(name, SCANS[name].unsupported(device_type, dtype))
-    backend, reason = SCANS[name], ""
+    backend = SCANS[name]
+    reason = ""
     if num_states > backend.max_states:
         most = backend.max_states
         reason = f"{num_states} states a channel; this kernel holds at most {most} in registers"
@@ -174,7 +176,9 @@ def _backend(scan: str, x: Tensor, num_states: int = 0, states: bool = False) ->
 
 def _rowwise(scan: str, x: Tensor, *others: OptionalTensor) -> Backend:
     """The back end for an operation on single positions."""
-    backend, portable, device = _backend(scan, x), SCANS["portable"], x.device.type
+    backend = _backend(scan, x)
+    portable = SCANS["portable"]
+    device = x.device.type
     if x.numel() == 0 or backend.keeps_dtype:
         return backend if x.numel() else portable
     autocast = device != "meta" and torch.is_autocast_enabled(device)
@@ -267,7 +271,10 @@ def scan_blocks(
 
 
 def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
-    u, dtype, block, start = inputs.u, compute_dtype(inputs.u.dtype), walk.block, walk.initial
+    u = inputs.u
+    dtype = compute_dtype(inputs.u.dtype)
+    block = walk.block
+    start = walk.initial
     _check_scan_inputs(inputs)
     batch: tuple[int, ...] = u.shape[:1]
     if block is not None:
@@ -298,7 +305,8 @@ def selective_scans(
 ) -> tuple[Tensor, Tensor]:
     """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the
     same shapes, in reverse."""
-    u, u_rev = forward.u, backward.u
+    u = forward.u
+    u_rev = backward.u
     backend = _backend(scan, u, forward.A.shape[1])
     if u.numel() == 0:
         return u * forward.D.to(u.dtype), u_rev * backward.D.to(u_rev.dtype)
@@ -342,7 +350,8 @@ def short_conv(
     """
     _check_filter(x, weight, bias)
     (Bt, L, E), K = x.shape, weight.shape[1]
-    block, blocks = block_size or 0, [] if block_size is None else [_num_blocks(block_size, L)]
+    block = block_size or 0
+    blocks = [] if block_size is None else [_num_blocks(block_size, L)]
     shape = (Bt, *blocks, K - 1, E)
     if initial is not None and (initial.shape != shape or initial.dtype != x.dtype):
         raise ValueError(
@@ -354,7 +363,8 @@ def short_conv(
         return x * bias.to(x.dtype)
     wide, taps, shift, near = _cast(backend, x.dtype, x, weight, bias, initial)
     if near is not None and not block:
-        near, block = near[:, None], L
+        near = near[:, None]
+        block = L
     return backend.short_conv(wide, taps, shift, reverse, near, block).to(x.dtype)
 
 
@@ -642,7 +652,8 @@ def _trial(
     while counts[-1] > 1:
         counts.append(counts[-1] // 2)
     # half a millisecond with all threads, much longer than it takes to wake them
-    u, table = torch.zeros(16 * most, 64, 64), torch.zeros(64, 16)
+    u = torch.zeros(16 * most, 64, 64)
+    table = torch.zeros(64, 16)
     inputs = u, u, table, u[..., :16], u[..., :16], table[:, 0]
 
     def seconds() -> float:
@@ -681,7 +692,8 @@ def choose_threads(
         return most
     model = next((f"{line}\n" for line in processor() if line.startswith("model name")), "")
     machine = hashlib.sha256(f"{model}{os.cpu_count()} {most}".encode()).hexdigest()[:16]
-    path, chosen = cache_folder() / f"threads-{machine}", 0
+    path = cache_folder() / f"threads-{machine}"
+    chosen = 0
     with suppress(OSError, ValueError):
         chosen = int(path.read_text())
     if not 1 <= chosen <= most:

@@ -87,7 +87,8 @@ def _difference(device: torch.device, kernels: Any = triton_rowwise) -> str:
     """How kernels differ from PyTorch on a small input; an empty string if they do
     not."""
     values = torch.arange(3 * 70, dtype=torch.float32, device=device).view(3, 70).sin()
-    ids, found = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device), []
+    ids = torch.tensor([[1, 80], [9, 9], [70, 0]], device=device)
+    found = []
     try:
         for operations in (kernels, _Portable):
             log_sum, picked, gradient = values[:, 0].clone(), values[:, :2].clone(), values.clone()
@@ -172,14 +173,16 @@ def _blocks(
     The operations are Triton kernels where they run, otherwise PyTorch.
     """
     operations: Any = _Portable
-    size, buffer = len(weight), None
+    size = len(weight)
+    buffer = None
     if (
         features.dtype != torch.float64
         and triton_allowed()
         and not _triton_failure(features.device)
     ):
         widest = -(-min(block, size) // _ALIGNED) * _ALIGNED
-        buffer, operations = features.new_empty(len(features), widest), triton_rowwise
+        buffer = features.new_empty(len(features), widest)
+        operations = triton_rowwise
     for first in range(0, size, block):
         columns = slice(first, min(first + block, size))
         part = weight[columns].to(features.dtype)
@@ -220,11 +223,11 @@ class _LinearLogSum(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_log_sum: Tensor, d_picked: Tensor) -> tuple[OptionalTensor, ...]:
         features, weight, bias, ids, log_sum = ctx.saved_tensors
-        wide, d_log_sum, d_picked = log_sum.dtype, d_log_sum.contiguous(), d_picked.contiguous()
-        d_weight, d_bias = (
-            torch.empty_like(weight),
-            None if bias is None else torch.empty_like(bias),
-        )
+        wide = log_sum.dtype
+        d_log_sum = d_log_sum.contiguous()
+        d_picked = d_picked.contiguous()
+        d_weight = torch.empty_like(weight)
+        d_bias = None if bias is None else torch.empty_like(bias)
         with torch.autocast(features.device.type, enabled=False):
             x = features.to(ctx.product)
             d_features = torch.zeros(x.shape, dtype=wide, device=x.device)

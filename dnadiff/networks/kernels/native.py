@@ -104,7 +104,8 @@ def load_library(folder: Path = _FOLDER, flags: tuple[str, ...] = _FLAGS) -> cty
     Without a compiler, a cached library of any compiler is used if sources and processor are the
     same.
     """
-    cache, key = _private_folder(), _key(folder, flags, _instruction_set())
+    cache = _private_folder()
+    key = _key(folder, flags, _instruction_set())
     try:
         compiler = find_compiler()
     except CannotCompile:
@@ -226,7 +227,9 @@ def _cached(folder: Path | None, pattern: str) -> Path | None:
 
 def _compile(compiler: list[str], folder: Path, flags: tuple[str, ...], work: Path) -> Path:
     """The library, built in the folder `work`: one process per source, then the linker."""
-    sources, made, message = _sources(folder, (".cpp",)), work / "kernels.so", "no message"
+    sources = _sources(folder, (".cpp",))
+    made = work / "kernels.so"
+    message = "no message"
     objects = [str(work / f"{source.name}.o") for source in sources]
     for extra in _EXTRAS:
         given = (*flags, *extra)
@@ -305,7 +308,8 @@ def rows(*tensors: OptionalTensor) -> tuple[list[Any], list[int]]:
             (Bt, L, X), (batch, row, column) = x.shape, x.stride()
             row = row if L > 1 else X
             if (X > 1 and column != 1) or row < X or (Bt > 1 and batch != L * row):
-                x, row = x.contiguous(), X
+                x = x.contiguous()
+                row = X
         found.append(x)
         strides.append(row)
     return found, strides
@@ -364,7 +368,8 @@ def _gate_backward(
     dout: Tensor, y: Tensor, y_rev: OptionalTensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     (dout, y, y_rev, z), strides = rows(dout, y, y_rev, z)
-    dy, dz = y.new_empty(y.shape), y.new_empty(y.shape)
+    dy = y.new_empty(y.shape)
+    dz = y.new_empty(y.shape)
     sizes = y.shape[0] * y.shape[1], y.shape[2], *strides
     call("gate_backward", dout, y, y_rev, z, dy, dz, *sizes)
     return dy, dz
@@ -387,7 +392,8 @@ def rms_norm(
     total, which is empty if nothing is added."""
     ((x,), strides), (added, weight) = rows(x), contiguous(added, weight)
     (Bt, L, E), total = x.shape, None if added is None else x.new_empty(x.shape)
-    out, scale = x.new_empty(x.shape), x.new_empty(Bt, L)
+    out = x.new_empty(x.shape)
+    scale = x.new_empty(Bt, L)
     call("norm_forward", x, added, weight, total, out, scale, Bt * L, E, *strides, eps)
     return out, scale, x.new_empty(0) if total is None else total
 
@@ -416,7 +422,8 @@ def _norm_grad(
     ctx: Any, dout: OptionalTensor, _: object, dtotal: OptionalTensor
 ) -> tuple[OptionalTensor, ...]:
     dtotal = dtotal if ctx.adds else None
-    dx, dweight = dtotal, None
+    dx = dtotal
+    dweight = None
     if dout is not None:
         dx, dweight = _norm_backward(dout, dtotal, *ctx.saved_tensors)
     return dx, dweight, None, dx if ctx.adds else None
@@ -541,7 +548,8 @@ def scan_forward(
     (u, delta, B, C), strides = rows(u, delta, B, C)
     A, D, bias, initial = contiguous(A, D, delta_bias, initial)
     (Bt, L, E), N, block = u.shape, A.shape[1], block or u.shape[1]
-    y, chunks = u.new_empty(Bt, L, E), -(-L // block) * -(-block // CHUNK)
+    y = u.new_empty(Bt, L, E)
+    chunks = -(-L // block) * -(-block // CHUNK)
     kept = u.new_empty((Bt, chunks, N, E) if keep else (0,))
     end = u.new_empty((Bt, N, E) if last else (0,))
     call(

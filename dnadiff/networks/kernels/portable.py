@@ -47,7 +47,8 @@ class TorchOperations(Backend):
     """All operations but the scan, in plain PyTorch."""
 
     def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-        L, K = x.shape[1], weight.shape[1]
+        L = x.shape[1]
+        K = weight.shape[1]
         x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
         a = bias
         for k in range(K):  # a sum of K shifted copies is faster on a CPU than a depthwise conv1d
@@ -108,7 +109,8 @@ class _Scan(torch.autograd.Function):
         ctx: Any, dy: OptionalTensor, dstarts: OptionalTensor, dlast: OptionalTensor
     ) -> tuple[OptionalTensor, ...]:
         step, dx, A, B, C, initial, h = ctx.saved_tensors
-        walk, L = _Chunks(step, dx, A, B, C, ctx.reverse, ctx.block), step.shape[1]
+        walk = _Chunks(step, dx, A, B, C, ctx.reverse, ctx.block)
+        L = step.shape[1]
         dy = torch.zeros_like(step) if dy is None else dy
         # a second derivative: autograd does not know what the saved states depend on
         h = walk.entering(initial) if torch.is_grad_enabled() else h
@@ -160,7 +162,8 @@ def _carry(decay: Tensor, gain: Tensor, initial: OptionalTensor, reverse: bool) 
     groups, T = _cut(count)
     if groups * T > count:
         end = (0, 0, 0, 0, 0, groups * T - count)
-        decay, gain = F.pad(decay, end, value=1.0), F.pad(gain, end)
+        decay = F.pad(decay, end, value=1.0)
+        gain = F.pad(gain, end)
     decay, gain = (x.view(Bt, groups, T, *state) for x in (decay, gain))
     s = torch.zeros_like(gain[:, :, 0])
     if groups > 1:
@@ -186,7 +189,8 @@ class _Chunks:
         block: int | None,
     ) -> None:  # fmt: skip
         self.step, self.dx, self.B, self.C = (_chunk(x, block) for x in (step, dx, B, C))
-        self.A, self.reverse = A, reverse
+        self.A = A
+        self.reverse = reverse
         self.order = _positions(self.step.shape[2], reverse)
 
     def decay(self, t: int) -> Tensor:
@@ -229,9 +233,16 @@ class _Chunks:
         running product of decays, and keeps every `_SPAN`-th state. A backward loop recomputes the
         states in between and accumulates the gradients.
         """
-        step, dx, B, C, A, order = self.step, self.dx, self.B, self.C, self.A, self.order
+        step = self.step
+        dx = self.dx
+        B = self.B
+        C = self.C
+        A = self.A
+        order = self.order
         spans = [order[i : i + _SPAN] for i in range(0, len(order), _SPAN)]
-        starts, passed, product = [], torch.zeros_like(h), torch.ones_like(h)
+        starts = []
+        passed = torch.zeros_like(h)
+        product = torch.ones_like(h)
         for span in spans:
             starts.append(h)
             for t in span:
@@ -245,7 +256,8 @@ class _Chunks:
         dstep, ddx, dB, dC = (torch.empty_like(x) for x in (step, dx, B, C))
         dA = torch.zeros_like(A)
         for span in reversed(spans):
-            states, decays = [starts.pop()], []
+            states = [starts.pop()]
+            decays = []
             for t in span:
                 decays.append(self.decay(t))
                 states.append(self.advance(states[-1], decays[-1], t))
@@ -275,7 +287,8 @@ class ReferenceBackend(Backend):
         # Slicing inside the loop would make the backward pass quadratic in L.
         positions = list(zip(*(x.unbind(1) for x in (u, step, B, C)), strict=True))
         h = u.new_zeros(u.shape[0], *A.shape) if walk.initial is None else walk.initial
-        y, before = [], []
+        y = []
+        before = []
         for u_l, step_l, B_l, C_l in reversed(positions) if walk.reverse else positions:
             before.append(h)  # (Bt, E, N)
             h = torch.exp(step_l[:, :, None] * A) * h + (step_l * u_l)[:, :, None] * B_l[:, None, :]
@@ -390,7 +403,11 @@ def probe(
         results.extend(x.detach() for x in found)
         results.extend(torch.autograd.grad(torch.stack(weighted).sum(), inputs))
 
-    L, D, E, R, N = 57, 37, 70, 7, 15
+    L = 57
+    D = 37
+    E = 70
+    R = 7
+    N = 15
     shapes = ((E, 4), (E,), (R + 2 * N, E), (E, R), (E,), (E, N), (E,))
     valid = torch.ones(2, L, dtype=torch.bool, device=device)
     valid[1, 50:] = False
