@@ -274,7 +274,7 @@ def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list
         while place < len(holes) and holes[place][:2] < (record, end):
             left.append(Interval(record, start, holes[place].start))
             start = holes[place].end
-            place = place + 1
+            place += 1
         left.append(Interval(record, start, end))
     return [interval for interval in left if interval.end > interval.start]
 

@@ -684,7 +684,7 @@ def megabytes(total: int, label: str, done: int = 0) -> Iterator[Callable[..., N
     def progress(more: int, **notes: str) -> None:
         nonlocal bar, count
         before = count // 1_000_000
-        count = count + more
+        count += more
         if bar is None and time.monotonic() - begin >= _PATIENCE:
             bar = Progress(-(-total // 1_000_000), f"{label}, MB", before)
         if bar is not None:

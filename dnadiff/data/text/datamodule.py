@@ -698,7 +698,7 @@ class StreamLoader(Loader):
                 document = first + last
                 token = end - start
                 if end == ends[last]:
-                    document = document + 1
+                    document += 1
                     token = 0
                 yield text[end - size : end], (document, token)
             held = held[document - first :]
