@@ -85,8 +85,10 @@ class Files(Documents):
         column: str | Sequence[str] = "text",
         keep_line_ends: bool = False,
     ) -> None:
-        self.paths, self.columns = expanded(paths), as_list(column)
-        self.documents, self.keep_line_ends = documents, keep_line_ends
+        self.paths = expanded(paths)
+        self.columns = as_list(column)
+        self.documents = documents
+        self.keep_line_ends = keep_line_ends
         formats = [format_of(path) for path in self.paths]
         self._kinds = [None if each is None else each.name for each in formats]
 
