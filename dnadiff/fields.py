@@ -358,8 +358,9 @@ def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             found |= {parameter.name: hints[parameter.name]} if parameter.name in hints else {}
         elif parameter.kind is parameter.VAR_KEYWORD and parameter.name in hints:
-            for kind in filter(is_typeddict, get_args(hints[parameter.name])):
-                found |= _fields(kind)
+            # Of `Unpack[Options]`, or of a class whose arguments they are: `Annotated[Any, Class]`.
+            for kind in get_args(hints[parameter.name]):
+                found = (_fields(kind) if is_typeddict(kind) else signature_of(kind)[0]) | found
     return found, {p.name: p.default for p in parameters if p.default is not p.empty}
 
 

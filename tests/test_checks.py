@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import pytest
@@ -119,6 +119,18 @@ class Settings(TypedDict, total=False):
 class Schedule:
     def __init__(self, kind: str, rate: float = None, **settings: Unpack[Settings]):  # noqa: RUF013
         pass
+
+
+class Inherited:
+    def __init__(self, rate: str = "", **settings: Annotated[Any, Schedule]):
+        pass
+
+
+def test_arguments_of_another_class_are_compared_with_its_signature():
+    checks.check_arguments(Inherited, {"kind": "a", "rate": "b", "size": 3}, "lr.")
+    for wrong, message in (({"rate": 3}, "lr.rate 3"), ({"size": 0}, "lr.size 0")):
+        with pytest.raises(ValueError, match=f"^{message} must be"):
+            checks.check_arguments(Inherited, wrong, "lr.")
 
 
 def test_arguments_are_compared_with_the_signature_and_named_by_their_dotted_key():

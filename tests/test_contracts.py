@@ -7,6 +7,7 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from typing_extensions import is_typeddict
 
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Denoiser
@@ -60,7 +61,7 @@ def test_targets_exist_and_take_the_keys_given(path):
 
 def unknown_keys(node):
     """The keys next to a `_target_` that it does not take; those of `**options: Unpack[...]` are
-    the options'."""
+    the options', those of `**options: Annotated[Any, Class]` the class's."""
     if not isinstance(node, dict):
         return []
     found = [key for value in node.values() for key in unknown_keys(value)]
@@ -86,7 +87,8 @@ def keywords(target):
             options = get_type_hints(
                 target.__init__ if inspect.isclass(target) else target, include_extras=True
             )[name]
-            names |= get_type_hints(get_args(options)[0]).keys()
+            *_, kind = get_args(options)
+            names |= get_type_hints(kind).keys() if is_typeddict(kind) else keywords(kind)
     return names
 
 

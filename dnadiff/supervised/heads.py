@@ -2,21 +2,12 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TypedDict
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from dnadiff.fields import PositiveInt, Probability, checked
-
-
-class HeadSizes(TypedDict):
-    """Keyword arguments of every `Head`, which documents them."""
-
-    width: int
-    num_outputs: int
-    max_length: int
 
 
 class Head(nn.Module, ABC):
@@ -165,7 +156,7 @@ class AttentionHead(Head):
         head_width: PositiveInt = 32,
         num_wavelengths: PositiveInt = 6,
         dropout: Probability = 0.1,
-        **sizes: Unpack[HeadSizes],
+        **sizes: Annotated[Any, Head],
     ) -> None:
         super().__init__(**sizes)
         self.num_heads, self.num_wavelengths = num_heads, num_wavelengths
@@ -221,7 +212,7 @@ class ConvHead(Head):
         hidden: PositiveInt = 64,
         dropout: Probability = 0.2,
         global_pooling: bool = True,
-        **sizes: Unpack[HeadSizes],
+        **sizes: Annotated[Any, Head],
     ) -> None:
         super().__init__(**sizes)
         if not kernel_size % 2:
@@ -300,7 +291,7 @@ class FlattenHead(Head):
         channels: PositiveInt = 16,
         hidden: PositiveInt = 64,
         dropout: Probability = 0.2,
-        **sizes: Unpack[HeadSizes],
+        **sizes: Annotated[Any, Head],
     ) -> None:
         super().__init__(**sizes)
         self.fixed_length = self.max_length

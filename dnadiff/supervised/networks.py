@@ -10,12 +10,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from typing_extensions import Unpack
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
@@ -42,7 +41,6 @@ from dnadiff.supervised.training import (
     FineTuningModule,
     Recipe,
     ShortRun,
-    TrainingSettings,
     Trials,
     automatic_plan,
     before_layers,
@@ -55,13 +53,6 @@ from dnadiff.supervised.training import (
 
 _WEIGHT = "weight"
 _OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them
-
-
-class NetworkSettings(TrainingSettings, total=False):
-    """Keyword arguments that every `NetworkModel` takes."""
-
-    trainer: Config | None
-    device: str
 
 
 class NetworkModel(TaskModel):
@@ -82,7 +73,7 @@ class NetworkModel(TaskModel):
         lr: float | Sequence[float],
         trainer: Config | None = None,
         device: str = "cpu",
-        **recipe: Unpack[TrainingSettings],
+        **recipe: Annotated[Any, Recipe],
     ) -> None:
         self.rates = tuple(lr) if isinstance(lr, Sequence) else (lr,)
         self.recipe, self.device = Recipe(**recipe), device
@@ -313,7 +304,7 @@ class FineTunedModel(NetworkModel):
         inputs: HeadInputs | None = None,
         frozen: Frozen | None = None,
         adapter: LoRA | None = None,
-        **settings: Unpack[NetworkSettings],
+        **settings: Annotated[Any, NetworkModel],
     ) -> None:
         super().__init__(lr, **settings)
         self.backbone, self.about = backbone, dict(about or {})
@@ -413,7 +404,7 @@ class OneHotModel(NetworkModel):
         head: Callable[..., Head],
         lr: Positive | Sequence[float] = 2e-3,
         length: bool = False,
-        **settings: Unpack[NetworkSettings],
+        **settings: Annotated[Any, NetworkModel],
     ) -> None:
         super().__init__(lr, **settings)
         self.vocab, self.head = tokenizer.vocab, head
@@ -493,7 +484,7 @@ class PublishedCNN(NetworkModel):
     """
 
     def __init__(
-        self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Unpack[NetworkSettings]
+        self, tokenizer: DNATokenizer, lr: Positive = 1e-3, **settings: Annotated[Any, NetworkModel]
     ) -> None:
         super().__init__(lr, **settings)
         self.vocab = tokenizer.vocab

@@ -414,7 +414,18 @@ class IntervalTask(LabeledTask):
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
         )
         found.genome, places = genome, class_paths(self.path, ".csv.gz")
-        _check_classes(described, {name for _, name, _ in places})
+        classes = read_yaml(described, remedy="fetch it again").get("classes")
+        if not isinstance(classes, (dict, list)):
+            raise ValueError(
+                f"{described} names no classes; expected a key 'classes' with a name for each file"
+            )
+        named = set(map(str, classes))
+        if differing := named ^ {name for _, name, _ in places}:
+            name = min(differing)
+            raise ValueError(
+                f"class {name!r} is in {'metadata.yaml' if name in named else 'a file'} only; "
+                f"correct {described}"
+            )
         skipped = 0
         for part, name, file in places:
             if missing := [column for column in COLUMNS if column not in read_header(str(file))]:
@@ -455,21 +466,6 @@ class IntervalTask(LabeledTask):
             "intervals_on_missing_records": skipped,
         }
         return found
-
-
-def _check_classes(path: Path, classes_of_files: set[str]) -> None:
-    classes = read_yaml(path, remedy="fetch it again").get("classes")
-    if not isinstance(classes, (dict, list)):
-        raise ValueError(
-            f"{path} names no classes; expected a key 'classes' with a name for each file"
-        )
-    named = set(map(str, classes))
-    if named != classes_of_files:
-        differing = min(named ^ classes_of_files)
-        raise ValueError(
-            f"class {differing!r} is in {'metadata.yaml' if differing in named else 'a file'} "
-            f"only; correct {path}"
-        )
 
 
 @checked

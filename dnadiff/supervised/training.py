@@ -24,7 +24,6 @@ import lightning
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
-from typing_extensions import TypedDict
 
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import (
@@ -110,22 +109,6 @@ class TrainingPlan(NamedTuple):
     def steps(self) -> int:
         """Optimizer steps in all."""
         return self.epochs * self.batches
-
-
-class TrainingSettings(TypedDict, total=False):
-    """The arguments of `Recipe`, for constructors that pass them on."""
-
-    epochs: PositiveInt | None
-    batch_size: PositiveInt
-    weight_decay: NonNegative
-    warmup: Fraction
-    patience: PositiveInt | None
-    layer_decay: Positive
-    mixup: NonNegative
-    balanced: bool
-    head_epochs: Natural | None
-    stored_width: PositiveInt | None
-    minutes: Positive | None
 
 
 @checked
