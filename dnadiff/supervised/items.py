@@ -67,7 +67,7 @@ class Items:
         pieces: Sequence[tuple[int, int, int]] = (),
         source: SequenceInput | None = None,
     ) -> Items:
-        """Pad arrays of token ids `(L_i,)` to the longest of them."""
+        """Items of arrays of token ids `(L_i,)`, padded to the longest of them."""
         lengths = torch.tensor([len(s) for s in sequences], dtype=torch.int64)
         longest = int(lengths.max()) if len(sequences) else 0
         if (size := len(sequences) * longest) > max(_LARGE, 4 * int(lengths.sum())):

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from annotated_types import Interval
 from numpy import ndarray
-from typing_extensions import TypedDict
 
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import run_data
@@ -264,23 +263,6 @@ Share = Annotated[float, Interval(gt=0, lt=1)]
 KmerLength = Annotated[int, Interval(ge=1, le=MAX_K)]
 
 
-class LabeledTaskSettings(TypedDict, total=False):
-    """Keyword arguments that every reader passes on to `LabeledTask`."""
-
-    stranded: bool
-    max_length: PositiveInt | None
-    test_fraction: Share
-    valid_fraction: Share
-    cluster_kmer: KmerLength | None
-    redivide: bool
-    expected: Mapping[str, Natural] | None
-    protocol: str
-    seed: Natural
-    kind: str
-    loss: str | None
-    transform: str | None
-
-
 @checked
 class LabeledTask(ABC):
     """A task whose sequences and labels are in files.
@@ -298,8 +280,12 @@ class LabeledTask(ABC):
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol: which items a seed trains on, see `dnadiff.supervised.protocol`.
         kind, loss, transform: see `dnadiff.supervised.labeled.build_target`.
-        columns: of the labels.
+
+    Attributes:
+        label_columns: the columns of the labels; a reader of a table sets them first.
     """
+
+    label_columns: Sequence[str] = ("label",)
 
     def __init__(
         self,
@@ -316,9 +302,9 @@ class LabeledTask(ABC):
         kind: str = "classification",
         loss: str | None = None,
         transform: str | None = None,
-        columns: Sequence[str] = ("label",),
     ) -> None:
-        self.kind, self.target = kind, build_target(kind, columns, loss, transform)
+        self.kind = kind
+        self.target = build_target(kind, self.label_columns, loss, transform)
         self.name, self.protocol, self.expected = name, protocol, dict(expected or {})
         self.stranded, self.redivide, self.seed = stranded, redivide, seed
         self.max_length, self.cluster_kmer = max_length, cluster_kmer

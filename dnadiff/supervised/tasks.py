@@ -9,11 +9,10 @@ configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy import ndarray
-from typing_extensions import Unpack
 
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.genome.genome import Genome
@@ -34,7 +33,6 @@ from dnadiff.supervised.labeled import (
     KmerLength,
     LabeledSequences,
     LabeledTask,
-    LabeledTaskSettings,
     PathName,
     aligned_input,
     filled_rows,
@@ -53,7 +51,7 @@ SPLITS = (SPLIT, "fold", "set", "subset", "part", "partition", "dataset")  # usu
 
 @checked
 class CsvTask(LabeledTask):
-    """One table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`),
+    """A table, or a folder with a table for each part: `train.csv`, `dev.csv` (or `valid.csv`),
     `test.csv`, as GUE publishes.
 
     Without a split column, the rows of each class are divided at random. With one, its values are
@@ -73,7 +71,7 @@ class CsvTask(LabeledTask):
         split_column: Name | None = None,
         delimiter: Any = None,  # which may be white space
         name: Name | None = None,
-        **settings: Unpack[LabeledTaskSettings],
+        **settings: Annotated[Any, LabeledTask],
     ) -> None:
         if delimiter == r"\t":
             delimiter = "\t"
@@ -85,9 +83,7 @@ class CsvTask(LabeledTask):
         self.sequence_column, self.split_column = sequence_column, split_column
         self.label_columns = as_list(label_column)
         bare = Path(self.path).name.removesuffix(".gz")
-        super().__init__(
-            name or bare.rpartition(".")[0] or bare, columns=self.label_columns, **settings
-        )
+        super().__init__(name or bare.rpartition(".")[0] or bare, **settings)
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         names, split = self.label_columns, self.split_column
@@ -203,7 +199,7 @@ class FastaTask(LabeledTask):
         self,
         path: Mapping[str, str] | Mapping[str, Mapping[str, str]],
         name: str = "fasta",
-        **settings: Unpack[LabeledTaskSettings],
+        **settings: Annotated[Any, LabeledTask],
     ) -> None:
         if not isinstance(path, Mapping):
             raise ValueError(
@@ -263,7 +259,7 @@ class PromoterGrid(LabeledTask):
         start: Natural = 24,
         end: PositiveInt = 174,
         name: Name = "ecoli_sigma70",
-        **settings: Unpack[LabeledTaskSettings],
+        **settings: Annotated[Any, LabeledTask],
     ) -> None:
         self.path = str(path)
         self.columns = {
@@ -277,7 +273,8 @@ class PromoterGrid(LabeledTask):
                 f"task.end {self.end} is not after task.start {self.start}; give the bases of the "
                 "promoter, such as 24 and 174"
             )
-        super().__init__(name, columns=[self.columns["task.label_column"]], **settings)
+        self.label_columns = [label_column]
+        super().__init__(name, **settings)
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         label_source = f"column {self.columns['task.label_column']!r}"
@@ -312,7 +309,7 @@ class FolderTask(LabeledTask):
     (or `dev`) is optional."""
 
     def __init__(
-        self, path: PathName, name: Name | None = None, **settings: Unpack[LabeledTaskSettings]
+        self, path: PathName, name: Name | None = None, **settings: Annotated[Any, LabeledTask]
     ) -> None:
         self.path = str(path)
         super().__init__(name or Path(self.path).name, **settings)
@@ -398,7 +395,7 @@ class IntervalTask(LabeledTask):
         genome: PathName,
         name: Name | None = None,
         skip_missing: bool = False,
-        **settings: Unpack[LabeledTaskSettings],
+        **settings: Annotated[Any, LabeledTask],
     ) -> None:
         self.path, self.genome, self.skip_missing = str(path), str(genome), skip_missing
         super().__init__(name or Path(self.path).name, **settings)
@@ -483,7 +480,7 @@ class GenomicBenchmark(LabeledTask):
         name: Name,
         genome: PathName | None = None,
         skip_missing: bool = False,
-        **settings: Unpack[LabeledTaskSettings],
+        **settings: Annotated[Any, LabeledTask],
     ) -> None:
         self.path, self.genome, self.skip_missing = str(path), genome, skip_missing
         super().__init__(name, **settings)
