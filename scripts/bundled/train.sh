@@ -9,7 +9,7 @@
 #   scripts/bundled/train.sh multi GENOMES
 #   scripts/bundled/train.sh enterobacteria ALIGNMENT
 #
-# ALIGNMENT is what `python -m dnadiff.align genome=bundled:ecoli_K12_MG1655.fa.gz related=bundled:enterobacteria.tsv output=ALIGNMENT` writes.
+# ALIGNMENT is what `python -m dnadiff.align genome=bundled:ecoli_K12_MG1655.fa.gz related=bundled:enterobacteria.tsv kappa=3 output=ALIGNMENT` writes.
 # GENOMES is a folder with scerevisiae_R64-1-1.fa.gz, GRCh37_chr20.fa.gz and celegans_WBcel235_chrI.fa.gz. The parts held out of `multi` are
 # those of the other models.
 name=${1:?usage: scripts/bundled/train.sh ecoli|yeast|human_chr20|multi|enterobacteria [GENOMES or ALIGNMENT]} genomes=
