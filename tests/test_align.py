@@ -164,12 +164,14 @@ def test_an_alignment_is_computed_again_with_other_settings(clade, made, tmp_pat
         output=str(output),
         tree=str(tree),
         gaps="state",
+        kappa=3,
     )
     found = Alignment.open(output)
     assert (found.genomes, found.left_out) == (made.genomes, made.left_out)
     np.testing.assert_array_equal(found.codes("two", 0, 999), made.codes("two", 0, 999))
     assert not np.array_equal(found.columns("two", 0, 999), made.columns("two", 0, 999))
     assert found.about["model"]["profiles"][0][4] > 0  # of the gap
+    assert found.about["model"]["kappa"] == 3
     align(genome=str(clade / "t.fa"), related=related, output=str(output), overwrite=True)
     np.testing.assert_array_equal(
         Alignment.open(output).columns("two", 0, 999), made.columns("two", 0, 999)

@@ -96,7 +96,8 @@ class Alignment:
                 f"{path} has the format {found!r}, and this version of dnadiff reads {FORMAT!r}; "
                 f"make it again: {_MAKE}"
             )
-        self._columns, self._codes = file.get_slice("columns"), file.get_slice("codes")
+        self._columns = file.get_slice("columns")
+        self._codes = file.get_slice("codes")
         self.about = load_json(metadata["about"])
         self.records: dict[str, int] = dict(self.about["records"])
         genomes = [RelatedGenome(**each) for each in self.about["genomes"]]
@@ -161,8 +162,9 @@ class Alignment:
         return self._cut(record, start, end)[0]
 
     def row(self, number: int) -> Codes:
-        """The `packed` codes of a genome, over all records `(ceil(L / 2),)`."""
-        return self._codes[number + 1 : number + 2][0]
+        """The codes of a genome, over all records `(L,)`."""
+        row = self._codes[number + 1 : number + 2]
+        return unpacked(row, 0, sum(self.records.values()))[0]
 
     def check(self, genome: Genome, regions: Sequence[Region] = ()) -> None:
         """Refuse a genome whose records differ from the target's, by their lengths and the bases of
@@ -182,7 +184,8 @@ class Alignment:
         total = sum(genome.lengths[name] for name in shared)
         for name, known in shared.items():
             length = genome.lengths[name]
-            last, count = max(0, length - _STRETCH), math.ceil(_COMPARED * length / total)
+            last = max(0, length - _STRETCH)
+            count = math.ceil(_COMPARED * length / total)
             if length != self.records[known] or any(
                 (
                     self.target(known, start, end) != CODE_OF_ID[genome.window(name, start, end)]
@@ -226,75 +229,58 @@ class Alignment:
         return Alignment, (self.path,)
 
 
-def write_packed(
+def write_alignment(
     path: str | Path,
     records: Mapping[str, int],
-    rows: Sequence[Codes],
+    target: ArrayLike,
+    codes: Iterable[ArrayLike],
     columns: Iterable[ArrayLike],
-    about: JsonMap,
+    about: JsonMap | None = None,
     overwrite: bool = False,
-) -> None:
-    """Write a file, which appears when it is complete; neither array need be in memory.
+) -> Alignment:
+    """Write a file, which appears when it is complete, and open it. One row and one piece of the
+    columns are in memory at a time.
 
     Args:
         records: name and length of each record of the target, L bases in all.
-        rows: `packed` codes of the target and of each genome, `(ceil(L / 2),)`.
-        columns: of all positions in pieces `(n, CHANNELS)`.
-        about: for the header, with `genomes`: the fields of each `RelatedGenome`.
+        target: codes of its bases `(L,)`.
+        codes: of the other genomes `(G, L)`.
+        columns: `(L, CHANNELS)`, or pieces of them.
+        about: for the header, with `genomes`: the fields of each `RelatedGenome`; without them they
+            are called genome1, genome2, ...
 
     Raises:
         FileExistsError: if the file exists and `overwrite` is false.
         OSError: if it cannot be written.
     """
+    rows = [target, *codes]
+    names = (f"genome{number}" for number in range(1, len(rows)))
+    about = {"genomes": [asdict(RelatedGenome(name)) for name in names], **(about or {})}
     total = sum(records.values())
+    shape = [len(rows), -(-total // 2)]
     middle = 2 * CHANNELS * total
-    end, shape = middle + len(rows) * len(rows[0]), [len(rows), len(rows[0])]
     header = {
         "__metadata__": {
             "format": FORMAT,
             "about": json.dumps({"records": list(records.items()), **about}),
         },
         "columns": {"dtype": "F16", "shape": [total, CHANNELS], "data_offsets": [0, middle]},
-        "codes": {"dtype": "U8", "shape": shape, "data_offsets": [middle, end]},
+        "codes": {
+            "dtype": "U8",
+            "shape": shape,
+            "data_offsets": [middle, middle + math.prod(shape)],
+        },
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with atomic_write(path, overwrite) as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for piece in columns:
-            file.write(np.ascontiguousarray(piece, np.float16).data)
+            file.write(np.asarray(piece, np.float16).tobytes())
         for row in rows:
-            file.write(row.data)
-
-
-def write_alignment(
-    path: str | Path,
-    records: Mapping[str, int],
-    target: ArrayLike,
-    codes: ArrayLike,
-    columns: ArrayLike,
-    about: JsonMap | None = None,
-    overwrite: bool = False,
-) -> Alignment:
-    """Write a file from arrays in memory, and open it; see `write_packed`.
-
-    Args:
-        target: codes of its bases `(L,)`.
-        codes: of the other genomes `(G, L)`.
-        columns: `(L, CHANNELS)`.
-        about: without `genomes` they are called genome1, genome2, ...
-    """
-    rows = np.vstack([target, codes]).astype(np.uint8)
-    genomes = [asdict(RelatedGenome(f"genome{number}")) for number in range(1, len(rows))]
-    about = {"genomes": genomes, **(about or {})}
-    write_packed(path, records, list(map(packed, rows)), [columns], about, overwrite)
+            pairs = np.append(row, np.zeros(total % 2)).astype(np.uint8)
+            file.write((pairs[::2] | pairs[1::2] << 4).tobytes())
     return Alignment.open(path)
-
-
-def packed(codes: Codes) -> Codes:
-    """Codes `(n,)`, two in a byte `(ceil(n / 2),)`."""
-    codes = np.append(codes, np.zeros(len(codes) % 2, np.uint8))
-    return codes[::2] | codes[1::2] << np.uint8(4)
 
 
 def unpacked(stored: Any, start: int, end: int) -> Codes:

@@ -22,6 +22,10 @@ _SNIFFED = 1 << 20  # bytes
 _GAP_IN_FASTA = re.compile(rb"^[^>\n]*-", re.MULTILINE)
 _SCORE = re.compile(r"\bscore=([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)")
 _CS = re.compile(r"([:=*+~-])(\w+)")
+_ROW = re.compile(
+    r"s\s+(?P<name>\S+)\s+(?P<start>\d+)\s+(?P<size>\d+)\s+(?P<strand>[+-])\s+(?P<total>\d+)\s+"
+    r"(?P<text>\S+)\s*"
+)
 _HARD_CLIP = 5  # of CIGAR
 
 
@@ -89,37 +93,6 @@ def _known(name: str, length: int, lengths: Mapping[str, int]) -> str | None:
     return found if found is not None and lengths[found] == length else None
 
 
-class _Row(NamedTuple):
-    """A row of a block of MAF."""
-
-    name: str
-    start: int
-    reverse: bool
-    total: int
-    text: str
-
-    @classmethod
-    def parse(cls, where: str, line: str) -> _Row:
-        try:
-            _, name, start, size, strand, total, text = line.split()
-            row = cls(name, int(start), strand == "-", int(total), text)
-            if len(text) - text.count("-") != int(size):
-                raise ValueError
-        except ValueError:
-            raise ValueError(
-                f"{where} is not a row of MAF (s, name, start, size, strand, length, text), or was "
-                "cut off; write the file again"
-            ) from None
-        return row
-
-    def record(self, lengths: Mapping[str, int]) -> str | None:
-        """The record of the target that it is of; the name of the genome, which may have dots, is
-        before it."""
-        parts = self.name.split(".")
-        names = (".".join(parts[number:]) for number in range(len(parts)))
-        return next((x for name in names if (x := _known(name, self.total, lengths))), None)
-
-
 class Maf(AlignmentFormat):
     """Multiple Alignment Format, as multiz, hal2maf and LAST write it. The target is the first row
     of each block. Names are `genome.record`, or `record` if there is only one other genome."""
@@ -128,44 +101,71 @@ class Maf(AlignmentFormat):
 
     @classmethod
     def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
-        score, rows = 0.0, list[_Row]()
+        score = 0.0
+        rows = list[re.Match[str]]()
         with open_text(path) as file:
             for number, line in enumerate(chain(file, [""]), 1):
                 where = f"{path}: line {number}"
                 if line.startswith("s"):
-                    rows.append(_Row.parse(where, line))
+                    row = _ROW.fullmatch(line)
+                    if row is None or len(row["text"].replace("-", "")) != int(row["size"]):
+                        raise ValueError(
+                            f"{where} is not a row of MAF (s, name, start, size, strand, length, "
+                            "text), or was cut off; write the file again"
+                        )
+                    rows.append(row)
                 elif line.startswith("a") or not line.strip():
                     yield from cls._block(where, score, rows, lengths)
-                    found, rows = _SCORE.search(line), []
+                    rows = []
+                    found = _SCORE.search(line)
                     score = float(found[1]) if found else 0.0
 
     @classmethod
     def _block(
-        cls, where: str, score: float, rows: list[_Row], lengths: Mapping[str, int]
+        cls, where: str, score: float, rows: list[re.Match[str]], lengths: Mapping[str, int]
     ) -> Iterator[Block]:
-        records = [row.record(lengths) for row in rows]
+        records = [cls._record(row["name"], int(row["total"]), lengths) for row in rows]
         if not any(records):
             return
-        target, record = rows[0], records[0]
-        if record is None or target.reverse:
+        target = rows[0]
+        record = records[0]
+        if record is None or target["strand"] == "-":
             raise ValueError(
                 f"{where}: the block before it does not begin with the + strand of the target, but "
-                f"with {target.name}; the target must be the first row, the reference of the "
+                f"with {target['name']}; the target must be the first row, the reference of the "
                 "alignment: make it again with this genome as the reference"
             )
-        whole = _known(target.name, target.total, lengths)
-        own = "" if whole else target.name.partition(".")[0]
+        whole = _known(target["name"], int(target["total"]), lengths)
+        own = "" if whole else target["name"].partition(".")[0]
         if whole and len(rows) > 2:
             raise ValueError(
                 f"{where}: the block before it has {len(rows) - 1} other rows, and the name of the "
-                f"target, {target.name}, is that of a record alone; with several genomes all names "
-                "must be genome.record"
+                f"target, {target['name']}, is that of a record alone; with several genomes all "
+                "names must be genome.record"
             )
-        for name, start, reverse, total, text in rows[1:]:
-            genome = name.partition(".")[0] if own else ""
+        for row in rows[1:]:
+            genome = row["name"].partition(".")[0] if own else ""
             if not own or genome != own:  # a copy within the target
-                place = record, target.start, target.text, text, score
-                yield Block(*place, name, total, start, reverse, genome)
+                yield Block(
+                    record,
+                    int(target["start"]),
+                    target["text"],
+                    row["text"],
+                    score,
+                    row["name"],
+                    int(row["total"]),
+                    int(row["start"]),
+                    row["strand"] == "-",
+                    genome,
+                )
+
+    @staticmethod
+    def _record(name: str, total: int, lengths: Mapping[str, int]) -> str | None:
+        """The record of the target that a name means; that of the genome, which may have dots, is
+        before it."""
+        parts = name.split(".")
+        names = (".".join(parts[number:]) for number in range(len(parts)))
+        return next((x for each in names if (x := _known(each, total, lengths))), None)
 
 
 class Paf(AlignmentFormat):
@@ -201,13 +201,16 @@ class Paf(AlignmentFormat):
 def texts_of_cs(cs: str) -> tuple[str, str]:
     """Target and other genome, with gaps, of a cs tag (manual of minimap2, "The cs optional
     tag")."""
-    target, other = list[str](), list[str]()
+    target = list[str]()
+    other = list[str]()
     for operation, value in _CS.findall(cs):
         if operation == "~":  # an intron: two letters, its length, two letters
-            operation, value = "-", "N" * int(value[2:-2])
+            operation = "-"
+            value = "N" * int(value[2:-2])
         if operation == ":":
             value = "=" * int(value)
-        gaps, named = "-" * len(value), operation == "*"
+        gaps = "-" * len(value)
+        named = operation == "*"
         target.append({"+": gaps, "-": value, "*": value[0]}.get(operation, "=" * len(value)))
         other.append(gaps if operation == "-" else value[named:])
     return "".join(target), "".join(other)
@@ -279,7 +282,8 @@ class AlignedFasta(AlignmentFormat):
                 "give each genome its own name, once"
             )
         name, text = found[0]
-        size, gaps = len(text) - text.count("-"), text.count("-")
+        size = len(text) - text.count("-")
+        gaps = text.count("-")
         fitting = {each: length for each, length in lengths.items() if length == size}
         record = record_of(name, fitting) or next(iter(fitting), None)
         if record is None:

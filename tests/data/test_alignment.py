@@ -14,10 +14,8 @@ from dnadiff.data.alignment import (
     GAP,
     Alignment,
     RelatedGenome,
-    packed,
     unpacked,
     write_alignment,
-    write_packed,
 )
 from dnadiff.data.genome.genome import Genome
 from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT
@@ -73,24 +71,23 @@ def test_a_record_that_is_not_in_the_alignment_has_no_columns(stored):
         stored.columns("chr2", 0, 5)
 
 
-def test_codes_are_packed_from_any_position_on():
+def test_codes_are_read_from_any_position_on(tmp_path):
     codes = np.random.default_rng(0).integers(0, 6, (3, 21), np.uint8)
-    rows = np.stack([packed(row) for row in codes])
+    found = write_alignment(tmp_path / "x.aln", {"x": 21}, codes[0], codes, np.zeros((21, 10)))
     for start in range(21):
         for end in range(start, 22):
-            np.testing.assert_array_equal(unpacked(rows, start, end), codes[:, start:end])
+            np.testing.assert_array_equal(found.codes("x", start, end), codes[:, start:end])
 
 
-def test_a_row_is_packed_as_it_is_stored(stored):
+def test_a_row_has_all_records(stored):
     for number, codes in enumerate(CODES):
-        np.testing.assert_array_equal(stored.row(number), packed(np.array(codes, np.uint8)))
+        np.testing.assert_array_equal(stored.row(number), codes)
 
 
 def test_a_file_is_written_in_pieces(tmp_path, stored):
     pieces = (columns()[start : start + 3] for start in range(0, 11, 3))
-    rows = [packed(np.array(row, np.uint8)) for row in (TARGET, *CODES)]
-    about = {"genomes": stored.about["genomes"], "tree": "(a);"}
-    write_packed(tmp_path / "y.aln", RECORDS, rows, pieces, about)
+    rows = (np.array(row, np.uint8) for row in CODES)
+    write_alignment(tmp_path / "y.aln", RECORDS, TARGET, rows, pieces, {"tree": "(a);"})
     assert (tmp_path / "y.aln").read_bytes() == (tmp_path / "x.aln").read_bytes()
 
 
@@ -155,7 +152,7 @@ def test_an_unfinished_file_leaves_nothing(tmp_path):
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write_packed(tmp_path / "x.aln", {"x": 4}, np.zeros((1, 2)), pieces(), {"genomes": []})
+        write_alignment(tmp_path / "x.aln", {"x": 4}, [0] * 4, [], pieces())
     assert not list(tmp_path.iterdir())
 
 
@@ -169,8 +166,9 @@ def test_a_pickled_alignment_is_a_path(stored):
 def test_opening_hundreds_of_genomes_takes_milliseconds_and_reads_no_array(tmp_path):
     size, count = 20_000, 400
     about = {"genomes": [vars(RelatedGenome(f"genome {i}", "x.fa.gz")) for i in range(count)]}
-    rows = np.full((count + 1, size // 2), 0x33, np.uint8)
-    write_packed(tmp_path / "x.aln", {"x": size}, rows, [np.zeros((size, CHANNELS))], about)
+    rows = [np.full(size, 3, np.uint8)] * count
+    columns = [np.zeros((size, CHANNELS))]
+    write_alignment(tmp_path / "x.aln", {"x": size}, rows[0], rows, columns, about)
     Alignment.open(tmp_path / "x.aln")
     tracemalloc.start()
     begin = time.perf_counter()

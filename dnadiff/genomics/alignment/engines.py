@@ -78,13 +78,15 @@ class Last(Program):
         seeds: of lastdb; None is RY8, and RY4 for a target of less than a million bases.
     """
 
-    name, executables = "last", ("lastal", "lastdb")
+    name = "last"
+    executables = ("lastal", "lastdb")
 
     options: Sequence[str] = ("-m20", "-pHOXD70", "-e2500")
     seeds: str | None = None
 
     def prepare(self, target: Path, lengths: Mapping[str, int]) -> None:
-        self.target, self.lengths = target, lengths
+        self.target = target
+        self.lengths = lengths
         seeds = self.seeds or ("RY4" if sum(lengths.values()) < _SMALL else "RY8")
         self.run(target.with_suffix(".out"), "lastdb", f"-u{seeds}", target, target)
 
@@ -97,12 +99,14 @@ class Last(Program):
 class Minimap2(Program):
     """Minimap2 (Li 2018, doi:10.1093/bioinformatics/bty191)."""
 
-    name, executables = "minimap2", ("minimap2",)
+    name = "minimap2"
+    executables = ("minimap2",)
 
     options: Sequence[str] = ("-k13", "-w5", "-A2", "-B3", "-O5", "-E2", "-s60", "-t1")
 
     def prepare(self, target: Path, lengths: Mapping[str, int]) -> None:
-        self.target, self.lengths = target, lengths
+        self.target = target
+        self.lengths = lengths
 
     def blocks(self, query: Path) -> Iterator[Block]:
         options = "-c", "--cs", *self.options
@@ -140,7 +144,8 @@ class Mappy(Engine):
         for record in iter_sequences(query):
             size = len(record.sequence)
             for hit in self.aligner.map(record.sequence.decode(), cs=True):
-                texts, reverse = texts_of_cs(hit.cs), hit.strand < 0
+                texts = texts_of_cs(hit.cs)
+                reverse = hit.strand < 0
                 score = 5 * hit.mlen - 3 * hit.blen  # its own is not in a hit
                 start = size - hit.q_en if reverse else hit.q_st
                 yield Block(hit.ctg, hit.r_st, *texts, score, record.name, size, start, reverse)

@@ -28,9 +28,7 @@ from dnadiff.data.alignment import (
     Codes,
     RelatedGenome,
     offsets,
-    packed,
-    unpacked,
-    write_packed,
+    write_alignment,
 )
 from dnadiff.data.genome.genome import Genome, SequencePath, expand, stem
 from dnadiff.diffusion.vocab import DEPTH, RATE
@@ -52,7 +50,7 @@ from dnadiff.store.objects import build
 _SAME = 6  # code of "as in the target"
 _CODE_OF_LETTER = np.full(256, ABSENT, np.uint8)
 _CODE_OF_LETTER[list(b"ACGTUacgtu-=")] = [0, 1, 2, 3, 3] * 2 + [GAP, _SAME]
-_PIECE = 1 << 18  # positions whose columns are computed at once; even
+_PIECE = 1 << 18  # positions whose columns are computed at once
 _NULL = 1_000_000  # bases of a genome that are aligned reversed
 _COPY = 0.9999  # identity of the target with itself
 _LEAST = 5e-4  # coverage
@@ -82,8 +80,10 @@ class Target:
     @cached_property
     def _folder(self) -> TemporaryDirectory:
         """Files of the engine, with the index of the target."""
-        folder, lengths = TemporaryDirectory(), self.genome.lengths
-        path, decode = Path(folder.name) / "target.fa", self.genome.tokenizer.decode
+        folder = TemporaryDirectory()
+        lengths = self.genome.lengths
+        path = Path(folder.name) / "target.fa"
+        decode = self.genome.tokenizer.decode
         texts = (decode(self.genome.window(name, 0, n)).encode() for name, n in lengths.items())
         write_fasta(path, (Record(name, "", text) for name, text in zip(lengths, texts)))
         self.engine.prepare(path, lengths)
@@ -102,8 +102,10 @@ class Target:
         Raises:
             ValueError: if a block does not fit the target.
         """
-        records, starts = self.genome.lengths, offsets(self.genome.lengths)
-        row, depth = np.full_like(self.codes, ABSENT), np.zeros(len(self.codes), np.uint16)
+        records = self.genome.lengths
+        starts = offsets(self.genome.lengths)
+        row = np.full_like(self.codes, ABSENT)
+        depth = np.zeros(len(self.codes), np.uint16)
         used: dict[str, np.ndarray] = {}
         for block in sorted(blocks, key=lambda each: -each.score):
             own, other = (
@@ -136,7 +138,8 @@ class Target:
             depth[here] += 1
         aligned = (row < GAP) & (self.codes < GAP)
         identity = float((row == self.codes)[aligned].mean()) if aligned.any() else 0.0
-        coverage, paralogs = float((row < GAP).mean()), float((depth > 1).mean())
+        coverage = float((row < GAP).mean())
+        paralogs = float((depth > 1).mean())
         return RelatedGenome(name, file, identity, coverage, None, paralogs), row
 
 
@@ -156,7 +159,7 @@ class Relative:
 
     @abstractmethod
     def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
-        """Each genome with its `packed` codes."""
+        """Each genome with its codes `(L,)`."""
 
 
 class Sequences(Relative):
@@ -169,14 +172,15 @@ class Sequences(Relative):
         null, _ = target.fill(self.name, self.path, target.align([reverse]))
         genome, row = target.fill(self.name, self.path, target.align(records))
         share = len(reverse.sequence) / len(whole)
-        yield replace(genome, chance=null.coverage / share), packed(row)
+        yield replace(genome, chance=null.coverage / share), row
 
 
 class Aligned(Relative):
     """A file of alignments of one or more genomes."""
 
     def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
-        kind, genomes = alignment_format(self.path), dict[str, list[Block]]()
+        kind = alignment_format(self.path)
+        genomes = dict[str, list[Block]]()
         for block in kind.blocks(self.path, target.genome.lengths) if kind else ():
             genomes.setdefault(block.genome or self.name, []).append(block)
         if not genomes:
@@ -185,8 +189,7 @@ class Aligned(Relative):
                 "made for another assembly, or the target is not its reference"
             )
         for name, blocks in genomes.items():
-            genome, row = target.fill(name, self.path, blocks)
-            yield genome, packed(row)
+            yield target.fill(name, self.path, blocks)
 
 
 class Stored(Relative):
@@ -213,7 +216,8 @@ def relatives(related: SequencePath, each_record: bool, genome: Genome) -> list[
     """
     found = list[Relative]()
     for source in expand(related):
-        path, name = source.path, source.label or stem(source.path)
+        path = source.path
+        name = source.label or stem(source.path)
         if path.endswith(".aln"):
             stored = Alignment.open(path)
             stored.check(genome)
@@ -230,8 +234,8 @@ def relatives(related: SequencePath, each_record: bool, genome: Genome) -> list[
 
 @dataclass(eq=False)
 class AlignJob(ResumableJob):
-    """An alignment. Items are sources; until it is complete, the rows are in a file of half a byte
-    per base and genome next to it.
+    """An alignment. Items are sources; until it is complete, the rows are in a file of one byte per
+    base and genome next to it.
 
     Args:
         output: an .aln file; a table and a picture are written next to it.
@@ -306,7 +310,9 @@ class AlignJob(ResumableJob):
 
     def judged(self, rows: Iterable[Codes]) -> list[RelatedGenome]:
         """All genomes, those that are left out with their reasons."""
-        names, copies, found = {TARGET}, dict[int, str](), list[RelatedGenome]()
+        names = {TARGET}
+        copies = dict[int, str]()
+        found = list[RelatedGenome]()
         for each, row in zip(self.totals["genomes"], rows):
             genome = RelatedGenome(**each)
             first = copies.setdefault(zlib.crc32(row.tobytes()), genome.name)
@@ -325,8 +331,9 @@ class AlignJob(ResumableJob):
         return found
 
     def convert(self, collected: Path) -> None:
-        codes, records = self.target.codes, self.target.genome.lengths
-        rows = np.memmap(collected, np.uint8, "r").reshape(-1, -(-len(codes) // 2))
+        codes = self.target.codes
+        records = self.target.genome.lengths
+        rows = np.memmap(collected, np.uint8, "r").reshape(-1, len(codes))
         genomes = self.judged(rows)
         chosen = [number for number, each in enumerate(genomes) if each.reason is None]
         if not chosen:
@@ -337,17 +344,14 @@ class AlignJob(ResumableJob):
                 "near_copies"
             )
         places = sample_positions([*records.values()])
-        sample = (rows[chosen][:, places // 2] >> (places % 2 * 4).astype(np.uint8)) & np.uint8(15)
+        sample = np.stack([rows[number][places] for number in chosen])
         names = [genomes[number].name for number in chosen]
-        kappas = KAPPAS if self.kappa is None else (self.kappa,)
-        model = fit(
-            sample, codes[places], names, TARGET, self.newick, self.gaps == "state", kappas=kappas
-        )
+        state = self.gaps == "state"
+        kappas = (self.kappa,) if self.kappa else KAPPAS
+        model = fit(sample, codes[places], names, TARGET, self.newick, state, kappas=kappas)
         log.info(f"columns of {len(codes):,} bases, by a tree of {len(chosen)} genomes")
-        pieces = (
-            model.columns(unpacked(rows, start, min(start + _PIECE, len(codes)))[chosen])
-            for start in range(0, len(codes), _PIECE)
-        )
+        starts = range(0, len(codes), _PIECE)
+        pieces = (model.columns(rows[chosen, start : start + _PIECE]) for start in starts)
         stored = {each.path for each in self.sources if isinstance(each, Stored)}
         genomes += [each for path in sorted(stored) for each in Alignment.open(path).left_out]
         about = {
@@ -356,8 +360,8 @@ class AlignJob(ResumableJob):
             "model": asdict(model),
             "settings": self.settings,
         }
-        stacked = [packed(codes), *(rows[number] for number in chosen)]
-        write_packed(self.output, records, stacked, pieces, about, overwrite=True)
+        kept = [rows[number] for number in chosen]
+        write_alignment(self.output, records, codes, kept, pieces, about, overwrite=True)
 
     def finish(self, collected: Path) -> JsonDict:
         made = Alignment.open(self.output)
