@@ -244,12 +244,12 @@ class Scorer(RowScorer):
 
     @property
     def alleles_together(self) -> int:
-        if self.sites_per_window == 1 or self.network.left_to_right:
+        if self.sites_per_window == 1 or self.method.for_left_to_right:
             return self.chunk
         return max(self.chunk, min(self.look_ahead * self.network.window, 1 << 18))
 
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
-        if self.network.left_to_right:
+        if self.method.for_left_to_right:
             return
         self.predictions = self.network.site_predictions(map(site_of, edits))
         shared = self.predictions.shared

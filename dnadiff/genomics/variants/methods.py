@@ -207,11 +207,6 @@ class Network:
         return self.denoiser.device
 
     @property
-    def left_to_right(self) -> bool:
-        """Whether the network predicts no base given both sides."""
-        return self.denoiser.left_to_right
-
-    @property
     def strands(self) -> tuple[bool, ...]:
         """Whether each strand to read is the reverse complement."""
         return (False,) if self.stranded else (False, True)
@@ -308,10 +303,9 @@ class AlignedGenome:
         stranded: give the values of one strand alone; those of both are the same.
     """
 
-    denoiser: ClassVar[None] = None
+    denoiser = None
     window = 0
     sites_per_window = 1
-    left_to_right = False
     shared: ClassVar[Sequence[Site]] = ()
 
     reference: Any

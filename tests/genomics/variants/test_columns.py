@@ -66,7 +66,7 @@ def world(make_network, make_alignment, tmp_path):
 def ratios(network, method, edits):
     found = network.site_predictions([(e.record, max(e.start, 0)) for e in edits])
     empty = np.full((len(network.strands), len(edits), 4), np.nan)
-    at_sites = empty if network.left_to_right else found.at([(e.record, e.start) for e in edits])
+    at_sites = empty if method.for_left_to_right else found.at([(e.record, e.start) for e in edits])
     return method.llr(network, edits, at_sites)[0]
 
 
