@@ -199,7 +199,8 @@ def finetune(options: FinetuneOptions) -> Result:
     output = expand_user(options.output) if options.output else run_dir / "finetune.json"
     if options.resume and not any(each.startswith("hydra.run.dir=") for each in options.arguments):
         raise ValueError("resume=true needs hydra.run.dir=, the folder of the study to resume")
-    settings, several = dict(options), options.task.get("tasks")
+    settings = dict(options)
+    several = options.task.get("tasks")
     head_is_named = any(options.given("head"))
     if several is None:
         is_published = options.task.get("protocol") == protocol.PaperSplit.name
@@ -212,7 +213,8 @@ def finetune(options: FinetuneOptions) -> Result:
         return Result(disk.read_json(output), (output, run_dir / "report.html"))
     disk.check_output(output, options.overwrite)
     loaded = checkpoint.load(options.checkpoint, options.trust)
-    tokenizer, alignment = finetuning.dna_tokenizer(loaded), loaded.columns_for(options.alignment)
+    tokenizer = finetuning.dna_tokenizer(loaded)
+    alignment = loaded.columns_for(options.alignment)
     log.info(f"network: {loaded.path}, step {loaded.step:,}; run folder {run_dir}")
     chosen = {"": options.task} if several is None else tasks.find_tasks(several)
     data = options.pretraining_overlap
@@ -222,7 +224,8 @@ def finetune(options: FinetuneOptions) -> Result:
     found: dict[str, dict[str, Json]] = {}
     folder = Path(options.results or run_dir / "results")
     saved.check_results(folder)  # damage would end every task after its training
-    is_training, left_out = False, {name: "no data" for name in several or () if name not in chosen}
+    is_training = False
+    left_out = {name: "no data" for name in several or () if name not in chosen}
     for name, task in chosen.items():
         try:
             reader = build(task, trust=None)

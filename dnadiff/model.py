@@ -81,14 +81,14 @@ class Model:
     """
 
     def __init__(self, loaded: Loaded, device: torch.device | str = "cpu") -> None:
-        self.loaded, self.denoiser = loaded, loaded.denoiser.to(device)
-        self.process, self.tokenizer, self.config, self.path = (
-            loaded.process,
-            loaded.tokenizer,
-            loaded.config,
-            loaded.path,
-        )
-        self.step, self.labels = loaded.step, loaded.labels
+        self.loaded = loaded
+        self.denoiser = loaded.denoiser.to(device)
+        self.process = loaded.process
+        self.tokenizer = loaded.tokenizer
+        self.config = loaded.config
+        self.path = loaded.path
+        self.step = loaded.step
+        self.labels = loaded.labels
         self.device = torch.device(device)
         self.stored_curve = StoredCurve(self.path, self.denoiser)
 
@@ -204,7 +204,8 @@ class Model:
             ValueError: for an interval outside the sequence or wider than `length`, and as
                 `sample`.
         """
-        text, window = text_of(sequence), length or self.length
+        text = text_of(sequence)
+        window = length or self.length
         self.check_infill()
         request, low = infill_sequence(self.tokenizer, text, start, end, n, window)
         if columns is not None:
@@ -333,7 +334,8 @@ class Model:
         num_draws: int | None,
         start_t: float | None = None,
     ) -> Designs:
-        longest, maximum = request.lengths[1], self.denoiser.max_length
+        longest = request.lengths[1]
+        maximum = self.denoiser.max_length
         # For one call; windows (`SemiAR`) can be sampled.
         too_long = maximum is not None and longest > maximum
         if num_draws is None:
@@ -571,7 +573,8 @@ class Model:
         self, sequences: Sequence[DNASequence], limited: bool = True
     ) -> tuple[list[str], list[Tensor]]:
         """Names and token ids `(L_i,)` of sequences. Those without a name are numbered."""
-        names, ids = list[str](), list[Tensor]()
+        names = list[str]()
+        ids = list[Tensor]()
         for place, sequence in several(sequences):
             where = f"sequence {place}"
             found = encoded(self.tokenizer, sequence, where)

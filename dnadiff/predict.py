@@ -108,7 +108,8 @@ def predict(options: PredictOptions) -> list[Job]:
     if options.input is not None:
         resolve(options.input)  # refuses a missing file before the networks are read
     model = ensemble.load(options.checkpoint, options.trust, options.device)
-    alignment, source = model.columns_for(options.alignment), None
+    alignment = model.columns_for(options.alignment)
+    source = None
     given = {k: v for k, v in options.only(*PLACES).items() if v not in (None, "none")}
     if given or options.input is None:
         source = options.into(predictions.open_input, fasta=options.input)
@@ -123,7 +124,8 @@ def predict(options: PredictOptions) -> list[Job]:
                 f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
             )
     labels = None if options.label_column is None else as_list(options.label_column)
-    several, target = len(model.target.label_columns), model.target
+    several = len(model.target.label_columns)
+    target = model.target
     if labels is not None and len(labels) != several:
         expected = f"{several}, for {', '.join(model.classes)}" if target.takes_several else "1"
         raise ValueError(

@@ -54,7 +54,8 @@ class Constrained(DenoiserWrapper):
     ) -> None:
         super().__init__(denoiser)
         require("a constraint on samples", denoiser, AbsorbingProcess)
-        allowed, self.kind = allowed.to(kind.device), kind
+        allowed = allowed.to(kind.device)
+        self.kind = kind
         emitted = self.vocab.is_emitted(kind.device)
         added = torch.zeros(self.vocab.size, device=kind.device)
         if tilt is not None:
@@ -65,14 +66,16 @@ class Constrained(DenoiserWrapper):
         )
         exact = float64_device(kind.device)
         self.log_mass = torch.zeros(kind.shape, dtype=torch.float64, device=exact)
-        self.rows, self.start = torch.arange(len(kind), device=kind.device), 0
+        self.rows = torch.arange(len(kind), device=kind.device)
+        self.start = 0
         self.recording = True
         self.template = self.given = None
         if template is not None and self.left_to_right:
             # The fixed tokens (B, L) bool that not every draw can see are `given`.
             masked = template == self.vocab.mask_id
             later = after_first(masked, self.block_size or 1)
-            self.template, self.given = template, later & ~masked & emitted[template]
+            self.template = template
+            self.given = later & ~masked & emitted[template]
 
     def for_rows(self, rows: OptTensor = None, columns: slice | None = None) -> Constrained:
         part = copy.copy(self)  # records into the same `log_mass`
@@ -156,10 +159,12 @@ class Constrained(DenoiserWrapper):
         if self.template is None or self.given is None:
             return []
         place = torch.arange(self.template.shape[1], device=self.template.device)
-        index, sizes = self.given.nonzero(), []
+        index = self.given.nonzero()
+        sizes = []
         for first in range(0, len(index), len(self.template)):
             row, column = index[first : first + len(self.template)].unbind(-1)
-            asked, template = column[:, None], self.template[row]
+            asked = column[:, None]
+            template = self.template[row]
             xt = torch.where(self.given[row] & (place >= asked), self.vocab.mask_id, template)
             past = None if state is None else state.select(row)
             block = query.rows(row)._replace(xt=xt, positions=place == asked)
@@ -251,7 +256,8 @@ class Guided(DenoiserWrapper):
             raise ValueError(
                 "guidance is for models that unmask, and this one is autoregressive; set guidance=1"
             )
-        self.weight, self.normalized = weight, True
+        self.weight = weight
+        self.normalized = True
         self.rows_per_sequence *= 1 if weight in (0, 1) else 2
 
     def predict(self, kind: Kind, query: Query) -> Tensor:

@@ -200,13 +200,17 @@ class ConditionalSampler:
         if any(self.sampler.window_for(length) < length for length in lengths.tolist()):
             groups = [np.flatnonzero(lengths == length).tolist() for length in np.unique(lengths)]
         tokens: dict[int, ndarray] = {}
-        weight, nfe, rows = np.zeros(len(targets)), 0, 0
+        weight = np.zeros(len(targets))
+        nfe = 0
+        rows = 0
         for group in groups:
             made = self.prepared([targets[i] for i in group], weighted)
             numbers = torch.tensor([numbered[i][0] for i in group], device=made.x_init.device)
-            x_init, start = made.x_init, self._start([targets[i] for i in group], made.x_init)
+            x_init = made.x_init
+            start = self._start([targets[i] for i in group], made.x_init)
             if start is not None and self.start_t is None:
-                x_init, start = start, None
+                x_init = start
+                start = None
             samples = self.sampler.sample(
                 made.denoiser,
                 self.process,
@@ -222,7 +226,8 @@ class ConditionalSampler:
                 tokens[i] = ids[: lengths[i]]
             if made.constrained is not None and made.is_weighted:
                 weight[group] = made.constrained.log_weight().cpu().numpy()
-            nfe, rows = nfe + samples.nfe, rows + samples.rows
+            nfe = nfe + samples.nfe
+            rows = rows + samples.rows
         has_weights = weighted and self.sampler.supports_weights(int(lengths.max()))
         in_order = [tokens[i] for i in range(len(targets))]
         return SampleBatch(targets, in_order, nfe, rows, weight if has_weights else None)
@@ -258,7 +263,8 @@ class ConditionalSampler:
     def prepared(self, targets: Sequence[Target], weighted: bool = True) -> Prepared:
         """The templates of a batch as tensors, with the denoiser that keeps their constraints and,
         if `weighted`, records weights."""
-        device, vocab = self.denoiser.device, self.process.vocab
+        device = self.denoiser.device
+        vocab = self.process.vocab
         patterns = [target.pattern for target in targets]
         x_init, kind, valid = (x.to(device) for x in padded(patterns, vocab.pad_id))
         fixed = x_init != vocab.mask_id
@@ -319,7 +325,8 @@ class ConditionalSampler:
 
     def text(self, target: Target, tokens: ndarray) -> str:
         """The text of a sample; given letters keep their case."""
-        drawn, letters = self.tokenizer.decode(tokens), target.pattern.letters
+        drawn = self.tokenizer.decode(tokens)
+        letters = target.pattern.letters
         if letters is None:
             return drawn
         written = np.where(letters > 0, letters, np.frombuffer(drawn.encode(), np.uint8))
@@ -455,7 +462,9 @@ def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
     for target in request.evenly_spaced():
         start, end = target.designed
         minimum, maximum = gc_bounds(target.pattern.codes[start:end])
-        low, high, total = low + minimum, high + maximum, total + end - start
+        low = low + minimum
+        high = high + maximum
+        total = total + end - start
     if not low < gc * total < high:
         raise ValueError(
             f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} "
@@ -483,16 +492,20 @@ def fit_tilt(
     Pilot samples are evenly spaced over the request, and have no importance weights. All
     evaluations share their noise, which is derived from `seed`.
     """
-    size, calls, rows = max(PILOT, batch_size), 0, 0
+    size = max(PILOT, batch_size)
+    calls = 0
+    rows = 0
     numbered = [(i, request[i * len(request) // size]) for i in range(size)]
 
     def mean(tilt: float) -> float:
         nonlocal calls, rows
-        tilted, key = generator.with_tilt(tilt), hash64(seed, "pilot")
+        tilted = generator.with_tilt(tilt)
+        key = hash64(seed, "pilot")
         of_known = np.zeros(2)
         for at in range(0, size, batch_size):
             batch = tilted.fill(numbered[at : at + batch_size], key, weighted=False)
-            calls, rows = calls + batch.nfe, rows + batch.rows
+            calls = calls + batch.nfe
+            rows = rows + batch.rows
             of_known += generator.gc(batch)
         return float(of_known[0] / of_known[1])
 
@@ -523,22 +536,29 @@ def find_tilt(
         return abs(fraction_at(off) - target) <= TOLERANCE
 
     a, fa, calls = 0.0, off(0.0), 1
-    b, fb = a, fa
+    b = a
+    fb = fa
     while not near(fb) and (fa < 0) == (fb < 0) and calls < max_calls:
-        a, fa = b, fb
+        a = b
+        fa = fb
         b = b - math.copysign(max(abs(fb) * 1.25, 0.05), fb)
-        fb, calls = off(b), calls + 1
+        fb = off(b)
+        calls = calls + 1
     best, f_best = min(((a, fa), (b, fb)), key=lambda pair: abs(pair[1]))
     while not near(f_best) and (fa < 0) != (fb < 0) and calls < max_calls and abs(b - a) > 1e-4:
         c = (a * fb - b * fa) / (fb - fa)
-        fc, calls = off(c), calls + 1
+        fc = off(c)
+        calls = calls + 1
         if (fc < 0) == (fb < 0):
             fa /= 2
         else:
-            a, fa = b, fb
-        b, fb = c, fc
+            a = b
+            fa = fb
+        b = c
+        fb = fc
         if abs(fc) < abs(f_best):
-            best, f_best = c, fc
+            best = c
+            f_best = fc
     reached = fraction_at(f_best)
     if abs(reached - target) > MAX_ERROR:
         raise ValueError(

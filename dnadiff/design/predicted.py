@@ -45,16 +45,21 @@ class PredictedReward(Reward):
         device: str = "cpu",
         trust: Sequence[str] = (),
     ) -> None:
-        self.checkpoint, self.output, self.batch_size = checkpoint, output, batch_size
-        self.device, self.trust = device, trust
-        self._model, self._is_length_logged = ensemble.load(checkpoint, trust, device), False
+        self.checkpoint = checkpoint
+        self.output = output
+        self.batch_size = batch_size
+        self.device = device
+        self.trust = trust
+        self._model = ensemble.load(checkpoint, trust, device)
+        self._is_length_logged = False
         try:
             self._number = self._model.number_of(output)
         except ValueError as error:
             raise ValueError(f"reward.output {str(error).removeprefix('target ')}") from None
 
     def check_length(self, length: int) -> None:
-        limits, got = self._model.limits, f"and designs have {length:,}"
+        limits = self._model.limits
+        got = f"and designs have {length:,}"
         problem = ""
         if limits.fixed is not None and length != limits.fixed:
             problem = (
@@ -141,18 +146,21 @@ class _Embeddings(TorchFunctionMode):
     def __init__(self, ids: Tensor, vocab: Vocab) -> None:
         super().__init__()
         identity = torch.arange(vocab.size, device=ids.device)
-        self.ids, self.maps = ids, (identity, torch.tensor(vocab.complement, device=ids.device))
+        self.ids = ids
+        self.maps = (identity, torch.tensor(vocab.complement, device=ids.device))
         self.read: list[_Read] = []
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        found, number = func(*args, **(kwargs or {})), len(self.ids)
+        found = func(*args, **(kwargs or {}))
+        number = len(self.ids)
         if (
             func is not functional.embedding
             or args[0].shape[1:] != self.ids.shape[1:]
             or len(args[0]) % number
         ):
             return found
-        embedded, weight = found.detach().requires_grad_(), args[1].detach()
+        embedded = found.detach().requires_grad_()
+        weight = args[1].detach()
         for start in range(0, len(args[0]), number):
             rows = slice(start, start + number)
             self.read.append(_Read(embedded, rows, weight, *self._strand(args[0][rows])))

@@ -323,14 +323,17 @@ class Free(Request):
         prompt: str = "",
         motifs: Sequence[Motif] = (),
     ) -> None:
-        self.each, self.seed, self.motifs = num_samples, seed, motifs
+        self.each = num_samples
+        self.seed = seed
+        self.motifs = motifs
         self.lengths = length if isinstance(length, tuple) else (length, length)
         if tokenizer.vocab.complement is None and motifs:
             raise ValueError(
                 "motif is for models of DNA; for text give prompt= or a template with [MASK]"
             )
 
-        self.tokenizer, self.prompt = tokenizer, prompt
+        self.tokenizer = tokenizer
+        self.prompt = prompt
         lengths = sorted(self._number_of_length()) if motifs else self.lengths[:1]
         for n in lengths:
             what = f"{'motif' if motifs else 'prompt'} at length {n}"
@@ -350,7 +353,8 @@ class Free(Request):
 
     def __getitem__(self, number: int) -> Target:
         span = (0, self._length(number))
-        name, pattern = f"sample_{number + 1}", self._pattern(span[1])
+        name = f"sample_{number + 1}"
+        pattern = self._pattern(span[1])
         return Target(name, pattern, span, span, {}, columns=self.columns)
 
     def distinct(self) -> Iterator[Target]:
@@ -379,14 +383,18 @@ class Templates(Request):
     ) -> None:
         for name, pattern in patterns:
             check_has_masks(pattern, mask_id, f"template {name}")
-        self.patterns, self.num_groups, self.each = list(patterns), len(patterns), each
-        self.designed, self.start = designed, start
+        self.patterns = list(patterns)
+        self.num_groups = len(patterns)
+        self.each = each
+        self.designed = designed
+        self.start = start
         lengths = [len(pattern.ids) for _, pattern in patterns]
         self.lengths = min(lengths), max(lengths)
 
     def __getitem__(self, number: int) -> Target:
         name, pattern = self.patterns[number // self.each]
-        name, span = f"{name}_{number % self.each + 1}", (0, len(pattern.ids))
+        name = f"{name}_{number % self.each + 1}"
+        span = (0, len(pattern.ids))
         start = None if self.start is None else self.start[number]
         return Target(name, pattern, span, self.designed or span, {}, start, self.columns)
 
@@ -501,8 +509,13 @@ class Infill(Request):
         whole: bool = True,
         alignment: Alignment | None = None,
     ) -> None:
-        self.genome, self.regions, self.num_groups = genome, regions, len(regions)
-        self.each, self.length, self.whole, self.alignment = each, length, whole, alignment
+        self.genome = genome
+        self.regions = regions
+        self.num_groups = len(regions)
+        self.each = each
+        self.length = length
+        self.whole = whole
+        self.alignment = alignment
         lengths = [
             min(length or region.end - region.start, genome.lengths[region.chrom])
             for region in regions
@@ -522,9 +535,11 @@ class Infill(Request):
             self.names.append(name if count[name] == 1 else f"{name}_{count[name]}")
 
     def __getitem__(self, number: int) -> Target:
-        group, genome = number // self.each, self.genome
+        group = number // self.each
+        genome = self.genome
         region = self.regions[group]
-        total, length = genome.lengths[region.chrom], self.length or region.end - region.start
+        total = genome.lengths[region.chrom]
+        length = self.length or region.end - region.start
         low, high = window_around(region.start, region.end, total, length)
         where = (region.chrom, low, high, region.strand)
         first = high - region.end if region.strand == "-" else region.start - low
@@ -539,7 +554,8 @@ class Infill(Request):
             about["region"] = "_".join(region.name.split())
         shown = (0, len(ids)) if self.whole else (first, last)
         pattern = masked_interval(genome.tokenizer, ids, letters, first, last)
-        name, columns = f"{self.names[group]}_{number % self.each + 1}", None
+        name = f"{self.names[group]}_{number % self.each + 1}"
+        columns = None
         if self.alignment is not None:
             columns = self.alignment.columns(*where[:3], region.strand == "-")
         return Target(name, pattern, shown, (first, last), about, columns=columns)
@@ -553,7 +569,8 @@ def infill_sequence(
 
     An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
-    start, end = check_value("start", start, Natural), check_value("end", end, PositiveInt)
+    start = check_value("start", start, Natural)
+    end = check_value("end", end, PositiveInt)
     if not start < end <= len(sequence):
         raise ValueError(
             f"start {start} and end {end} must be an interval in the sequence of {len(sequence)} "
@@ -565,7 +582,8 @@ def infill_sequence(
             "length to include its flanks too"
         )
     low, high = window_around(start, end, len(sequence), length)
-    ids, designed = tokenizer.encode(sequence[low:high]).astype(np.int64), (start - low, end - low)
+    ids = tokenizer.encode(sequence[low:high]).astype(np.int64)
+    designed = (start - low, end - low)
     pattern = masked_interval(tokenizer, ids, np.zeros(len(ids), np.uint8), *designed)
     return Templates([("infill", pattern)], n, tokenizer.vocab.mask_id, designed), low
 
@@ -582,7 +600,8 @@ def masked_interval(
     tokenizer: Tokenizer, ids: ndarray, letters: ndarray, start: int, end: int
 ) -> Pattern:
     """The pattern of `ids (L,)` with [start, end) masked."""
-    ids, letters = ids.copy(), letters.copy()
+    ids = ids.copy()
+    letters = letters.copy()
     ids[start:end], letters[start:end] = tokenizer.vocab.mask_id, 0
     return Pattern(ids, np.full(len(ids), FREE, np.uint8), letters)
 

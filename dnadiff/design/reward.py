@@ -108,7 +108,8 @@ class Toward(_Combined):
 
     def __init__(self, reward: Reward, target: float) -> None:
         super().__init__([reward])
-        self.reward, self.target = reward, target
+        self.reward = reward
+        self.target = target
 
     def __call__(self, sequences: Sequence[str]) -> Values:
         return -np.abs(self.reward(sequences) - self.target)
@@ -134,7 +135,8 @@ class WeightedSum(_Combined):
     def __init__(
         self, terms: Mapping[str, Reward], weights: Mapping[str, float] | None = None
     ) -> None:
-        self.terms, self.weights = dict(terms), dict(weights or {})
+        self.terms = dict(terms)
+        self.weights = dict(weights or {})
         if not self.terms or not all(isinstance(term, Reward) for term in self.terms.values()):
             raise ValueError(
                 "reward.terms are rewards by name, such as {promoter: {_target_: ...}}; give at "
@@ -178,7 +180,8 @@ class CountedReward:
     """
 
     def __init__(self, reward: Reward) -> None:
-        self.reward, self.calls = reward, 0
+        self.reward = reward
+        self.calls = 0
         self._is_checked = self._is_gradient_checked = False
         # Rewards of the first calls, until there are two sequences to check.
         self._known: dict[str, float] = {}
@@ -362,8 +365,12 @@ class MotifMatch(Reward):
                 "reward.motif is for IUPAC letters and reward.matrix for a file in JASPAR format; "
                 "set one of them"
             )
-        self.motif, self.matrix, self.name = motif, matrix, name
-        self.both_strands, self.absent, self.threshold = both_strands, absent, threshold
+        self.motif = motif
+        self.matrix = matrix
+        self.name = name
+        self.both_strands = both_strands
+        self.absent = absent
+        self.threshold = threshold
         self._scores = (
             log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)
         )  # (W, 4)
@@ -420,7 +427,8 @@ def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
     """The counts (W, 4) of one matrix of a file in JASPAR format, or in its raw format, whose rows
     have no letters; raises ValueError naming the file and the line or the matrix if there is none,
     or if one is damaged."""
-    source, found = f"reward.matrix {shown(path)}", list[tuple[str, dict[str, list[float]]]]()
+    source = f"reward.matrix {shown(path)}"
+    found = list[tuple[str, dict[str, list[float]]]]()
     for number, line in filled_lines(io.StringIO(read_text(path, 1 << 24))):
         base, *cells = re.findall(r"[^\s\[\]]+", line) or [""]
         rows = found[-1][1] if found else {}

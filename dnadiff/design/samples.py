@@ -82,7 +82,8 @@ def continued_sampler(
     with suppress(OSError, ValueError):  # of an unfinished one, unless its journal is damaged
         journal = read_journal(output)
         started = journal["notes"] | {"settings": journal["settings"]}
-    options, earlier = started.get("sampler_options"), started.get("settings")
+    options = started.get("sampler_options")
+    earlier = started.get("settings")
     if (
         isinstance(earlier, dict)
         and options == json.loads(json.dumps(settings))
@@ -130,7 +131,8 @@ def resolved_sampler(
         )
 
     if "window" in settings:
-        key, window = "sampler.window", settings["window"]
+        key = "sampler.window"
+        window = settings["window"]
         settings["window"] = (
             model.training_length(key) if window is None else check_value(key, window, PositiveInt)
         )
@@ -142,7 +144,8 @@ def resolved_sampler(
         resolve_inner(min(size or length, length), has_curve and trained is not None)
     if "sizes" not in settings:
         return settings
-    given, sizes = settings["num_groups"], settings["sizes"]
+    given = settings["num_groups"]
+    sizes = settings["sizes"]
     if not has_curve:
         if isinstance(sizes, str):
             raise ValueError(
@@ -207,7 +210,8 @@ def header_settings(sampler: Configurable) -> JsonDict:
     found: JsonDict = {}
     parameters = inspect.signature(type(sampler)).parameters
     for name, value in sampler.settings().items():
-        inner, default = vars(sampler)[name], parameters[name].default
+        inner = vars(sampler)[name]
+        default = parameters[name].default
         if isinstance(inner, Configurable):
             found[f"{name}.class"] = type(inner).__name__
             found |= {f"{name}.{key}": each for key, each in header_settings(inner).items()}
@@ -260,14 +264,16 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
 
 
 def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytearray]]:
-    header, body = b"", bytearray()
+    header = b""
+    body = bytearray()
     for line in file:
         if not line.startswith(b">"):
             body += line
             continue
         if header:
             yield header, body
-        header, body = line, bytearray()
+        header = line
+        body = bytearray()
     if header:
         yield header, body
 
@@ -378,7 +384,9 @@ class SampleJob(ResumableJob):
         page: writes the page of designs.
     """
 
-    stream, label, items = "samples", "sample", "sequences"
+    stream = "samples"
+    label = "sample"
+    items = "sequences"
 
     model: Loaded
     generator: ConditionalSampler
@@ -462,7 +470,8 @@ class SampleJob(ResumableJob):
         self.prepared = self.totals["tilt"]
 
     def fold(self, result: Result) -> tuple[bytes, int]:
-        totals, about = self.totals, result.about
+        totals = self.totals
+        about = result.about
         for key in _ADDED + (("reward_sum", "reward_calls") if self.design is not None else ()):
             totals[key] += about[key]
         if self.gc is not None:
@@ -484,8 +493,11 @@ class SampleJob(ResumableJob):
         )
 
     def finish(self, collected: Path) -> JsonDict:
-        totals, request, sampler = self.totals, self.request, self.generator.sampler
-        gc, number = self._written_gc or totals["gc"], len(request)
+        totals = self.totals
+        request = self.request
+        sampler = self.generator.sampler
+        gc = self._written_gc or totals["gc"]
+        number = len(request)
         extra: JsonDict = {}
         if self.gc is not None:
             extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
@@ -549,7 +561,8 @@ class SampleJob(ResumableJob):
         self.after()
 
     def closing(self, seconds: float) -> str:
-        content, generated = self.content, len(self.request)
+        content = self.content
+        generated = len(self.request)
         gc, design, of_weights = (content.get(key) for key in ("gc", "design", "weights"))
         pilot = f"; {gc['pilot_calls']:,} of them set the GC" if gc else ""
         calls = f"{content['network_calls']:,} ({content['rows']:,} sequences in them{pilot})"
@@ -565,7 +578,8 @@ class SampleJob(ResumableJob):
             rows["GC"] = f"{gc['reached']:.4f}, target {gc['target']:g}"
         mass = "log mass of the constraints"
         if design:
-            mass, each = "log normalizing constant", design["calls"] / generated
+            mass = "log normalizing constant"
+            each = design["calls"] / generated
             rows["reward"] = f"{design['mean']:.4f} on average, {design['best']:.4f} at best"
             rows["reward calls"] = f"{design['calls']:,} ({each:.1f} for each design)"
         if of_weights:
@@ -582,11 +596,14 @@ class SampleJob(ResumableJob):
         )
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        generator, first, before = self.generator, start + skip, time.monotonic()
+        generator = self.generator
+        first = start + skip
+        before = time.monotonic()
         if self.prepared is not None:
             generator = generator.with_tilt(self.prepared["log_odds"])
         for batch in generator.batches(self.request, self.seed, self.batch_size, first):
-            numbers, content = range(first, first + len(batch.targets)), b""
+            numbers = range(first, first + len(batch.targets))
+            content = b""
             found = generator.about(batch, numbers, self.seed)
             for row, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
                 about = {**self.header_of_records, "calls": batch.nfe, **target.about, **found[row]}
@@ -605,4 +622,5 @@ class SampleJob(ResumableJob):
             totals["seconds"] = time.monotonic() - before
             self.report(len(numbers), totals["tokens"])
             yield Result(len(numbers), content, totals)
-            first, before = first + len(numbers), time.monotonic()
+            first = first + len(numbers)
+            before = time.monotonic()

@@ -25,7 +25,9 @@ class Sources(Request):
     lengths to try."""
 
     def __init__(self, candidates: Sequence[Sequence[Target]], each: int) -> None:
-        self._candidates, self.num_groups, self.each = candidates, len(candidates), each
+        self._candidates = candidates
+        self.num_groups = len(candidates)
+        self.each = each
         sizes = [target.shown[1] for several in candidates for target in several]
         self.lengths = min(sizes), max(sizes)
         self.beam = max(map(len, candidates))
@@ -50,13 +52,16 @@ def read_sources(path: str, model: Loaded, each: int, beam: int) -> Sources:
     Raises:
         ValueError: if the model was not trained on pairs, or a source leaves no room in its window.
     """
-    data, tokenizer, found = model.config.get("data") or {}, model.tokenizer, list[list[Target]]()
+    data = model.config.get("data") or {}
+    tokenizer = model.tokenizer
+    found = list[list[Target]]()
     if not data.get("lengths"):
         raise ValueError(
             f"input has sources for a model of data=pairs, and {model.path} was trained on "
             f"{data.get('name') or 'other data'}; give prompt= or template= instead"
         )
-    separator, window = marks(tokenizer)[0], model.training_length()
+    separator = marks(tokenizer)[0]
+    window = model.training_length()
     for number, (_, (source, *_)) in enumerate(read_sides(path, COLUMNS[:1]), 1):
         where = f"{shown(path)}: source {number}"
         try:
@@ -94,15 +99,18 @@ class Translator(ConditionalSampler):
 
     def __init__(self, generator: ConditionalSampler, request: Sources, num_draws: int) -> None:
         vars(self).update(vars(generator))
-        self.request, self.num_draws = request, num_draws if request.beam > 1 else 0
+        self.request = request
+        self.num_draws = num_draws if request.beam > 1 else 0
         self.check_bounds(request.lengths[1], self.num_draws)
 
     def fill(
         self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True
     ) -> SampleBatch:
         tried = [(i, target) for i, _ in numbered for target in self.request.candidates(i)]
-        batch, numbers = super().fill(tried, seed, False), [i for i, _ in tried]
-        score, calls = np.zeros(len(tried)), self.num_draws
+        batch = super().fill(tried, seed, False)
+        numbers = [i for i, _ in tried]
+        score = np.zeros(len(tried))
+        calls = self.num_draws
         if calls:
             counted = [self.num_counted(target) for target in batch.targets]
             score = self.bounds(batch, numbers, calls, seed) / counted

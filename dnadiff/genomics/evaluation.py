@@ -165,8 +165,12 @@ class Estimator:
     windows: Windows
 
     def __init__(self, model: Loaded, settings: Evaluation) -> None:
-        self.model, self.settings, self.denoiser = model, settings, model.denoiser
-        self.process, conjoin, both = model.process, settings.conjoin, settings.both_strands
+        self.model = model
+        self.settings = settings
+        self.denoiser = model.denoiser
+        self.process = model.process
+        conjoin = settings.conjoin
+        both = settings.both_strands
         self.kind = estimator_kind(model, settings.protocol, settings.num_draws, settings.order)
         if (conjoin or both) and not is_of_dna(model):
             raise ValueError(
@@ -187,7 +191,8 @@ class Estimator:
 
     def of(self, held_out: HeldOut, curve: bool = False) -> Likelihood:
         """The likelihood of held-out windows, by `run`."""
-        denoiser, settings = self.model.denoiser.to(self.settings.device), self.settings
+        denoiser = self.model.denoiser.to(self.settings.device)
+        settings = self.settings
         how = settings.batch_size, denoiser.cond_ndim
         self.windows = Windows(held_out.tiles, held_out.groups, *how)
         vocab = held_out.data.tokenizer.vocab
@@ -207,7 +212,8 @@ class Estimator:
             same_draws_as: an earlier result whose number of draws replaces `target_se`.
             curve: measure all that h(n) needs, for `count`.
         """
-        asked, length = self.settings, self.windows.tiles.length
+        asked = self.settings
+        length = self.windows.tiles.length
         batches = self.windows if batches is None else batches
         of_kind = {"count": asked.num_draws, "own": asked.num_draws, "order": length}
         calls = of_kind.get(self.kind, 1)  # for each window
@@ -262,7 +268,8 @@ class Estimator:
 
     def other_strand(self, result: Likelihood) -> Likelihood:
         """The likelihood of the reverse complements, with the noise of `result`."""
-        vocab, denoiser = self.process.vocab, self.denoiser
+        vocab = self.process.vocab
+        denoiser = self.denoiser
         # Other blocks, another order, or a network with more than predictions.
         if denoiser.left_to_right or self.kind in ("order", "own"):
             return self.run(denoiser, ReverseComplemented(self.windows, vocab), result)
@@ -270,7 +277,8 @@ class Estimator:
 
     def protocol(self, result: Likelihood, layout: str | None) -> str:
         """How the likelihood was estimated, in words, and for text how documents became windows."""
-        asked, b = self.settings, self.model.denoiser.block_size
+        asked = self.settings
+        b = self.model.denoiser.block_size
         blocks = "" if b is None else f" in blocks of b = {b} token{'s' * (b > 1)}"
         described = {
             "count": f"NELBO, count form{blocks}, {result.num_draws} stratified draws per window",
@@ -284,7 +292,8 @@ class Estimator:
         bootstrap = f"blocks of {size} window{'s' * (size > 1)}"
         bootstrap += f" (not {asked.block_size}, to have 20)" * (size < asked.block_size)
         both = "both strands' probabilities averaged at every call" if asked.conjoin else ""
-        cond, given = self.windows.tiles.cond, ""
+        cond = self.windows.tiles.cond
+        given = ""
         if self.windows.cond_ndim == 3 and isinstance(cond, Columns):
             given = f"conditional on {len(cond.alignment.genomes)} related genomes"
         return "; ".join(filter(None, [described[self.kind], given, both, bootstrap, layout]))
@@ -322,7 +331,8 @@ class HeldOut:
             check_length(settings.length or data.length, other.denoiser.max_length, "b")
             if data.alignment is None:
                 other.columns_for(None)  # the remark
-        tiles, part = data.test_windows(settings.part, settings.length), settings.part
+        tiles = data.test_windows(settings.part, settings.length)
+        part = settings.part
         name = "" if rest else f"model: {first.path}, step {first.step:,}; "
         log.info(f"{name}{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({part})")
         first = first.with_tokenizer(data.tokenizer)
@@ -346,7 +356,8 @@ class HeldOut:
     def about(self, settings: Evaluation) -> Json:
         """What the JSON file records of the data: with the windows in a block of the bootstrap, a
         note if it treats adjacent windows as independent, and what novelty refers to."""
-        layout, size = self.data.layout(self.tiles.length), settings.block_size
+        layout = self.data.layout(self.tiles.length)
+        size = settings.block_size
         about = {**self.data.describe(), "window": self.tiles.length}
         return {
             "data": about if layout is None else {**about, "layout": layout},
@@ -366,7 +377,8 @@ class HeldOut:
         (`result`) and the Markov model."""
         rows = []
         for order, model, nats in markov_nats(self.data, self.tiles, tuned, part):
-            groups, strengths = {}, model.strengths[: order + 1]
+            groups = {}
+            strengths = model.strengths[: order + 1]
             for name, mask in self.groups.items():
                 if not mask.any():
                     continue
@@ -406,11 +418,15 @@ def evaluate(
     """
     made = Estimator(model, settings)
     held_out = HeldOut.of([model], settings)
-    source, tiles, about = held_out.data, held_out.tiles, held_out.about(settings)
-    is_dna, model = is_of_dna(model), model.with_tokenizer(source.tokenizer)
+    source = held_out.data
+    tiles = held_out.tiles
+    about = held_out.about(settings)
+    is_dna = is_of_dna(model)
+    model = model.with_tokenizer(source.tokenizer)
     markov = fit_markov(source, settings.orders) if is_dna else {}  # errors before the network runs
     result = made.of(held_out, curve=True)
-    curve, costs = None, None
+    curve = None
+    costs = None
     if made.kind == "count":
         points = result.curve()
         curve = {
@@ -439,7 +455,8 @@ def evaluate(
         "code_length": costs,
     }
     if windows is not None:
-        nats, split = {name: result.per_sequence(name) for name in result.tokens}, about["data"]
+        nats = {name: result.per_sequence(name) for name in result.tokens}
+        split = about["data"]
         places = window_positions(tiles)
         Scores(places, nats, result.tokens, result.block_size, split["split_hash"]).save(windows)
     write_json(output, content)
@@ -472,15 +489,18 @@ def compare(
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     held_out = HeldOut.of(list(models.values()), settings)
-    about, results = held_out.about(settings), {}
+    about = held_out.about(settings)
+    results = {}
     for name, model in models.items():
         log.info(f"{name}: {model.path}, step {model.step:,}")
         results[name] = made[name].of(held_out)
-    difference, groups = results["a"].minus(results["b"]), {}
+    difference = results["a"].minus(results["b"])
+    groups = {}
     for group, tokens in difference.tokens.items():
         if not tokens.sum():
             continue
-        found, se_mc = difference.interval(group), difference.se_mc(group)
+        found = difference.interval(group)
+        se_mc = difference.se_mc(group)
         groups[group] = {
             **{name: result.summary(group) for name, result in results.items()},
             "difference": {  # a minus b; lower is better

@@ -51,7 +51,8 @@ def token_groups(
         ids = np.stack([tiles[i]["ids"].numpy() for i in range(len(tiles))])
         groups["without specials"] = weight & ~np.isin(ids, special)
     if trained_on:
-        repeated, to_bases = np.zeros_like(weight), bases_of(data)
+        repeated = np.zeros_like(weight)
+        to_bases = bases_of(data)
         for other in trained_on:
             training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
             repeated |= per_window(data, tiles, part, training.covered)
@@ -151,7 +152,8 @@ class Scores:
             kind, _, name = key.partition("/")
             if values.shape == windows.shape[:1] and values.dtype.kind in "fi":
                 of.setdefault(kind, {})[name] = values
-        nats, tokens = of["nats"], of["tokens"]
+        nats = of["nats"]
+        tokens = of["tokens"]
         is_whole = nats.keys() == tokens.keys() and len(nats) + len(tokens) == len(content)
         kinds = windows.ndim, block_size.ndim, windows.dtype.kind, block_size.dtype.kind
         if not is_whole or kinds != (2, 0, "i", "i"):
@@ -197,7 +199,8 @@ def fit_markov(
     """
     if not orders:
         return {}
-    to_bases, num_bases = bases_of(data), num_tokens(data.intervals["train"])
+    to_bases = bases_of(data)
+    num_bases = num_tokens(data.intervals["train"])
     kept = [k for k in sorted(orders) if k <= TABLE_ORDER or num_bases <= max_bases]
     if len(kept) < len(orders):
         left_out = ", ".join(str(order) for order in orders if order not in kept)

@@ -97,7 +97,8 @@ def tiles(sites: Iterable[Interval], lengths: Sequence[int], window: int) -> Ite
             continue
         count = -(-(end - start) // core)
         for i in range(count):
-            low, high = start + (end - start) * i // count, start + (end - start) * (i + 1) // count
+            low = start + (end - start) * i // count
+            high = start + (end - start) * (i + 1) // count
             first = min(max((low + high - window) // 2, 0), length - window)
             yield SiteWindow(Interval(record, first, first + window), low, high)
 
@@ -182,17 +183,20 @@ class Information:
     ) -> list[Values]:
         """The values of the predicted positions of each window `(L_i,)` of token ids, with columns
         (S, L, CHANNELS)."""
-        vocab, device = self.process.vocab, self.denoiser.device
+        vocab = self.process.vocab
+        device = self.denoiser.device
         found = [np.full(tile.high - tile.low, np.nan, np.float32) for tile in places]
         rows = []  # of each masked copy of a window: its number, and the masked positions in it
         for number, (ids, (piece, low, high)) in enumerate(zip(windows, places)):
-            low, high = low - piece.start, high - piece.start
+            low = low - piece.start
+            high = high - piece.start
             for first in range(low, min(low + self.spacing, high)):
                 sites = torch.arange(first, high, self.spacing)
                 sites = sites[vocab.is_emitted()[ids[sites]]]
                 if len(sites):
                     rows.append((number, sites))
-        copies, of_copies = [windows[number] for number, _ in rows], None
+        copies = [windows[number] for number, _ in rows]
+        of_copies = None
         if columns is not None:
             of_copies = [columns[number, : len(windows[number])] for number, _ in rows]
         for chosen, ids, cond in by_length(copies, self.batch_size, device, of_copies):

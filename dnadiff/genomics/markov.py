@@ -41,8 +41,11 @@ class Segment:
     """
 
     def __init__(self, padded: ndarray, order: int) -> None:
-        self.padded, self.order, self.bases = padded, order, padded[order:]
-        position, digits = np.arange(len(padded)), min(order, TABLE_ORDER)
+        self.padded = padded
+        self.order = order
+        self.bases = padded[order:]
+        position = np.arange(len(padded))
+        digits = min(order, TABLE_ORDER)
         known = np.append(UNKNOWN, padded[:-1]) < UNKNOWN
         after_unknown = np.maximum.accumulate(np.where(known, 0, position))
         # (L,) known bases in a row before each position, at most `order`
@@ -82,7 +85,8 @@ class Counts:
             for k in range(min(order, TABLE_ORDER) + 1)
         ]
         number = 2 * int((bases < UNKNOWN).sum()) if order > TABLE_ORDER else 0
-        self._windows, filled = np.empty(number, np.uint64), 0
+        self._windows = np.empty(number, np.uint64)
+        filled = 0
         for strand in (bases, reverse_complement(bases)) if number else ():
             for _, segment in segments(strand, order):
                 known = segment.bases < UNKNOWN
@@ -99,7 +103,8 @@ class Counts:
             return np.where(segment.num_known[:, None] >= order, found, 0)
         contexts, position = segment.sorted_contexts
         known = segment.num_known[position] >= order
-        contexts, position = contexts[known], position[known]
+        contexts = contexts[known]
+        position = position[known]
         width = _digit(self.order - order)
         first = contexts - contexts % width
         counts = np.zeros((len(segment.bases), 4), np.int64)
@@ -147,7 +152,8 @@ class BackoffMarkov:
     """
 
     def __init__(self, counts: Counts, strengths: Sequence[float]) -> None:
-        self.counts, self.order = counts, counts.order
+        self.counts = counts
+        self.order = counts.order
         self.strengths = tuple(map(float, strengths))
 
     @classmethod
@@ -223,7 +229,9 @@ class BackoffMarkov:
             raise ValueError("grid is empty; give at least one positive strength")
         top = max(map(self._checked, orders))
         blocks = [segment for _, segment in segments(bases, self.order)]
-        q, strengths, counts = np.full(known.sum(), 0.25), [], []
+        q = np.full(known.sum(), 0.25)
+        strengths = []
+        counts = []
         for order in range(self.order + 1):
             pairs = [self.counts.of_next(segment, order) for segment in blocks]
             n_x, n = (np.concatenate(parts)[known] for parts in zip(*pairs))
@@ -236,7 +244,8 @@ class BackoffMarkov:
                 counts.append((n_x[some].astype(np.float32), n[some].astype(np.float32)))
         found = {}
         for order in orders:
-            lower, upper = strengths[: order + 1], strengths[order + 1 :]
+            lower = strengths[: order + 1]
+            upper = strengths[order + 1 :]
             chosen = _coordinate_search(lower, counts[: order + 1], grid, sweeps)
             found[order] = self.with_strengths(chosen + upper)
         return found
@@ -308,7 +317,9 @@ def _evenly_spaced(sequences: Sequence[ndarray], maximum: int, size: int) -> lis
     total = sum(map(len, sequences))
     if total <= maximum:
         return list(sequences)
-    every, kept, offset = -(-total // maximum), list[ndarray](), 0
+    every = -(-total // maximum)
+    kept = list[ndarray]()
+    offset = 0
     for bases in sequences:
         first = offset // size
         for block in range(first + -first % every, -(-(offset + len(bases)) // size), every):

@@ -102,7 +102,8 @@ class Phylogeny:
         codes = np.minimum(codes, states)  # `states` stands for missing data: any state
         # Of a leaf: likelihood (patterns, 1, S), logarithm of its scale (patterns, 1).
         leaf = np.vstack([np.eye(states), np.ones(states)]).astype(np.float32)[:, None]
-        unscaled, ones = np.zeros((states + 1, 1)), np.ones(states, np.float32)
+        unscaled = np.zeros((states + 1, 1))
+        ones = np.ones(states, np.float32)
         done: dict[Node, tuple[Array, Array, Array]] = {
             name: (leaf, unscaled, row) for name, row in zip(self.names, codes)
         }
@@ -142,7 +143,8 @@ class Phylogeny:
             block = codes[:, start : start + _BLOCK]
             joint, pattern = self.joint(block)
             joint = joint[..., :4] * weights[:, None]
-            of_base, of_component = joint.sum(1), joint.sum(2)
+            of_base = joint.sum(1)
+            of_component = joint.sum(2)
             total = of_base.sum(1, keepdims=True)
             counts = np.stack([(block == base).sum(0) for base in range(4)], 1)
             depth = counts.sum(1, keepdims=True)
@@ -199,7 +201,8 @@ def fit(
     else:
         edges = read_newick(tree, leaves)
     kept = kept[np.linspace(0, len(kept) - 1, min(len(kept), MAX_FITTED), dtype=int)]
-    codes, target = codes[:, kept], target[kept]
+    codes = codes[:, kept]
+    target = target[kept]
     strong = float(np.clip(np.isin(target, (1, 2)).mean() / 2, 0.03, 0.47))
     gaps = gap_state * max(float((codes[codes <= GAP] == GAP).mean()), _MIN_GAPS)
     every = [

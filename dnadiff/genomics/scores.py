@@ -86,7 +86,8 @@ class ScoreJob(ResumableJob):
         total_score: `_NUMBERS` of all records.
     """
 
-    stream, label = "table", "score"
+    stream = "table"
+    label = "score"
 
     model: Loaded
     source: SequenceInput
@@ -107,7 +108,8 @@ class ScoreJob(ResumableJob):
             self.settings |= {"columns": list(self.columns)}
         self.earlier = earlier_identities(denoiser)
         self.emitted = self.model.process.vocab.is_emitted()
-        self.lengths, self.windows = self.source.lengths, 0
+        self.lengths = self.source.lengths
+        self.windows = 0
         self.open, self.total_score = np.zeros((2, 3))
         self._cut = self._pieces(0)
 
@@ -160,7 +162,8 @@ class ScoreJob(ResumableJob):
         countable base."""
         counted = [i for i, ids in enumerate(windows) if self._is_counted(ids)]
         self.report(len(windows) - len(counted), 0)  # these need no network call
-        scores, order = np.zeros((len(windows), 3)), list[int]()
+        scores = np.zeros((len(windows), 3))
+        order = list[int]()
         if not counted:
             return scores, 0
         process = self.model.process
@@ -186,7 +189,8 @@ class ScoreJob(ResumableJob):
     def resume(self, done: int, notes: Mapping[str, Json]) -> None:
         if notes:
             state = notes["state"]
-            self.position, self.windows = state["pieces"], state["windows"]
+            self.position = state["pieces"]
+            self.windows = state["windows"]
             self.open, self.total_score = (
                 np.array([of[key] for key in _NUMBERS]) for of in (state["open"], notes["totals"])
             )
@@ -201,7 +205,8 @@ class ScoreJob(ResumableJob):
             record, _, end = next(self._cut)
             self.open = self.open + numbers
             if end == self.lengths[record]:
-                score, self.open = self.open, np.zeros(3)
+                score = self.open
+                self.open = np.zeros(3)
                 self.total_score = self.total_score + score
                 nats, se = per_base(score)
                 values = (nats, nats / math.log(2), se, score[0] / math.log(2))
@@ -247,7 +252,8 @@ class ScoreJob(ResumableJob):
         return f"{table(rows)}\n{super().closing(seconds)}"
 
 
-_BED_GRAPH, _BIG_WIG = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz"), (".bw", ".bigwig")
+_BED_GRAPH = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
+_BIG_WIG = (".bw", ".bigwig")
 _HEAD = struct.Struct("<III")  # record, first position and number of values of a run
 _LONGEST_RUN = 1 << 18  # values written together
 _LONGEST_NAME = 255  # bytes
@@ -324,7 +330,8 @@ def _fill_big_wig(records: Sequence[tuple[str, int]], values: BinaryIO, path: Pa
                 target.addEntries(records[record][0], start, values=run, span=1, step=1)
                 run = []
             if not run:
-                record, start = of_record, first
+                record = of_record
+                start = first
             run += np.frombuffer(values.read(4 * count), "<f4").tolist()
         if run:
             target.addEntries(records[record][0], start, values=run, span=1, step=1)
@@ -356,7 +363,8 @@ class TrackJob(ResumableJob):
 
     def __post_init__(self) -> None:
         super().__init__()
-        denoiser, self.totals = self.model.denoiser, {"bases": 0}
+        denoiser = self.model.denoiser
+        self.totals = {"bases": 0}
         alone = self.stranded or denoiser.backbone.reads_both_strands
         self.information = Information(
             denoiser, self.model.process, self.window, self.spacing, alone, self.batch_size

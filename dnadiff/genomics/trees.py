@@ -35,7 +35,8 @@ def distances(codes: NDArray[np.uint8]) -> NDArray[np.float64]:
     codes = codes[:, depth >= least]
     known = (codes < 4).astype(np.float32)
     each = ((codes == base).astype(np.float32) for base in range(4))
-    compared, same = known @ known.T, sum(base @ base.T for base in each)
+    compared = known @ known.T
+    same = sum(base @ base.T for base in each)
     p = 1 - same / np.maximum(compared, 1)
     np.fill_diagonal(p, 0)
     return 0.375 * ((1 - 4 / 3 * np.minimum(p, _MAX_DIFFERENT)) ** -2 - 1)
@@ -53,7 +54,8 @@ def children(edges: Edges, root: Node) -> Children:
     for a, b, length in edges:
         near[a].append((b, length))
         near[b].append((a, length))
-    found, stack = Children(), [root]
+    found = Children()
+    stack = [root]
     while stack:
         node = stack.pop()
         found[node] = [each for each in near[node] if each[0] not in found]
@@ -63,7 +65,8 @@ def children(edges: Edges, root: Node) -> Children:
 
 def newick(edges: Edges) -> str:
     """A tree in Newick notation."""
-    text, root = dict[Node, str](), edges[-1][1]
+    text = dict[Node, str]()
+    root = edges[-1][1]
     for node, below in children(edges, root).items():
         inner = ",".join(f"{text[child]}:{length!r}" for child, length in below)
         text[node] = f"({inner})" if below else "'" + str(node).replace("'", "''") + "'"
@@ -76,9 +79,12 @@ def neighbor_joining(distance: NDArray[np.float64], names: Sequence[str]) -> Edg
 
     Lengths below 0 become 0.
     """
-    d, nodes, edges = np.array(distance, float), list[Node](names), list[tuple[Node, Node, float]]()
+    d = np.array(distance, float)
+    nodes = list[Node](names)
+    edges = list[tuple[Node, Node, float]]()
     while len(nodes) > 1:
-        total, new = d.sum(0), len(edges)
+        total = d.sum(0)
+        new = len(edges)
         q = (len(nodes) - 2) * d - total - total[:, None]
         np.fill_diagonal(q, np.inf)
         i, j = map(int, np.unravel_index(q.argmin(), q.shape))

@@ -75,7 +75,8 @@ class FrequencyColumns(ColumnLayer):
     """The frequencies of the bases and the number of genomes: nothing of the phylogeny."""
 
     described = "frequencies of the bases and number of genomes"
-    reads, predicts = (*range(4, 8), DEPTH), FREQUENCY
+    reads = (*range(4, 8), DEPTH)
+    predicts = FREQUENCY
 
 
 class PosteriorAndFrequencyColumns(ColumnLayer):

@@ -159,7 +159,8 @@ class DesignPage:
         arguments of the command."""
         content = read_json(json_path(output), ("records", "design", "settings"))
         table = DesignTable.read(output, content["records"])
-        each, num_groups = self.request.each, self.request.num_groups
+        each = self.request.each
+        num_groups = self.request.num_groups
         # Bases whose log-probability each record has: as many for all designs of one template.
         counted = [self.designer.num_counted(self.request[i * each]) for i in range(num_groups)]
         reward = table.columns["reward"]
@@ -169,7 +170,9 @@ class DesignPage:
         has_log_prob = bool(np.isfinite(log_prob).any())
         real = self.named or self._held_out()
         share = np.exp(table.columns["log_weight"] - table.columns["log_weight"].max())
-        counts, compared, points = table.counts, None, None
+        counts = table.counts
+        compared = None
+        points = None
         if real is not None:
             # Less than the length of a window if that has given flanks.
             windows = [bases[: int(table.lengths.min())] for bases in real.windows]
@@ -276,7 +279,8 @@ def histogram(axes: Axes, designs: ndarray, real: ndarray | None, title: str, la
 def bin_edges(values: ndarray) -> ndarray:
     """Edges of at most 25 bins of one width; values on a grid are in the middle of bins, each with
     the same number of grid points."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     if high == low:
         return np.array([low - 0.5, high + 0.5])
     grid = np.unique(np.round((values - low) / (high - low), 5))  # headers have six digits

@@ -41,7 +41,8 @@ class Saturated:
 
     def __post_init__(self) -> None:
         size = self.region.end - self.region.start
-        self.llr, self.information = np.full((size, len(ROWS)), np.nan), np.full(size, np.nan)
+        self.llr = np.full((size, len(ROWS)), np.nan)
+        self.information = np.full(size, np.nan)
         self.bases = ["N"] * size
 
     @property
@@ -52,7 +53,8 @@ class Saturated:
     def add(self, position: int, result: Result) -> None:
         """Put in one allele, as it is in the output, at a position of the record (0-based) in the
         region."""
-        place, ref = position - self.region.start, str(result["ref"])
+        place = position - self.region.start
+        ref = str(result["ref"])
         if len(ref) > 1:
             self.llr[place, -1] = result["LLR"]
             return
@@ -75,7 +77,9 @@ def collect(results: Iterable[Result], regions: Sequence[Region]) -> list[Satura
         for position in range(each.region.start, each.region.end):
             at[each.region.chrom, position].append(each)
     for result in results:
-        ref, alt, pos = str(result["ref"]), str(result["alt"]), int(result["pos"])
+        ref = str(result["ref"])
+        alt = str(result["alt"])
+        pos = int(result["pos"])
         # 0-based, an SNV belongs to its base, a deletion to the base that is missing. A deletion is
         # written with the base before it, or at the first position of the record with the base
         # after it.
@@ -91,7 +95,8 @@ def collect(results: Iterable[Result], regions: Sequence[Region]) -> list[Satura
 def heat_map(saturated: Saturated) -> Figure:
     """The picture of a region, in lines of 60 positions: the letters of each line above the
     effects."""
-    llr, size = saturated.llr, len(saturated.bases)
+    llr = saturated.llr
+    size = len(saturated.bases)
     lines = -(-size // LINE)
     finite = np.abs(llr[np.isfinite(llr)])
     limit = max(float(np.percentile(finite, 99)), 1e-3) if len(finite) else 1.0
@@ -124,7 +129,8 @@ def write_heat_maps(
 ) -> list[Path]:
     """A PNG for each region next to the page, named after it, and the page with all of them;
     returns the files written."""
-    regions, written = [], []
+    regions = []
+    written = []
     for number, each in enumerate(found, start=1):
         known = each.information[np.isfinite(each.information)]
         mean = f"Mean information {known.mean():.3f} bits." if len(known) else ""

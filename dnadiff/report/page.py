@@ -36,7 +36,10 @@ Results = Mapping[str, Json]  # the content of a JSON file
 WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
 # Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
 # marker
-MODEL, OTHER, REAL, FAINT = "#0072B2", "#D55E00", "#3D3D3D", "#B4BCC4"
+MODEL = "#0072B2"
+OTHER = "#D55E00"
+REAL = "#3D3D3D"
+FAINT = "#B4BCC4"
 BAND: Json = {"color": FAINT, "alpha": 0.55, "lw": 0}  # of real windows
 DOTTED: Json = {"color": REAL, "lw": 1, "ls": (0, (1, 1.5))}
 LOGO_COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
@@ -120,7 +123,8 @@ def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0) -> None:
         bottom = 0.0
         for height, base in sorted(zip(of_position, LOGO_COLORS)):
             if height >= _SMALLEST_LETTER * top:
-                box, fit = shapes[base].get_extents(), Affine2D()
+                box = shapes[base].get_extents()
+                fit = Affine2D()
                 fit.translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height)
                 shape = shapes[base].transformed(fit.translate(place - 0.45, bottom))
                 axes.add_patch(PathPatch(shape, color=LOGO_COLORS[base], lw=0))

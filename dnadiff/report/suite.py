@@ -83,7 +83,8 @@ def metric_of(finetune: Results) -> ReportedMetric:
 def in_order(result: Results) -> list[str]:
     """The names of the models: fully trained networks first, then the others by decreasing
     accuracy, or the metric of the task."""
-    models, metric = result["models"], metric_of(result).name
+    models = result["models"]
+    metric = metric_of(result).name
     first = [name for name in NETWORKS if name in models]
     others = [name for name in models if name not in first]
     return first + sorted(others, key=lambda name: -models[name][metric])
@@ -115,7 +116,8 @@ def write_suite(
 
 def published_for(result: Results) -> list[PublishedResult]:
     """The published accuracies of the models of a study."""
-    name, pretrained = result["task"]["name"], result.get("counterpart")
+    name = result["task"]["name"]
+    pretrained = result.get("counterpart")
     known = [published_counterpart(name, model, pretrained) for model in result["models"]]
     return [each for each in published_accuracies(name) if each in known]
 
@@ -140,7 +142,8 @@ def chosen(result: Results) -> Results:
 def accuracy_differences(axes: Axes, finetune: Results) -> None:
     """Paired differences of accuracy in percentage points (or of the metric of the task), with 95 %
     intervals."""
-    metric, rows = metric_of(finetune), []
+    metric = metric_of(finetune)
+    rows = []
     for d in finetune["differences"]:
         values = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
         rows.append((f"{d['a']}\n− {d['b']}", *values))
@@ -152,14 +155,17 @@ def accuracy_differences(axes: Axes, finetune: Results) -> None:
 def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult]) -> None:
     """Accuracy (or the metric of the task) of each model with its 95 % interval; below, in gray,
     published accuracies."""
-    models, names, metric = result["models"], in_order(result), metric_of(result)
+    models = result["models"]
+    names = in_order(result)
+    metric = metric_of(result)
     means = [metric.factor * models[name][metric.name] for name in names]
     for row, (name, mean) in enumerate(zip(names, means)):
         color = MODEL if name in NETWORKS else OTHER
         axes.barh(row, mean, height=0.62, color=color, alpha=0.85, lw=0)
         low, high = (metric.scaled(models[name].get(end)) for end in ("low", "high"))
         interval_line(axes, row, low, high, REAL, 1.6)
-    labels, values = list(names), [metric.form.format(mean) for mean in means]
+    labels = list(names)
+    values = [metric.form.format(mean) for mean in means]
     for row, known in enumerate(published, len(names)):
         axes.barh(row, 100 * known.accuracy, height=0.62, color=FAINT, lw=0)
         labels.append(f"{known.model}, published ({known.train:,})")
@@ -211,7 +217,8 @@ def roc(axes: Axes, result: Results) -> None:
 def confusion(axes: Axes, result: Results, name: str) -> None:
     """Test sequences of each true class (row) by predicted class (column), mean over seeds; the
     shade is the fraction of the row."""
-    counts, classes = np.asarray(result["models"][name]["confusion"]), result["task"]["classes"]
+    counts = np.asarray(result["models"][name]["confusion"])
+    classes = result["task"]["classes"]
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1e-9)
     axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
     centered: Json = {"ha": "center", "va": "center", "fontsize": 8.5}

@@ -41,7 +41,8 @@ _BLOCK = 1 << 22  # positions whose k-mers are counted at once
 
 
 _LEAST = 1e-12  # probability of a class without training items
-LOGISTIC, RIDGE = "logistic regression", "ridge regression"
+LOGISTIC = "logistic regression"
+RIDGE = "ridge regression"
 
 
 class Estimators:
@@ -53,7 +54,8 @@ class Estimators:
     """
 
     def __init__(self, target: TaskTarget) -> None:
-        self.target, self.of_classes = target, isinstance(target, ClassTarget)
+        self.target = target
+        self.of_classes = isinstance(target, ClassTarget)
         # Of regression by gradient boosting; None: the models classify.
         self.boosting_loss: str | None = None
         if isinstance(target, RegressionTarget):
@@ -82,7 +84,8 @@ class Estimators:
         shared: JsonDict = {"early_stopping": False, "random_state": 0, **settings}
         make: type[BaseEstimator] = HistGradientBoostingClassifier
         if self.boosting_loss is not None:
-            make, shared = HistGradientBoostingRegressor, {"loss": self.boosting_loss, **shared}
+            make = HistGradientBoostingRegressor
+            shared = {"loss": self.boosting_loss, **shared}
         return {f"{number} trees": make(max_iter=number, **shared) for number in num_trees}
 
     def neighbors(self, number: int) -> BaseEstimator:
@@ -165,7 +168,8 @@ class SklearnModel(TaskModel):
             self.features(items, data.stranded) for items in (data.train, data.valid, data.test)
         )
         models = Estimators(data.target.fit(labels))
-        fitted, tried = {}, dict[str, float]()
+        fitted = {}
+        tried = dict[str, float]()
         unfitted = self.candidates(models, int(labels.isfinite().sum(0).min()))
         with warnings.catch_warnings(action="ignore"):  # such as that classes are numbers
             for name, model in unfitted.items():
@@ -197,7 +201,8 @@ class KmerLogistic(SklearnModel):
         strengths: Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0),
     ) -> None:
         super().__init__(tokenizer)
-        self.k, self.strengths = k, tuple(strengths)
+        self.k = k
+        self.strengths = tuple(strengths)
 
     def features(self, items: Items, stranded: bool) -> csr_matrix:
         return kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded).sqrt()
@@ -223,7 +228,9 @@ class KmerBoosting(SklearnModel):
         rate: float = 0.1,
     ) -> None:
         super().__init__(tokenizer)
-        self.k, self.rounds, self.rate = k, tuple(rounds), rate
+        self.k = k
+        self.rounds = tuple(rounds)
+        self.rate = rate
 
     def features(self, items: Items, stranded: bool) -> ndarray:
         counts = kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded)
@@ -260,7 +267,8 @@ def length_alone(data: TaskData) -> dict[str, float] | None:
         or not len(data.valid)
     ):
         return None
-    model, labels = LengthAlone(DNATokenizer()), data.valid.labels
+    model = LengthAlone(DNATokenizer())
+    labels = data.valid.labels
     model.fit_predict(replace(data, test=data.valid.select(torch.arange(1))))
     assert model.valid_predictions is not None
     accuracy = float((model.valid_predictions.argmax(-1) == labels).double().mean())
@@ -274,7 +282,8 @@ class GCAlone(OneFeature):
 
     def features(self, items: Items, stranded: bool) -> ndarray:
         bases = self.bases(items.ids.numpy())
-        known, gc = (bases < UNKNOWN).sum(1), ((bases == 1) | (bases == 2)).sum(1)
+        known = (bases < UNKNOWN).sum(1)
+        gc = ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
 
@@ -289,7 +298,8 @@ def kmer_counts(bases: ndarray, k: int, both_strands: bool, block: int = _BLOCK)
     """
     from scipy.sparse import csr_matrix, vstack
 
-    step, parts = max(1, block // (bases.shape[1] + 1)), [csr_matrix((0, 4**k))]
+    step = max(1, block // (bases.shape[1] + 1))
+    parts = [csr_matrix((0, 4**k))]
     for first in range(0, len(bases), step):
         # An unknown base after every row: no k-mer spans two rows.
         rows = np.pad(bases[first : first + step], ((0, 0), (0, 1)), constant_values=UNKNOWN)
@@ -304,9 +314,11 @@ def kmer_counts(bases: ndarray, k: int, both_strands: bool, block: int = _BLOCK)
 
 # The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic
 # Acids Res. 15:2343), as given in table 3 of J. Bacteriol. 180:594 (1998).
-MINUS_35, MINUS_10 = ("TTGACA", (78, 82, 68, 58, 51, 55)), ("TATAAT", (82, 90, 52, 59, 49, 89))
+MINUS_35 = ("TTGACA", (78, 82, 68, 58, 51, 55))
+MINUS_10 = ("TATAAT", (82, 90, 52, 59, 49, 89))
 # 92 % of these promoters have 17 bases between the hexamers, or one more or less.
-SPACERS, BEST_SPACER = range(15, 20), 17
+SPACERS = range(15, 20)
+BEST_SPACER = 17
 HEXAMER = 6
 SHORTEST = 2 * HEXAMER + min(SPACERS)
 
@@ -339,14 +351,16 @@ def best_scores(bases: ndarray, lengths: ndarray, spacer_penalty: float) -> ndar
         lengths: (S,); the rest of a row is ignored.
         spacer_penalty: bits for each base that the spacer differs from 17.
     """
-    first, second = log_odds(*MINUS_35), log_odds(*MINUS_10)
+    first = log_odds(*MINUS_35)
+    second = log_odds(*MINUS_10)
     best = np.full(
         len(bases),
         first.min(1).sum() + second.min(1).sum() - spacer_penalty * (max(SPACERS) - BEST_SPACER),
     )
     if bases.shape[1] < SHORTEST:
         return best
-    scores_35, scores_10 = hexamer_scores(bases, first), hexamer_scores(bases, second)
+    scores_35 = hexamer_scores(bases, first)
+    scores_10 = hexamer_scores(bases, second)
     for spacer in SPACERS:
         offset = HEXAMER + spacer
         pairs = (
@@ -375,7 +389,8 @@ class PromoterMotif(SklearnModel):
         self.spacer_penalty = spacer_penalty
 
     def features(self, items: Items, stranded: bool) -> ndarray:
-        bases, lengths = self.bases(items.ids.numpy()), items.lengths.numpy()
+        bases = self.bases(items.ids.numpy())
+        lengths = items.lengths.numpy()
         scores = best_scores(bases, lengths, self.spacer_penalty)
         if not stranded:
             complement = np.where(bases < UNKNOWN, 3 - bases, UNKNOWN)
@@ -405,7 +420,8 @@ def embed(
     once, and then returns D/2 features.
     """
     backbone.eval()
-    device, stranded = next(backbone.parameters()).device, not both_strands
+    device = next(backbone.parameters()).device
+    stranded = not both_strands
     result = torch.empty(len(items), pooled_width(backbone, stranded))
     two_passes = both_strands and not is_strand_invariant(backbone, stranded)
     for index, strands in strand_batches(items, batch_size, backbone.vocab, two_passes):
@@ -433,15 +449,19 @@ class FrozenModel(SklearnModel):
         about: Mapping[str, object] | None = None,
         device: str = "cpu",
     ) -> None:
-        self.backbone, self.random, self.batch_size = backbone, random, batch_size
-        self.about, self.device = dict(about or {}), device
+        self.backbone = backbone
+        self.random = random
+        self.batch_size = batch_size
+        self.about = dict(about or {})
+        self.device = device
         self._embeddings: dict[tuple[bool, bytes], ndarray] = {}
 
     def describe(self) -> JsonDict:
         return TaskModel.describe(self) | self.about
 
     def prepare(self, data: TaskData, seed: int, report: Report) -> None:
-        self.network, self.report = self.backbone(seed).to(self.device), report
+        self.network = self.backbone(seed).to(self.device)
+        self.report = report
         check_length(self.network, data)
         if self.random:
             self._embeddings.clear()
@@ -486,7 +506,8 @@ class NearestNeighbors(FrozenModel):
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
 
-        scalers, numbers = (StandardScaler(), Normalizer()), self.numbers
+        scalers = (StandardScaler(), Normalizer())
+        numbers = self.numbers
         return {
             f"{number} neighbors": make_pipeline(*scalers, estimators.neighbors(number))
             for number in numbers

@@ -110,8 +110,11 @@ class ClassTarget(TaskTarget):
     """
 
     predicted_kind = ClassProbabilities
-    primary, shown = "accuracy", ("mcc", "auroc")
-    takes_several, can_be_missing, published = False, False, True
+    primary = "accuracy"
+    shown = ("mcc", "auroc")
+    takes_several = False
+    can_be_missing = False
+    published = True
     text_columns = frozenset({"predicted", "label"})
 
     def __init__(
@@ -297,7 +300,9 @@ class MultiLabelTarget(TaskTarget):
     averaged over the strands."""
 
     predicted_kind = LabelProbabilities
-    primary, shown, column_metrics = "auroc", ("auprc",), LABEL_METRICS
+    primary = "auroc"
+    shown = ("auprc",)
+    column_metrics = LABEL_METRICS
 
     @property
     def summary(self) -> str:

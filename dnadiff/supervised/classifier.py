@@ -223,7 +223,8 @@ class SequenceClassifier(nn.Module, ABC):
         Items of similar length are batched together. With `both_strands` predictions are averaged
         over the two strands. An invariant network reads only one of them.
         """
-        training, device = self.training, next(self.parameters()).device
+        training = self.training
+        device = next(self.parameters()).device
         self.eval()
         result = torch.empty(len(items), self.num_classes)
         for index, batches in strand_batches(
@@ -259,8 +260,11 @@ class Classifier(SequenceClassifier):
         known = vocab if backbone is None else backbone.vocab
         if known is None:
             raise ValueError("a classifier without a network needs a vocabulary: pass vocab")
-        self.vocab, self.stranded, self.inputs = known, stranded, inputs or HeadInputs()
-        self.backbone, self.head = backbone, head
+        self.vocab = known
+        self.stranded = stranded
+        self.inputs = inputs or HeadInputs()
+        self.backbone = backbone
+        self.head = head
         self.num_classes = head.num_outputs
         self.invariant = backbone is not None and is_strand_invariant(backbone, stranded)
 
@@ -385,7 +389,8 @@ def mixed_logits(
     cond: Tensor | None = None,
 ) -> Tensor:
     """Logits (B, C) of mixed features. The shorter sequence of a pair ends with zeros."""
-    order, share = mixture.order.to(ids.device), mixture.share
+    order = mixture.order.to(ids.device)
+    share = mixture.share
     mixed = []
     for features in classifier.read(ids, valid, cond):
         if valid is not None:

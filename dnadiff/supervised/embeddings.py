@@ -108,7 +108,9 @@ class Embeddings(ndarray):
 def _different(names: Sequence[str]) -> list[str]:
     """The names; to one that occurs twice its position in the list is appended, or the next number
     that gives an unused name."""
-    number, used, found = Counter(names), set(names), []
+    number = Counter(names)
+    used = set(names)
+    found = []
     for i, name in enumerate(names):
         if number[name] > 1:
             others = (f"{name}_{j}" for j in itertools.count(i))
@@ -155,8 +157,11 @@ class Embedder:
     ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
-        self.denoiser, self.backbone, self.layer = denoiser, denoiser.backbone, layer
-        self.pool, self.dtype = pool or POOLS["mean"], np.dtype(DTYPES[dtype])
+        self.denoiser = denoiser
+        self.backbone = denoiser.backbone
+        self.layer = layer
+        self.pool = pool or POOLS["mean"]
+        self.dtype = np.dtype(DTYPES[dtype])
         self.stranded = stranded or denoiser.vocab.complement is None
         self.width = pooled_width(self.backbone, self.stranded)
         with first_layers(self.backbone, layer):
@@ -173,7 +178,8 @@ class Embedder:
         """The embedding of each sequence of token ids (L_i,): (D,), or (L_i, D) of a pool for each
         position; NaN for DNA without a known base. They are read with the columns that `source` has
         at their `places`, if it has any."""
-        device, vocab = next(self.backbone.parameters()).device, self.backbone.vocab
+        device = next(self.backbone.parameters()).device
+        vocab = self.backbone.vocab
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
         found = [np.empty(0)] * len(tensors)
         with first_layers(self.backbone, self.layer):
@@ -182,7 +188,8 @@ class Embedder:
                 ids = ids.to(device)
                 valid, cond = (None if x is None else x.to(device) for x in (valid, cond))
                 lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
-                features, other = self.denoiser.features(ids, valid, cond).float(), None
+                features = self.denoiser.features(ids, valid, cond).float()
+                other = None
                 if is_strand_invariant(self.backbone, self.stranded):
                     features = invariant(features)
                 elif not self.stranded:
@@ -248,7 +255,8 @@ class EmbedJob(Job):
         ValueError: if the format of the file does not fit, or a sequence is too long.
     """
 
-    stream, label = "vectors", "embed"
+    stream = "vectors"
+    label = "embed"
 
     def __init__(
         self,
@@ -262,7 +270,9 @@ class EmbedJob(Job):
         stranded: bool,
         dtype: str,
     ) -> None:
-        self.path, self.source, self.output = model.path, source, output
+        self.path = model.path
+        self.source = source
+        self.output = output
         self.batch_size = batch_size
         self.embedder = Embedder(model.denoiser, pool_of(pool), layer, stranded, dtype)
         self.write_file = writer_of(output, pool)
@@ -291,7 +301,8 @@ class EmbedJob(Job):
         )
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        lengths, done = self.source.lengths, start + skip
+        lengths = self.source.lengths
+        done = start + skip
         for group in self.embedder.stream(self.source, self.batch_size, done):
             self.report(len(group), sum(lengths[done : done + len(group)]))
             done += len(group)
@@ -319,7 +330,8 @@ class EmbedJob(Job):
 
     def _vectors(self, results: Iterator[Result]) -> Iterator[Vectors]:
         """The embeddings of each result: (D,), or (L_i, D) of a pool for each position."""
-        done, lengths = 0, self.source.lengths
+        done = 0
+        lengths = self.source.lengths
         for result in results:
             values = np.frombuffer(result.content, self.embedder.dtype)
             values = values.reshape(-1, self.embedder.width)
@@ -384,7 +396,8 @@ def write_parquet(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> N
 
     per_position = job.embedder.pool.per_position
     vector = pa.list_(pa.from_numpy_dtype(job.embedder.dtype), job.embedder.width)
-    columns, done = job.columns(), 0
+    columns = job.columns()
+    done = 0
     kinds = {key: pa.int64() if key in ("start", "end") else pa.string() for key in columns}
     fields = [*kinds.items(), ("embedding", pa.list_(vector) if per_position else vector)]
     schema = pa.schema(fields, metadata={"dnadiff": json.dumps(job.about)})
@@ -447,7 +460,8 @@ def writer_of(path: Path, pool: str) -> WriteFile:
         ValueError: if no format has its extension, the format's package is not installed, or it has
             no place for a vector for each position.
     """
-    found, per_position = FORMATS.get(path.suffix.lower()), pool_of(pool).per_position
+    found = FORMATS.get(path.suffix.lower())
+    per_position = pool_of(pool).per_position
     if found is None:
         raise ValueError(f"output {path} has an unknown extension; known are {', '.join(FORMATS)}")
     if found is write_h5ad:

@@ -163,12 +163,19 @@ class ClassifierEnsemble:
         batch_size: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.target, self.members, self.tokenizer = target, tuple(members), tokenizer
-        self.path, self.task, self.longest, self.batch_size = path, task, longest, batch_size
-        self.device, classifiers = torch.device(device), [one.classifier for one in members]
+        self.target = target
+        self.members = tuple(members)
+        self.tokenizer = tokenizer
+        self.path = path
+        self.task = task
+        self.longest = longest
+        self.batch_size = batch_size
+        self.device = torch.device(device)
+        classifiers = [one.classifier for one in members]
         for one in classifiers:
             one.to(device).eval()
-        self.stranded, self.head_inputs = classifiers[0].stranded, classifiers[0].inputs
+        self.stranded = classifiers[0].stranded
+        self.head_inputs = classifiers[0].inputs
         longest_read = [one.max_length for one in classifiers if one.max_length is not None]
         fixed = [one.head for one in classifiers if one.head.fixed_length is not None]
         self.limits = LengthLimits(
@@ -291,7 +298,8 @@ class ClassifierEnsemble:
         batch_size = check_value("batch_size", batch_size, PositiveInt | None) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
-        ids, labels = [query.ids for query in queries], [0] * len(queries)
+        ids = [query.ids for query in queries]
+        labels = [0] * len(queries)
         pieces = [(query.record, query.start, query.end) for query in queries]
         pad_id = self.tokenizer.vocab.pad_id
         items = Items.from_sequences(ids, labels, pad_id, pieces=pieces, source=source)
@@ -336,9 +344,11 @@ def load(
             f"device {device} cannot be used on this machine, or with this build of torch "
             f"({reason}); use cpu"
         ) from error
-    trust, folders = (PACKAGE, *trust), find(checkpoint)
+    trust = (PACKAGE, *trust)
+    folders = find(checkpoint)
     described = [read_description(folder / DESCRIPTION) for folder in folders]
-    first, present = described[0], [about["seed"] for about in described]
+    first = described[0]
+    present = [about["seed"] for about in described]
     try:
         shared = [_of_run(about) for about in described]
         for folder, about in zip(folders, shared):
@@ -400,7 +410,9 @@ def _target(about: JsonMap, trust: Sequence[str]) -> TaskTarget:
 def _member(
     folder: Path, about: JsonMap, tokenizer: DNATokenizer, trust: Sequence[str]
 ) -> SeedClassifier:
-    path, sha256, head = folder / WEIGHTS, str(about["sha256"]), about.get("head", {})
+    path = folder / WEIGHTS
+    sha256 = str(about["sha256"])
+    head = about.get("head", {})
     state = WeightsFile(path, sha256).read()
     if (
         current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"

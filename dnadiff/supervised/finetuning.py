@@ -50,13 +50,14 @@ from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser, resolved
 
 AUTO = "auto"  # a value that suits the task
-PATIENCE, LAYER_DECAY = 5, 0.8
-FINE_TUNED, SCRATCH, SAME_HEAD = "fine-tuned", "scratch", "same head on one-hot"
-PROBE, RANDOM_PROBE, NEIGHBORS = (
-    "frozen + logistic regression",
-    "untrained, frozen + logistic regression",
-    "frozen, nearest neighbors",
-)
+PATIENCE = 5
+LAYER_DECAY = 0.8
+FINE_TUNED = "fine-tuned"
+SCRATCH = "scratch"
+SAME_HEAD = "same head on one-hot"
+PROBE = "frozen + logistic regression"
+RANDOM_PROBE = "untrained, frozen + logistic regression"
+NEIGHBORS = "frozen, nearest neighbors"
 SAVED = {FINE_TUNED: "", SCRATCH: "scratch"}  # subfolders of saved networks
 
 
@@ -86,7 +87,8 @@ def recorded(options: Config, is_published: bool, head_is_named: bool) -> Config
         is_published: the protocol of the task is the published one.
         head_is_named: on the command line.
     """
-    inputs, trains = options["inputs"], options["fine_tune"] or options["scratch"]
+    inputs = options["inputs"]
+    trains = options["fine_tune"] or options["scratch"]
     one_hot = resolve(inputs["one_hot"], trains and not is_published)
     head = MEAN_HEAD if is_published and not head_is_named else options["head"]
     listed = {key: as_list(options[key]) for key in ("batch_size", "lr", "lr_scratch")}
@@ -184,7 +186,8 @@ class TaskStudy:
     def build_models(self) -> dict[str, TaskModel]:
         """The models of the study by name: baselines, the trained network, and the same network
         untrained."""
-        backbone, device = self.loaded.denoiser.backbone, self.device
+        backbone = self.loaded.denoiser.backbone
+        device = self.device
         about: JsonDict = {} if self.layer is None else {"layer": self.layer}
         # Predictions stored before these networks became strand-invariant are not reused.
         if backbone.reads_both_strands:
@@ -216,7 +219,8 @@ class TaskStudy:
         network = partial(FineTunedModel, inputs=self.head_inputs, device=device)
         first_stage: JsonDict = {}
         if self.fine_tune:
-            frozen, adapter = Frozen.of(self.freeze), self._adapter()
+            frozen = Frozen.of(self.freeze)
+            adapter = self._adapter()
             only_new = frozen.backbone or adapter is not None
             decay = 1.0 if only_new or self.is_published else LAYER_DECAY
             rates = self._rates(self.lr, NEW_RATES if only_new else PRETRAINED_RATES)
@@ -239,7 +243,8 @@ class TaskStudy:
 
     def _one_hot(self, *, head: Config, **recipe: Any) -> NetworkModel:
         made = build({**head, "_partial_": True}, trust=None)
-        length, device = self.head_inputs.length, self.device
+        length = self.head_inputs.length
+        device = self.device
         return OneHotModel(self.tokenizer, made, length=length, device=device, **recipe)
 
     def _rates(self, rates: Json, automatic: tuple[float, ...]) -> list[Json]:
@@ -289,7 +294,8 @@ class TaskStudy:
         `make` builds a candidate from learning rate, head and recipe, of which `special` are its
         own.
         """
-        heads, minutes = self._heads(), self.minutes
+        heads = self._heads()
+        minutes = self.minutes
         epochs = resolve(self.epochs, self.protocol.epochs)
         if minutes is not None and epochs is not None:
             reason = (
@@ -347,7 +353,9 @@ class TaskStudy:
 
     def pairs(self, combined: Sequence[study.Combination]) -> list[tuple[str, str]]:
         """The pairs of rows whose difference is reported."""
-        baseline, probe, random = self.kmer_row, self.row(PROBE), self.row(RANDOM_PROBE)
+        baseline = self.kmer_row
+        probe = self.row(PROBE)
+        random = self.row(RANDOM_PROBE)
         pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
         others = [SAME_HEAD, *map(self.row, self.baselines or {})]
         pairs += [(FINE_TUNED, other) for other in others]
@@ -358,8 +366,11 @@ class TaskStudy:
     def run(self, folder: Path, networks: Path, kmers: KmerSet | None) -> JsonDict:
         """Compare the models, with the `kmers` of the pretraining data also on the items inside and
         outside it; save networks in `networks`."""
-        loaded, data, protocol = self.loaded, self.data, self.protocol
-        seeds, rounds = self.all_seeds, protocol.rounds(data, self.seed)
+        loaded = self.loaded
+        data = self.data
+        protocol = self.protocol
+        seeds = self.all_seeds
+        rounds = protocol.rounds(data, self.seed)
         log_task(protocol.example(data, self.seed))
         subsets = labeled.tested_subsets(data, protocol, self.tokenizer, kmers)
         origin = {"checkpoint": str(loaded.path), "step": loaded.step}
@@ -411,7 +422,8 @@ class TaskStudy:
         }
         for (name, seed), weights in stored.networks.items():
             if name in SAVED:
-                model, settings = result["models"][name], self.models[name].describe()
+                model = result["models"][name]
+                settings = self.models[name].describe()
                 number = seeds.index(seed)
                 trained = protocol.rounds(data, seed)[-1].data  # the network is of the last round
                 found = model["found"][number][0]
@@ -453,7 +465,8 @@ def print_tables(studies: Sequence[JsonMap], is_suite: bool) -> None:
     their training sizes."""
     for number, result in enumerate(studies):
         models, differences = study.table_rows(result)
-        task, metric = result["task"], title(study.primary_metric(result))
+        task = result["task"]
+        metric = title(study.primary_metric(result))
         if number:
             print()
         if result["warning"]:

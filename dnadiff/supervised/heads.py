@@ -28,7 +28,9 @@ class Head(nn.Module, ABC):
 
     def __init__(self, width: int, num_outputs: int, max_length: int) -> None:
         super().__init__()
-        self.width, self.num_outputs, self.max_length = width, num_outputs, max_length
+        self.width = width
+        self.num_outputs = num_outputs
+        self.max_length = max_length
 
     @property
     def name(self) -> str:
@@ -110,7 +112,8 @@ class HeadWithBases(Head):
 
     def __init__(self, features: Head, bases: Head) -> None:
         super().__init__(features.width + bases.width, features.num_outputs, features.max_length)
-        self.features, self.bases = features, bases
+        self.features = features
+        self.bases = bases
         self.fixed_length = features.fixed_length
 
     @property
@@ -159,7 +162,8 @@ class AttentionHead(Head):
         **sizes: Annotated[Any, Head],
     ) -> None:
         super().__init__(**sizes)
-        self.num_heads, self.num_wavelengths = num_heads, num_wavelengths
+        self.num_heads = num_heads
+        self.num_wavelengths = num_wavelengths
         inner = num_heads * head_width
         self.norm = nn.LayerNorm(self.width)
         self.hidden = nn.Linear(self.width + 4 * num_wavelengths, inner)
@@ -237,7 +241,8 @@ class ConvHead(Head):
             if valid is not None:
                 y = torch.where(valid[..., None], y, 0.0)
             x = x + convolution(y.transpose(1, 2)).transpose(1, 2)
-        x, lengths = nn.functional.gelu(x), lengths_of(features, valid)
+        x = nn.functional.gelu(x)
+        lengths = lengths_of(features, valid)
         by_part = self.output(self._pooled(x, lengths, valid))
         if self.linear is None:
             return by_part

@@ -46,7 +46,8 @@ def tango(first: float, second: float, total: float, level: float = LEVEL) -> tu
     """
 
     def low(first: float, second: float) -> float:
-        z, excess = student_t(math.inf, level), first - second
+        z = student_t(math.inf, level)
+        excess = first - second
 
         def is_below(difference: float) -> bool:
             b = (2 * total - excess) * difference - first - second
@@ -147,12 +148,14 @@ def of_replicates(
     fraction with the same variance, one with one limit that of its logarithmic distance from it,
     and a difference, which has no `limits`, a symmetric one.
     """
-    size, deviation = len(replicates), replicates - replicates.mean()
+    size = len(replicates)
+    deviation = replicates - replicates.mean()
     variance = float((deviation**2).sum()) * (size - 1) / size
     if not math.isfinite(variance) or variance <= (1e-9 * max(abs(value), 1e-9)) ** 2:
         return None
     kurtosis = float((deviation**4).mean() / (deviation**2).mean() ** 2)
-    degrees, error = min(size - 1, 2 * size / max(kurtosis - 1, 2.0)), math.sqrt(variance)
+    degrees = min(size - 1, 2 * size / max(kurtosis - 1, 2.0))
+    error = math.sqrt(variance)
 
     def ends(level: float) -> tuple[float, float]:
         half = student_t(degrees, level) * error
@@ -163,7 +166,8 @@ def of_replicates(
             factor = math.exp(min(half / abs(value - limit), 700.0))
             found = limit + (value - limit) * factor, limit + (value - limit) / factor
             return min(found), max(found)
-        low, width = limits[0], limits[1] - limits[0]
+        low = limits[0]
+        width = limits[1] - limits[0]
         fraction = (value - low) / width
         total = fraction * (1 - fraction) * width**2 / variance
         total *= _shrinkage(degrees, level)
@@ -181,10 +185,13 @@ def of_correct(correct: ndarray, groups: ndarray | None, is_difference: bool) ->
     other: their number is divided by the design effect, the variance over groups divided by that
     over single items (Korn and Graubard 1998).
     """
-    size, mean = len(correct), float(correct.mean())
-    first, second = np.maximum(correct, 0).sum(), np.maximum(-correct, 0).sum()
+    size = len(correct)
+    mean = float(correct.mean())
+    first = np.maximum(correct, 0).sum()
+    second = np.maximum(-correct, 0).sum()
     scale = (first + second) / (correct**2).sum() if is_difference and first + second else 1.0
-    number, plain = size, correct.var() / size if is_difference else mean * (1 - mean) / size
+    number = size
+    plain = correct.var() / size if is_difference else mean * (1 - mean) / size
     if groups is not None:
         sums = np.bincount(np.unique(groups, return_inverse=True)[1], correct - mean)
         number = len(sums)

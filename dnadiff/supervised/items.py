@@ -95,7 +95,8 @@ class Items:
 
     def concatenate(self, other: Items, pad_id: int) -> Items:
         """These items followed by those of `other`."""
-        width, both = max(self.ids.shape[1], other.ids.shape[1]), (self, other)
+        width = max(self.ids.shape[1], other.ids.shape[1])
+        both = (self, other)
         ids = [
             torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id)
             for items in both
@@ -211,7 +212,8 @@ def make_batch(
     reverse-complemented."""
     lengths = items.lengths[index]
     longest = int(lengths.max())
-    ids, cond = items.ids[index, :longest].long(), items.columns(index)
+    ids = items.ids[index, :longest].long()
+    cond = items.columns(index)
     if reverse is not None:
         ids = torch.where(reverse[:, None], reverse_complement_rows(ids, lengths, vocab), ids)
         if cond is not None:
@@ -226,7 +228,8 @@ def strand_batches(
 ) -> Iterator[tuple[Tensor, list[ItemBatch]]]:
     """Batches of similar length for scoring: item numbers (B,), and the batch for each strand to
     read."""
-    lengths, order = items.lengths.tolist(), items.lengths.argsort(stable=True).tolist()
+    lengths = items.lengths.tolist()
+    order = items.lengths.argsort(stable=True).tolist()
     for number in padded_groups(order, lengths.__getitem__, batch_size):
         index = torch.tensor(number)
         batches = [make_batch(items, index, vocab)]
@@ -258,9 +261,13 @@ class ShuffledBatches:
         both_strands: bool,
         other_strand: bool = False,
     ) -> None:
-        self.items, self.batch_size, self.vocab = items, batch_size, vocab
-        self.both_strands, self.other_strand = both_strands, other_strand
-        self.key, self.seconds = hash64(seed, "batches", epoch), 0.0
+        self.items = items
+        self.batch_size = batch_size
+        self.vocab = vocab
+        self.both_strands = both_strands
+        self.other_strand = other_strand
+        self.key = hash64(seed, "batches", epoch)
+        self.seconds = 0.0
 
     def __len__(self) -> int:
         return -(-len(self.items) // self.batch_size)
@@ -356,12 +363,14 @@ def cluster_by_shared_kmers(sequences: Sequence[ndarray], k: int) -> ndarray:
     """
     copies = cluster_copies(sequences)
     _, first = np.unique(copies, return_index=True)
-    kmers, owners = [np.empty(0, np.uint64)], [np.empty(0, np.int64)]
+    kmers = [np.empty(0, np.uint64)]
+    owners = [np.empty(0, np.int64)]
     for i in first:
         found, known = canonical(sequences[i], k)
         kmers.append(found[known])
         owners.append(np.full(int(known.sum()), copies[i]))
-    every, owner = np.concatenate(kmers), np.concatenate(owners)
+    every = np.concatenate(kmers)
+    owner = np.concatenate(owners)
     order = np.argsort(every, kind="stable")
     same = np.flatnonzero(np.diff(every[order]) == 0)
     return _components(owner[order][same], owner[order][same + 1], len(first))[copies]
@@ -387,7 +396,8 @@ def sample_clusters(clusters: ndarray, fraction: float, random: np.random.Genera
     names, sizes = np.unique(clusters, return_counts=True)
     if len(names) < 2:
         raise ValueError(f"{len(names)} cluster of items cannot be divided; two or more are needed")
-    target, count = max(1, round(fraction * len(clusters))), 0
+    target = max(1, round(fraction * len(clusters)))
+    count = 0
     chosen: list[int] = []
     for number in random.permutation(len(names)):
         if count + sizes[number] <= target and len(chosen) < len(names) - 1:
@@ -475,7 +485,8 @@ class TaskModel(ABC):
     def take_classifier(self) -> SequenceClassifier | None:
         """The network that the last call trained, which the model then forgets; None for a model
         without one."""
-        taken, self.trained = self.trained, None
+        taken = self.trained
+        self.trained = None
         return taken
 
     @abstractmethod

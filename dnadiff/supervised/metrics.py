@@ -75,7 +75,8 @@ class ScoredValues:
     """
 
     def __init__(self, predictions: ndarray, labels: ndarray, folds: ndarray | None = None) -> None:
-        self.predictions, self.labels = np.asarray(predictions, np.float64), np.asarray(labels)
+        self.predictions = np.asarray(predictions, np.float64)
+        self.labels = np.asarray(labels)
         self.folds = folds
 
     @cached_property
@@ -119,7 +120,8 @@ class ScoredPredictions(ScoredValues):
     @cached_property
     def columns(self) -> list[Column]:
         """Each class against the rest; of two classes only the second."""
-        count, rows = self.predictions.shape[1], np.arange(len(self.labels))
+        count = self.predictions.shape[1]
+        rows = np.arange(len(self.labels))
         found = []
         for number in range(count) if count > 2 else [1]:
             # Of very confident predictions, probabilities are rounded to 1, and those of the other
@@ -224,7 +226,9 @@ def mcc(scored: ScoredPredictions, chosen: ndarray) -> float:
     """Matthews correlation coefficient (Gorodkin's R_K for more than two classes); 0 if a single
     class is predicted."""
     table = scored.confusion(chosen).astype(np.float64)
-    total, true, predicted = table.sum(), table.sum(1), table.sum(0)
+    total = table.sum()
+    true = table.sum(1)
+    predicted = table.sum(0)
     bottom = math.sqrt((total**2 - predicted @ predicted) * (total**2 - true @ true))
     return (np.trace(table) * total - true @ predicted) / bottom if bottom > 0 else 0.0
 

@@ -76,7 +76,8 @@ class NetworkModel(TaskModel):
         **recipe: Annotated[Any, Recipe],
     ) -> None:
         self.rates = tuple(lr) if isinstance(lr, Sequence) else (lr,)
-        self.recipe, self.device = Recipe(**recipe), device
+        self.recipe = Recipe(**recipe)
+        self.device = device
         # Lightning's default, all devices, would divide the batches.
         self.trainer: Config = {"devices": 1, **(trainer or {})}
         self.valid_score = ValidScore(-1.0, 0.0)
@@ -96,7 +97,8 @@ class NetworkModel(TaskModel):
         return described | ({"trainer": trainer} if trainer else {})
 
     def num_steps(self, data: TaskData) -> int:
-        batches, epochs = self.recipe.batches(data.train), self.recipe.epochs
+        batches = self.recipe.batches(data.train)
+        epochs = self.recipe.epochs
         if self.recipe.minutes is not None:
             return MAX_EPOCHS * batches
         steps = automatic_plan(batches).steps if epochs is None else epochs * batches
@@ -105,7 +107,8 @@ class NetworkModel(TaskModel):
 
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         """Train; the classifier of the best epoch, in evaluation mode."""
-        recipe, budget = self.recipe, Budget(self.recipe.minutes)
+        recipe = self.recipe
+        budget = Budget(self.recipe.minutes)
         classifier = self.build_classifier(data, seed)
         classifier.target = self._target(data)
         prepared: JsonDict = {}
@@ -121,7 +124,8 @@ class NetworkModel(TaskModel):
             classifier.load_state_dict(start)
             return ShortRun(classifier, data, lr, recipe, seed, report)
 
-        trials, batches = Trials(short_run, self.trainer), recipe.batches(data.train)
+        trials = Trials(short_run, self.trainer)
+        batches = recipe.batches(data.train)
         found = find_rate_and_plan(trials, self.rates, recipe.epochs, batches, budget)
         if found.searched or budget.is_limited:
             log.info(f"{data.name}, seed {seed}: {found}")
@@ -131,7 +135,8 @@ class NetworkModel(TaskModel):
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
-        self.valid_score, self.valid_predictions = module.best_score, module.best_valid
+        self.valid_score = module.best_score
+        self.valid_predictions = module.best_valid
         self.fit_info: JsonDict = {
             **prepared,
             **found.describe(),
@@ -243,7 +248,8 @@ class LoRA:
             ValueError: if the network is not a list of layers, or has no linear map larger than the
                 rank.
         """
-        name, layers = type(backbone).__name__, list(backbone.trunk or ())
+        name = type(backbone).__name__
+        layers = list(backbone.trunk or ())
         if backbone.trunk is not None and first >= len(layers):
             raise ValueError(
                 f"freeze {first} leaves none of the {len(layers)} layers of this {name} to the "
@@ -307,9 +313,12 @@ class FineTunedModel(NetworkModel):
         **settings: Annotated[Any, NetworkModel],
     ) -> None:
         super().__init__(lr, **settings)
-        self.backbone, self.about = backbone, dict(about or {})
-        self.head, self.inputs = head or MEAN_HEAD, inputs or HeadInputs()
-        self.frozen, self.adapter = frozen or Frozen(), adapter
+        self.backbone = backbone
+        self.about = dict(about or {})
+        self.head = head or MEAN_HEAD
+        self.inputs = inputs or HeadInputs()
+        self.frozen = frozen or Frozen()
+        self.adapter = adapter
 
     def describe(self) -> JsonDict:
         described = super().describe() | self.about  # the defaults are those of earlier versions
@@ -376,7 +385,9 @@ class GridSearch(TaskModel):
             tried.append({**settings, **model.record(model.valid_score, data)})
             # Only the best classifier stays in memory.
             if len(tried) == 1 or model.valid_score > best.valid_score:
-                best, chosen, self.trained = model, settings, classifier
+                best = model
+                chosen = settings
+                self.trained = classifier
         self.fit_info = {**best.fit_info, "tried": tried, "chosen": dict(chosen)}
         self.valid_predictions = best.valid_predictions
         assert self.trained is not None
@@ -407,7 +418,8 @@ class OneHotModel(NetworkModel):
         **settings: Annotated[Any, NetworkModel],
     ) -> None:
         super().__init__(lr, **settings)
-        self.vocab, self.head = tokenizer.vocab, head
+        self.vocab = tokenizer.vocab
+        self.head = head
         self.inputs = HeadInputs(one_hot=True, length=length)
 
     def describe(self) -> JsonDict:
@@ -425,7 +437,10 @@ class OneHotModel(NetworkModel):
         return Classifier(None, head, data.stranded, self.inputs, self.vocab)
 
 
-_KERNEL, _CHANNELS, _EMBEDDING, _HIDDEN = 8, (16, 8, 4), 100, 512
+_KERNEL = 8
+_CHANNELS = (16, 8, 4)
+_EMBEDDING = 100
+_HIDDEN = 512
 
 
 def pooled_length(length: int) -> int:
@@ -456,7 +471,9 @@ class CNN(SequenceClassifier):
 
     def __init__(self, vocab: Vocab, num_classes: int, length: int) -> None:
         super().__init__()
-        self.vocab, self.num_classes, self.length = vocab, num_classes, max(length, MIN_LENGTH)
+        self.vocab = vocab
+        self.num_classes = num_classes
+        self.length = max(length, MIN_LENGTH)
         self.embedding = nn.Embedding(vocab.size, _EMBEDDING, padding_idx=vocab.pad_id)
         blocks = [
             nn.Sequential(nn.Conv1d(a, b, _KERNEL), nn.BatchNorm1d(b), nn.ReLU(), nn.MaxPool1d(2))

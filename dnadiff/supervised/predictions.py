@@ -250,7 +250,8 @@ class PredictionTable:
         Windows of one record overlap or are related: intervals are over records, with all their
         windows. Rows without a prediction are left out.
         """
-        target, parsed = self.target, []
+        target = self.target
+        parsed = []
         records = np.zeros(count, np.int64)  # the number of each row's record
         predictions = np.zeros((len(self.seeds), count, target.num_outputs), np.float32)
         names = target.label_columns
@@ -261,14 +262,17 @@ class PredictionTable:
             of_seeds = np.array([float(row[name]) for name in self.of_seeds])
             predictions[:, i] = of_seeds.reshape(len(self.seeds), -1)
         known = ~np.isnan(predictions).any((0, 2))
-        records, predictions, count = records[known], predictions[:, known], int(known.sum())
+        records = records[known]
+        predictions = predictions[:, known]
+        count = int(known.sum())
         groups = len(np.unique(records))
         if MIN_BLOCKS > groups < count:  # windows of few records
             log.warning(
                 f"{source}: windows of {groups} records, and intervals expect {MIN_BLOCKS} or "
                 "more; metrics have no intervals"
             )
-        labels, combined = target.as_array(parsed)[known], target.predicted(predictions).combined
+        labels = target.as_array(parsed)[known]
+        combined = target.predicted(predictions).combined
         runs = {
             "each_seed": [target.scored(one.astype(np.float64), labels) for one in predictions],
             "averaged": [target.scored(combined, labels)],
@@ -287,7 +291,8 @@ def mean_coverage(start: ndarray, end: ndarray, value: ndarray) -> Iterator[tupl
     """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to
     `end` (W,) that cover it."""
     edges = np.unique(np.concatenate([start, end]))
-    first, last = np.searchsorted(edges, start), np.searchsorted(edges, end)
+    first = np.searchsorted(edges, start)
+    last = np.searchsorted(edges, end)
     total, count = np.zeros((2, len(edges)))
     # Sums of the values themselves: differences of running sums would leave rounding errors that
     # exceed small probabilities.
@@ -321,7 +326,9 @@ class PredictJob(ResumableJob):
         inputs: what was asked for, for the JSON file.
     """
 
-    stream, label, items = "rows", "predict", "predictions"
+    stream = "rows"
+    label = "predict"
+    items = "predictions"
     model: ClassifierEnsemble
     source: SequenceFile
     predictions: PredictionTable
@@ -428,7 +435,8 @@ class PredictJob(ResumableJob):
         return {name: self.predicted[name] for name in self.model.classes}
 
     def finish(self, collected: Path) -> JsonDict:
-        model, predictions = self.model, self.predictions
+        model = self.model
+        predictions = self.predictions
         if self.track is not None and self.track_class is not None:
             predictions.write_track(collected, self.track, self.track_class)
         if predictions.labels and self.unknown < self.count:

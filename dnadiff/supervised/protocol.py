@@ -76,7 +76,8 @@ class FewItems(FixedSplit):
     """
 
     train_items: int = 100
-    name, varies = "few", True
+    name = "few"
+    varies = True
 
     def describe(self) -> JsonDict:
         return {**super().describe(), "train_items": self.train_items}
@@ -137,8 +138,11 @@ class PaperSplit(FixedSplit):
     """
 
     valid_fraction: float = 0.1
-    name, varies = "paper", True
-    epochs, rates, warmup = 10, (1e-3, 2e-3), 0.01
+    name = "paper"
+    varies = True
+    epochs = 10
+    rates = (1e-3, 2e-3)
+    warmup = 0.01
 
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         if not data.target.published:
@@ -166,7 +170,9 @@ class KFold(FixedSplit):
 
     num_folds: int = 5
     valid_fraction: float = 0.1
-    name, varies, tests_all_items = "kfold", True, True
+    name = "kfold"
+    varies = True
+    tests_all_items = True
 
     def tested(self, data: TaskData) -> Items:
         return data.train.concatenate(data.valid, self.pad_id).concatenate(data.test, self.pad_id)
@@ -178,7 +184,8 @@ class KFold(FixedSplit):
                 f"{data.name} has overlapping items and defines its own division; leave "
                 "task.protocol at fixed"
             )
-        groups, labels = items.groups.numpy(), data.target.strata(items.labels.numpy())[0]
+        groups = items.groups.numpy()
+        labels = data.target.strata(items.labels.numpy())[0]
         fold = assign_folds(
             groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds"))
         )

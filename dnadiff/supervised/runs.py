@@ -13,7 +13,10 @@ from dnadiff.fields import Json
 from dnadiff.progress import pasted
 from dnadiff.store.address import expand_user
 
-FOLDER, WEIGHTS, DESCRIPTION, RUN = "models", "model.safetensors", "model.json", "finetune.yaml"
+FOLDER = "models"
+WEIGHTS = "model.safetensors"
+DESCRIPTION = "model.json"
+RUN = "finetune.yaml"
 MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
 
 _CLASSIFYING = ("predict", "variants")  # commands that take classifiers

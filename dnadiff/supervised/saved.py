@@ -69,10 +69,8 @@ SOURCES = (
     "diffusion/vocab.py",
 )
 # Columns of the table of results before and after the metrics.
-FIRST, LAST = (
-    ("task", "model", "seed", "protocol", "train", "train_items", "test"),
-    ("seconds", "digest", "finished", "host"),
-)
+FIRST = ("task", "model", "seed", "protocol", "train", "train_items", "test")
+LAST = ("seconds", "digest", "finished", "host")
 COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 FORMAT = 1  # of the description of a classifier
 SHARED = (
@@ -161,8 +159,11 @@ class ResultsFolder:
         version: Mapping[str, str],
         kept: Collection[str] = (),
     ) -> None:
-        self.folder, self.provenance, self.version = expand_user(folder), provenance, version
-        self.kept, self.networks = frozenset(kept), dict[tuple[str, int], WeightsFile]()
+        self.folder = expand_user(folder)
+        self.provenance = provenance
+        self.version = version
+        self.kept = frozenset(kept)
+        self.networks = dict[tuple[str, int], WeightsFile]()
 
     def get_or_compute(self, job: Job, compute: Callable[[], Prediction]) -> Prediction | None:
         """The stored prediction, or a new one; None while another process is computing it."""
@@ -223,7 +224,8 @@ class ResultsFolder:
         return prediction
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
-        target, train = job.data.target, len(job.data.train)
+        target = job.data.target
+        train = len(job.data.train)
         scored = target.scored(prediction.predictions.numpy(), job.labels.numpy(), job.folds)
         metrics = metric_values(scored, target.metrics)
         row = {
@@ -284,7 +286,8 @@ def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) ->
         ValueError: if the file is damaged.
     """
     header, known = read_csv(path) if path.is_file() else ([], [])
-    text, names = io.StringIO(), dict.fromkeys([*header, *columns])
+    text = io.StringIO()
+    names = dict.fromkeys([*header, *columns])
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows([*known, row])
@@ -313,13 +316,13 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError
     if the file is damaged."""
     stored = read_npz(path, ("about", "predictions", "labels", "seconds"))
-    predictions, labels, seconds = stored["predictions"], stored["labels"], stored["seconds"]
+    predictions = stored["predictions"]
+    labels = stored["labels"]
+    seconds = stored["seconds"]
     about = json_object(str(stored["about"]), path)
-    found, sha256, valid = (
-        about.get("found", []),
-        about.get("weights_sha256"),
-        stored.get("valid_predictions"),
-    )
+    found = about.get("found", [])
+    sha256 = about.get("weights_sha256")
+    valid = stored.get("valid_predictions")
 
     def is_matrix(array: np.ndarray) -> bool:
         return array.ndim == 2 and array.dtype.kind == "f"

@@ -93,7 +93,9 @@ def compare(
                 found[name] |= {key: one.value, **one.record()}
         return found
 
-    runs, models, differences = {name: scored(name) for name in predictions}, {}, []
+    runs = {name: scored(name) for name in predictions}
+    models = {}
+    differences = []
     for name, own in runs.items():
         metrics = summarize_metrics(own, target.metrics, groups)
         primary = metrics[target.primary]
@@ -182,7 +184,8 @@ class Stack:
     ) -> list[Prediction]:
         """The predictions of the row, one for each seed; of a model whose seeds are the same, there
         is only that of the first."""
-        found, others = [], predictions[self.second]
+        found = []
+        others = predictions[self.second]
         for number, first in enumerate(predictions[self.first]):
             pair = (first, others[min(number, len(others) - 1)])
             for name, run in zip((self.first, self.second), pair):
@@ -192,9 +195,11 @@ class Stack:
                         "stack=false"
                     )
             result = torch.empty_like(first.predictions, dtype=torch.float64)
-            chosen, start = list[JsonDict](), 0
+            chosen = list[JsonDict]()
+            start = 0
             for one in protocol.rounds(data, seeds[number]):
-                labels, target = one.data.valid.labels, data.target.fit(one.data.train.labels)
+                labels = one.data.valid.labels
+                target = data.target.fit(one.data.train.labels)
                 part = slice(start, start + len(labels))
                 start = part.stop
                 mine, other = (run.valid_predictions[part] for run in pair)  # type: ignore[index]
@@ -322,9 +327,11 @@ def predict_rounds(
     data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit
 ) -> Prediction:
     """What the model computes in all rounds of one seed, with the network of the last."""
-    start, rounds = time.monotonic(), protocol.rounds(data, seed)
+    start = time.monotonic()
+    rounds = protocol.rounds(data, seed)
     shape = (sum(len(one.tested) for one in rounds), data.target.num_outputs)
-    result, fit_info = torch.full(shape, float("nan"), dtype=torch.float64), []
+    result = torch.full(shape, float("nan"), dtype=torch.float64)
+    fit_info = []
     valid: list[Tensor] = []
     for one in rounds:
         result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
@@ -342,7 +349,8 @@ def predict_rounds(
 def remarks(result: JsonMap) -> list[str]:
     """Lines below the table of a task: what heads read besides features, what the length reveals,
     what intervals leave out, and a frequent class."""
-    task, found = result["task"], []
+    task = result["task"]
+    found = []
     if reads := HeadInputs(**result.get("inputs", {})).describe():
         found.append(f"the heads of the networks also read {reads}")
     if length := task.get("length_alone"):
@@ -405,7 +413,8 @@ def table_rows(result: JsonMap) -> tuple[list[tuple[str, ...]], list[tuple[str, 
     columns = ("model", title(primary_metric(result)), "95 % interval", "over seeds")
     models: list[tuple[str, ...]] = [(*columns, *map(title, shown), "sequences/s")]
     for name, m in result["models"].items():
-        seeds, speeds = m["per_seed"], of_rounds(m, "sequences_per_second")
+        seeds = m["per_seed"]
+        speeds = of_rounds(m, "sequences_per_second")
         models.append(
             (
                 name,
@@ -519,7 +528,8 @@ def suite_rows(studies: Sequence[JsonMap]) -> list[tuple[str, ...]]:
         task = result["task"]
         for model, m in result["models"].items():
             known = published_counterpart(task["name"], model, result.get("counterpart"))
-            value, seeds = m[primary_metric(result)], m["per_seed"]
+            value = m[primary_metric(result)]
+            seeds = m["per_seed"]
             rows.append(
                 (
                     task["name"],

@@ -152,7 +152,9 @@ class TaskTarget(ABC):
     predicted_kind: ClassVar[type[Predicted]]
     value_prefix = "p"
     shown: ClassVar[tuple[str, ...]]
-    takes_several, can_be_missing, published = True, True, False
+    takes_several = True
+    can_be_missing = True
+    published = False
     text_columns: ClassVar[frozenset[str]] = frozenset()
     column_metrics: ClassVar[Mapping[str, ColumnMetric]]
 
@@ -470,7 +472,9 @@ class RegressionTarget(TaskTarget):
     """
 
     predicted_kind = PredictedValues
-    value_prefix, primary, shown = "predicted", "spearman", ("pearson", "r2")
+    value_prefix = "predicted"
+    primary = "spearman"
+    shown = ("pearson", "r2")
     column_metrics = REGRESSION_METRICS
 
     def __init__(
@@ -485,8 +489,10 @@ class RegressionTarget(TaskTarget):
         for key, value, known in (("loss", loss, LOSSES), ("transform", transform, TRANSFORMS)):
             if value not in known:
                 raise ValueError(f"task.{key} {value!r} is not known; set it to {', '.join(known)}")
-        self.loss_name, self.transform_name = loss, transform
-        self.loss_function, self.transform = LOSSES[loss], TRANSFORMS[transform]
+        self.loss_name = loss
+        self.transform_name = transform
+        self.loss_function = LOSSES[loss]
+        self.transform = TRANSFORMS[transform]
         if min(self.loss_function.lowest, self.transform.lower) > -math.inf:
             raise ValueError(
                 f"task.loss={loss} is for counts, and task.transform={transform} changes them; set "

@@ -45,10 +45,18 @@ from dnadiff.supervised.targets import ValidScore
 from dnadiff.training.optim import frozen_objects, parameter_groups, warmup_cosine
 
 Groups = list[dict[str, list[nn.Parameter] | float]]
-STEPS, MIN_STEPS, MIN_EPOCHS, MAX_EPOCHS = 2000, 20, 2, 20
+STEPS = 2000
+MIN_STEPS = 20
+MIN_EPOCHS = 2
+MAX_EPOCHS = 20
 # Of the head alone.
-HEAD_STEPS, MIN_HEAD_EPOCHS, MAX_HEAD_EPOCHS, PATIENCE = 1000, 4, 30, 3
-LR, WARMUP, BATCH_SIZE = 1e-3, 0.1, 32
+HEAD_STEPS = 1000
+MIN_HEAD_EPOCHS = 4
+MAX_HEAD_EPOCHS = 30
+PATIENCE = 3
+LR = 1e-3
+WARMUP = 0.1
+BATCH_SIZE = 32
 MAX_SEQUENCES, MAX_VALID = 40_000, 1000  # of which features are stored; items that rank trials
 MAX_BYTES = 2**30  # of the features of the training part, and again of the validation part
 READ_SHARE, TRAIN_SHARE = 0.25, 0.3  # of what is left of a wall-clock budget
@@ -153,7 +161,8 @@ class Recipe:
 
     def describe(self) -> JsonDict:
         """What stored predictions depend on: the first five, and others that are not off."""
-        always, off = ("epochs", "batch_size", "weight_decay", "warmup", "patience"), vars(Recipe())
+        always = ("epochs", "batch_size", "weight_decay", "warmup", "patience")
+        off = vars(Recipe())
         return {k: v for k, v in vars(self).items() if k in always or v != off[k]}
 
     def batches(self, items: Items) -> int:
@@ -172,7 +181,8 @@ class Budget:
     """A wall-clock budget that starts now; without `minutes`, it has no end."""
 
     def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_limited, self.clock = minutes is not None, clock
+        self.is_limited = minutes is not None
+        self.clock = clock
         self.end = math.inf if minutes is None else clock() + 60 * minutes
 
     @property
@@ -244,10 +254,15 @@ class FineTuningModule(lightning.LightningModule):
         start: Validation | None = None,
     ) -> None:
         super().__init__()
-        self.classifier, self.data = classifier, data
-        self.lr, self.recipe, self.seed, self.report = lr, recipe, seed, report
+        self.classifier = classifier
+        self.data = data
+        self.lr = lr
+        self.recipe = recipe
+        self.seed = seed
+        self.report = report
         self.budget = budget or Budget(None)
-        self.best_score, self.best_epoch = ValidScore(-1.0, 0.0), 0
+        self.best_score = ValidScore(-1.0, 0.0)
+        self.best_epoch = 0
         self.best_weights: dict[str, Tensor] = {}
         # Predictions of the validation items under the best weights.
         self.best_valid: Tensor | None = None
@@ -258,7 +273,8 @@ class FineTuningModule(lightning.LightningModule):
         self.last_batch_end = 0.0
 
     def train_dataloader(self) -> ShuffledBatches:
-        data, size = self.data, self.recipe.batch_size
+        data = self.data
+        size = self.recipe.batch_size
         batches = ShuffledBatches(
             data.train,
             size,
@@ -300,7 +316,8 @@ class FineTuningModule(lightning.LightningModule):
 
     def training_step(self, batch: ItemBatch, batch_idx: int) -> Tensor:
         torch.manual_seed(hash64(self.seed, "dropout", self.global_step) % 2**63)
-        loss, mixup = self.classifier.target.loss, self.recipe.mixup
+        loss = self.classifier.target.loss
+        mixup = self.recipe.mixup
         if not mixup:
             return loss(self.classifier(*batch[:3]), batch.labels)
         if not isinstance(self.classifier, Classifier):
@@ -332,7 +349,8 @@ class FineTuningModule(lightning.LightningModule):
         if not self.best_weights or score > self.best_score:
             self.best_score, self.best_epoch = score, self.num_epochs
             self.best_weights = copy.deepcopy(self.classifier.state_dict())
-            self.best_valid, self.epochs_without_improvement = predictions, 0
+            self.best_valid = predictions
+            self.epochs_without_improvement = 0
             return
         self.epochs_without_improvement += 1
         patience = self.recipe.patience
@@ -340,7 +358,8 @@ class FineTuningModule(lightning.LightningModule):
             self.trainer.should_stop = True
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        recipe, steps = self.recipe, int(self.trainer.estimated_stepping_batches)
+        recipe = self.recipe
+        steps = int(self.trainer.estimated_stepping_batches)
         groups = decayed_groups(self.classifier, self.lr, recipe.weight_decay, recipe.layer_decay)
         optimizer = torch.optim.AdamW(groups, lr=self.lr)
         scheduler = warmup_cosine(optimizer, steps, recipe.warmup)
@@ -420,7 +439,8 @@ class ShortRun(FineTuningModule):
         validation_seconds: of as many items as there are, from the time for those that were read.
     """
 
-    valid_loss, validation_seconds = math.inf, 0.0
+    valid_loss = math.inf
+    validation_seconds = 0.0
 
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
@@ -446,7 +466,8 @@ class Trials:
     """
 
     def __init__(self, short_run: Callable[[float], ShortRun], trainer: Config) -> None:
-        self.short_run, self.trainer = short_run, trainer
+        self.short_run = short_run
+        self.trainer = trainer
         self.step_seconds: list[float] = []
         self.validation_seconds = 0.0  # of all validation items, from the last trial
 
@@ -480,7 +501,8 @@ def successive_halving(
         tried = [Trial(lr, steps, trial(lr, steps)) for lr in left]
         found += tried
         best = sorted(tried, key=lambda one: one.valid_loss)[: len(left) // 2]
-        left, steps = sorted(one.lr for one in best), 2 * steps
+        left = sorted(one.lr for one in best)
+        steps = 2 * steps
     return left[0], found
 
 
@@ -489,7 +511,8 @@ def search_steps(num_rates: int, steps: int) -> list[int]:
     found = []
     while num_rates > 1:
         found += [steps] * num_rates
-        num_rates, steps = num_rates // 2, 2 * steps
+        num_rates = num_rates // 2
+        steps = 2 * steps
     return found
 
 
@@ -575,7 +598,10 @@ class Clock:
     def __init__(
         self, steps: int, seconds: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.steps, self.seconds, self.clock, self.start = steps, seconds, clock, clock()
+        self.steps = steps
+        self.seconds = seconds
+        self.clock = clock
+        self.start = clock()
 
     def progress(self, step: int) -> float:
         """From 0 to 1, which is the end; without time, the end."""
@@ -594,9 +620,12 @@ def read_features(
 ) -> StoredFeatures:
     """The features of the first `number` sequences of at most `length` tokens; reading stops early
     after `seconds` (and one batch)."""
-    end, device = time.monotonic() + seconds, next(classifier.parameters()).device
+    end = time.monotonic() + seconds
+    device = next(classifier.parameters()).device
     strands: list[Tensor] = []
-    valid, labels, count = torch.zeros(number, length, dtype=torch.bool, device=device), [], 0
+    valid = torch.zeros(number, length, dtype=torch.bool, device=device)
+    labels = []
+    count = 0
     classifier.eval()
     for batch in batches:
         ids, mask, cond, of_batch = batch.first(number - count).to(device)
@@ -650,7 +679,8 @@ def train_head(
     """
     # Not of test items, which decide nothing.
     longest = max(int(items.lengths.max()) for items in (data.train, data.valid))
-    head, start = classifier.head, time.monotonic()
+    head = classifier.head
+    start = time.monotonic()
     width = recipe.stored_width or (2 if classifier.invariant else 1) * head.width
     fitting = min(max_sequences, max_bytes // (2 * longest * width))
     if fitting < BATCH_SIZE:
@@ -671,7 +701,8 @@ def train_head(
     batches: Iterable[ItemBatch] = batches_of(data.valid)
     valid = read_features(classifier, batches, number, longest, seconds / 4, report)
     passes = [batches_of(data.train, other) for other in (False, True)[: 1 + both_strands]]
-    number, batches = min(len(data.train) * len(passes), fitting), itertools.chain(*passes)
+    number = min(len(data.train) * len(passes), fitting)
+    batches = itertools.chain(*passes)
     left = seconds - (time.monotonic() - start)
     train = read_features(classifier, batches, number, longest, left, report)
     per_epoch = math.ceil(len(train) / batch_size)
@@ -681,7 +712,8 @@ def train_head(
     steps = per_epoch * epochs
     clock = Clock(steps, TRAIN_SHARE * budget.left)
     optimizer = torch.optim.AdamW(parameter_groups(head, recipe.weight_decay))
-    best_loss, best_weights = valid.loss(classifier, batch_size), copy.deepcopy(head.state_dict())
+    best_loss = valid.loss(classifier, batch_size)
+    best_weights = copy.deepcopy(head.state_dict())
     step = epoch = best_epoch = 0
     while clock.progress(step) < 1 and epoch - best_epoch < PATIENCE:
         head.train()
@@ -702,7 +734,9 @@ def train_head(
         epoch += 1
         loss = valid.loss(classifier, batch_size)
         if loss < best_loss:
-            best_loss, best_epoch, best_weights = loss, epoch, copy.deepcopy(head.state_dict())
+            best_loss = loss
+            best_epoch = epoch
+            best_weights = copy.deepcopy(head.state_dict())
         report(0)
     head.load_state_dict(best_weights)
     return {

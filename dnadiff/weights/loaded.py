@@ -47,7 +47,8 @@ from dnadiff.weights.tensors import fingerprint
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
 
-CONFIG, TENSORS = "config.json", ("model.safetensors", "pytorch_model.bin")
+CONFIG = "config.json"
+TENSORS = ("model.safetensors", "pytorch_model.bin")
 CARD, DESCRIPTION = "README.md", "dnadiff.json"  # of an exported model; published folders have none
 FORMAT = 1
 # Of the configuration: what the denoiser is built from.
@@ -211,7 +212,8 @@ class UnknownTokenizer(Tokenizer):
     mask_letter = ""
 
     def __init__(self, vocab: Vocab, source: Path) -> None:
-        self.vocab, self.source = vocab, source
+        self.vocab = vocab
+        self.source = source
 
     def error(self) -> ValueError:
         """What is missing, and what to do."""
@@ -299,7 +301,8 @@ class Loaded:
     def was_trained_on(self, data: SequenceDataModule) -> bool | None:
         """Whether data have the records, the split and the sequence of its training; None if its
         source records neither."""
-        split_hash, digest = self.origin.split_hash, self.origin.digest
+        split_hash = self.origin.split_hash
+        digest = self.origin.digest
         if split_hash is None and digest is None:
             return None
         if split_hash not in (None, data.describe()["split_hash"]):
@@ -647,7 +650,8 @@ def read_description(folder: Path) -> Config:
 def layout_of(denoiser: BaseDenoiser) -> PublishedLayout:
     """The published form of the network of a denoiser, and what else was trained, under names that
     published code ignores."""
-    layout, state = denoiser.backbone.published_layout(), denoiser.state_dict()
+    layout = denoiser.backbone.published_layout()
+    state = denoiser.state_dict()
     own = [
         (tensor, (f"denoiser.{name}",))
         for name, tensor in state.items()

@@ -293,7 +293,9 @@ class ShortSequences(SampledWindows):
     def __init__(self, data: ShortSequenceDataModule) -> None:
         self.chosen = Intervals.of(data.intervals["train"]).record
         self.together = data.batch_size * data.process.world_size
-        self.seed, self.augment_rc, self.cond = data.seed, bool(data.augment_rc), data._labels
+        self.seed = data.seed
+        self.augment_rc = bool(data.augment_rc)
+        self.cond = data._labels
         self.cut = PaddedCutter(data.records, data.length, data.vocab, step=data.bucket)
         lengths = data.genome.records.length[self.chosen]
         self.bucket = np.minimum(-(-lengths // data.bucket) * data.bucket, data.length)
@@ -463,7 +465,9 @@ class PackJob(Job):
     def __init__(
         self, data: DNADataModule, output: Path, describe: Callable[[DNADataModule, float], str]
     ) -> None:
-        self.data, self.output, self.describe = data, output, describe
+        self.data = data
+        self.output = output
+        self.describe = describe
         self.sources = expand(data.local_path())
         sizes = [[each.path, resolve(each.path).stat().st_size] for each in self.sources]
         self.settings = {"files": sizes}

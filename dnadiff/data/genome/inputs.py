@@ -104,8 +104,10 @@ class FileInput(SequenceInput):
     checks of `events`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.names = str(path), []
-        digest, lengths = hashlib.sha256(), list[int]()
+        self.path = str(path)
+        self.names = []
+        digest = hashlib.sha256()
+        lengths = list[int]()
         for event in events(path):
             if isinstance(event, Header):
                 self.names.append(event.name)
@@ -114,7 +116,8 @@ class FileInput(SequenceInput):
             else:
                 lengths[-1] += len(event)
                 digest.update(event)
-        self.regions, self.digest = _whole(self.names, lengths), digest.hexdigest()
+        self.regions = _whole(self.names, lengths)
+        self.digest = digest.hexdigest()
 
     @cached_property
     def genome(self) -> Genome:  # type: ignore[override]
@@ -122,7 +125,8 @@ class FileInput(SequenceInput):
         return Genome.open(self.path)
 
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
-        stream, letters = events(self.path), bytearray()
+        stream = events(self.path)
+        letters = bytearray()
         record, position = -1, 0  # `letters` begins at this position of this record
         for piece in pieces:
             while True:
@@ -139,7 +143,9 @@ class FileInput(SequenceInput):
                         f"{self.path} changed while it was read; start again when it is complete"
                     )
                 if isinstance(event, Header):
-                    record, position, letters = record + 1, 0, bytearray()
+                    record = record + 1
+                    position = 0
+                    letters = bytearray()
                 else:
                     letters += event
             yield ids_of(bytes(letters[: piece.end - position]))
@@ -149,7 +155,9 @@ class GenomeInput(SequenceInput):
     """Regions of a genome, on their strand."""
 
     def __init__(self, genome: Genome, regions: Sequence[Region]) -> None:
-        self.genome, self.regions, self.names = genome, list(regions), names_of(regions)
+        self.genome = genome
+        self.regions = list(regions)
+        self.names = names_of(regions)
         described = "\n".join([genome.digest, *map(str, self.regions)])
         self.digest = hashlib.sha256(described.encode()).hexdigest()
 
@@ -193,7 +201,8 @@ class ArrayInput(SequenceInput):
         sequences: Sequence[TokenIds],
         columns: Columns = None,
     ) -> None:
-        self.sequences, self.names = list(sequences), [str(i) for i in range(len(sequences))]
+        self.sequences = list(sequences)
+        self.names = [str(i) for i in range(len(sequences))]
         self.given = None
         if columns is not None:
             self.given = [np.asarray(each, np.float32) for each in columns]

@@ -222,7 +222,8 @@ class DesignRun:
     def batch(self, x: Tensor, values: Tensor, log_weight: Tensor | None = None) -> SampleBatch:
         """The finished batch of designs `x (B, L)` with their rewards (B,) and log weights (B,)."""
         weights = None if log_weight is None else log_weight.double().cpu().numpy()
-        tokens, calls = list(x.cpu().numpy()), self.calls
+        tokens = list(x.cpu().numpy())
+        calls = self.calls
         rewards = values.cpu().numpy()
         return SampleBatch(list(self.targets), tokens, calls.nfe, calls.rows, weights, rewards)
 
@@ -261,8 +262,10 @@ class Designer(ConditionalSampler):
                 f"beta {beta} must be 0 or more; larger values weight the reward more, and target= "
                 "approaches a value"
             )
-        self.method, self.goal = method, Goal(CountedReward(reward), beta)
-        self.num_draws, self.longest_match = num_draws, longest_match
+        self.method = method
+        self.goal = Goal(CountedReward(reward), beta)
+        self.num_draws = num_draws
+        self.longest_match = longest_match
         require(f"method {type(method).__name__}", generator.denoiser, method.process_type)
         method.check(self, self.goal)
 
@@ -330,7 +333,8 @@ class Designer(ConditionalSampler):
         self.check_request(request)
         key = hash64(seed, "design")
         for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
-            before, targets = self.reward_calls, [request[i] for i in range(start, end)]
+            before = self.reward_calls
+            targets = [request[i] for i in range(start, end)]
             problem = ValueError(
                 f"no design of the batch that begins with {targets[0].name} has a probability "
                 "above 0 under the model and its template; change the letters, motif= or label=, "
@@ -349,7 +353,8 @@ class Designer(ConditionalSampler):
         self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
     ) -> list[JsonDict]:
         assert batch.rewards is not None
-        number, target = len(batch.targets), batch.targets[0]
+        number = len(batch.targets)
+        target = batch.targets[0]
         columns: dict[str, Sequence[Json]] = {
             "reward": batch.rewards.tolist(),
             "reward_calls": [batch.reward_calls / number] * number,
@@ -361,7 +366,8 @@ class Designer(ConditionalSampler):
         if target.start is not None:  # keeps its place in headers
             columns["changes"] = [facts.pop("changes") for facts in bounds]
         if self.longest_match is not None:
-            bases, designed = dna_tokenizer(self.tokenizer).bases, slice(*target.designed)
+            bases = dna_tokenizer(self.tokenizer).bases
+            designed = slice(*target.designed)
             found = self.longest_match(bases(tokens[designed]) for tokens in batch.tokens)
             columns["longest_match"] = found.tolist()
         return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
@@ -432,7 +438,8 @@ class Step:
 
     def drawn(self, log_probs: Tensor, purpose: str, number: int) -> Tensor:
         """Tokens (N,) of the positions to unmask, from `log_probs (N, V)`."""
-        sampler, uniform = self.run.generator.sampler, self.run.uniform(purpose, self.now, number)
+        sampler = self.run.generator.sampler
+        uniform = self.run.uniform(purpose, self.now, number)
         return sampler.unmask(self.index, log_probs, uniform)
 
     def filled(self, tokens: Tensor) -> Tensor:
@@ -451,8 +458,10 @@ class Step:
     def moved(self, tokens: Tensor, log_ratio: Tensor | float = 0.0) -> Particles:
         """The particles with `tokens (N,)` at the positions to unmask, their rewards where they are
         evaluated, and their weights; `log_ratio (B,)` is log p(tokens) - log q(tokens)."""
-        x, before = self.filled(tokens), self.particles
-        value, log_potential = before.value.clone(), before.log_potential.clone()
+        x = self.filled(tokens)
+        before = self.particles
+        value = before.value.clone()
+        log_potential = before.log_potential.clone()
         rows = self.evaluated.to(value.device)
         if bool(rows.any()):
             value[rows] = self.run.rewards(self.predict(x, self.index))
@@ -463,7 +472,8 @@ class Step:
     def weighted(self, x: Tensor, value: Tensor, log_potential: Tensor, added: Tensor) -> Particles:
         """The particles at `x (B, L)`; `added (B,)` and what the constraints cost are added to the
         log weights. A weight of 0 stays 0."""
-        before, log_mass = self.particles, self.run.log_mass(x)
+        before = self.particles
+        log_mass = self.run.log_mass(x)
         log_weight = before.log_weight + added + log_mass - before.log_mass
         return replace(
             before,
@@ -502,16 +512,20 @@ class Stepwise(DesignMethod):
             )
 
     def design(self, run: DesignRun) -> SampleBatch:
-        sampler, process, template = run.generator.sampler, run.generator.process, run.template
+        sampler = run.generator.sampler
+        process = run.generator.process
+        template = run.template
         assert isinstance(sampler, PlannedSampler)
-        frozen, valid = run.prepared.frozen, run.prepared.valid
+        frozen = run.prepared.frozen
+        valid = run.prepared.valid
         frozen = torch.zeros_like(template, dtype=torch.bool) if frozen is None else frozen
         masked = sampler.positions(template, process, frozen, valid)
         zero = torch.zeros(len(template), dtype=torch.float64, device=run.exact_device)
         steps, planned = sampler.plan(masked, process, run.draws)
         particles = Particles(template.clone(), steps, planned, zero, zero, zero, zero)
         for index in steps[masked & (steps >= 0)].unique().tolist():
-            x, now = particles.x, masked & (particles.step == index)
+            x = particles.x
+            now = masked & (particles.step == index)
             if not bool(now.any()):  # the plan that has such a step was dropped
                 continue
             left = masked & (particles.step > index)

@@ -32,7 +32,8 @@ class BestOfN(DesignMethod):
     uses_beta = False
 
     def design(self, run: DesignRun) -> SampleBatch:
-        best, best_value = run.template, torch.full((len(run.template),), -torch.inf).double()
+        best = run.template
+        best_value = torch.full((len(run.template),), -torch.inf).double()
         best_value = best_value.to(run.exact_device)
         for candidate in range(self.num_candidates):
             # Candidate j of design i has the noise of sample i n + j.

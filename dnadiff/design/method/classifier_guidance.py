@@ -47,7 +47,9 @@ class ClassifierGuidance(Stepwise):
             )
 
     def advance(self, step: Step) -> Particles:
-        run, rows, now = step.run, step.evaluated, step.now
+        run = step.run
+        rows = step.evaluated
+        now = step.now
         log_p = log_q = step.log_probs_now
         if bool(rows.any()):
             x0 = step.predict(step.particles.x, step.index)
@@ -76,9 +78,11 @@ def every_change(run: DesignRun, x0: Tensor, now: Tensor) -> np.ndarray:
     known = run.texts(x0)
     before = run.goal.reward(known)
     change = np.zeros((int(now.sum()), 4))
-    changed, places = [], []
+    changed = []
+    places = []
     for number, (row, column) in enumerate(now.nonzero().tolist()):
-        text, at = known[row], column - start
+        text = known[row]
+        at = column - start
         for base, letter in enumerate(_BASES if start <= column < end else ""):
             if text[at] != letter:
                 changed.append(text[:at] + letter + text[at + 1 :])

@@ -57,8 +57,10 @@ class Metropolis(DesignMethod):
         else:
             x, _ = run.sampled(weighted=False)
         move = Move(run, self.num_positions, self.num_groups)
-        start, value = x, run.rewards(x)
-        best, best_value = x, value
+        start = x
+        value = run.rewards(x)
+        best = x
+        best_value = value
         for number in range(self.num_steps):
             x, value = move(x, value, run.goal.beta, number, start, self.max_changes)
             better = value > best_value
@@ -76,7 +78,8 @@ class Move:
     """
 
     def __init__(self, run: DesignRun, num_positions: int, num_groups: int | None) -> None:
-        self.run, self.num_groups = run, num_groups
+        self.run = run
+        self.num_groups = num_groups
         self.designed = run.template == run.generator.process.vocab.mask_id
         self.most = min(num_positions, int(self.designed[0].sum()))
         if run.prepared.constrained is not None:
@@ -103,7 +106,8 @@ class Move:
             changed &= (proposal != start).sum(-1) <= max_changes
         if not bool(changed.any()):
             return x, value
-        proposed, rows = value.clone(), changed.to(value.device)
+        proposed = value.clone()
+        rows = changed.to(value.device)
         proposed[rows] = self.run.rewards(proposal[changed])
         gain = beta * (proposed - value)
         uniform = self.run.draws.at(number).uniform("accept", 1)[:, 0]
@@ -113,7 +117,8 @@ class Move:
 
     def _redrawn(self, x: Tensor, number: int) -> Tensor:
         """The sequences with some of the designed positions drawn again."""
-        draws, calls = self.run.draws.at(number), self.run.calls
+        draws = self.run.draws.at(number)
+        calls = self.run.calls
         generator = self.run.generator
         count = 1 + (draws.uniform("size", 1) * self.most).long().clamp(max=self.most - 1)  # (B, 1)
         keys = draws.uniform("place", x.shape[1]).masked_fill(~self.designed.to(count.device), 2.0)

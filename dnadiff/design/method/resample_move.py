@@ -70,13 +70,15 @@ class ResampleMove(DesignMethod):
             # Impossible under the template: there are no conditional probabilities to move them by.
             ancestors, log_weight = run.resampled(log_weight, self.num_stages)
             x = x[ancestors.to(x.device)]
-        move, value = Move(run, self.num_positions, self.num_groups), run.rewards(x)
+        move = Move(run, self.num_positions, self.num_groups)
+        value = run.rewards(x)
         rise = run.goal.beta / self.num_stages
         for stage in range(self.num_stages):
             log_weight = log_weight + rise * value
             if effective_size(log_weight.cpu().numpy()) < self.threshold * len(x):
                 ancestors, log_weight = run.resampled(log_weight, stage)
-                x, value = x[ancestors.to(x.device)], value[ancestors.to(value.device)]
+                x = x[ancestors.to(x.device)]
+                value = value[ancestors.to(value.device)]
             for number in range(stage * self.num_moves, (stage + 1) * self.num_moves):
                 x, value = move(x, value, rise * (stage + 1), number)
         weighted = self.supports_weights(run.generator.sampler, x.shape[1])

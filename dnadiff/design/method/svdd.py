@@ -32,10 +32,12 @@ class SVDD(Stepwise):
     num_candidates: PositiveInt = 4
 
     def advance(self, step: Step) -> Particles:
-        run, before = step.run, step.particles
+        run = step.run
+        before = step.particles
         rows = step.evaluated.to(run.exact_device)
         count = self.num_candidates if bool(rows.any()) else 1
-        candidates, value = [], before.value[:, None].repeat(1, count)
+        candidates = []
+        value = before.value[:, None].repeat(1, count)
         for candidate in range(count):
             number = step.index * self.num_candidates + candidate
             candidates.append(step.filled(step.drawn(step.log_probs_now, "candidate", number)))

@@ -52,10 +52,8 @@ class Encoder:
 
     def __init__(self) -> None:
         stream = library().stream
-        self._family, self._encoder = (
-            stream.model.Categorical(perfect=False),
-            stream.queue.RangeEncoder(),
-        )
+        self._family = stream.model.Categorical(perfect=False)
+        self._encoder = stream.queue.RangeEncoder()
         self.bits = 0.0
 
     def code(self, frequencies: ndarray, symbols: ndarray) -> ndarray:
@@ -79,11 +77,10 @@ class Decoder:
     in errors."""
 
     def __init__(self, words: ndarray, source: str = "the code") -> None:
-        stream, self._source = library().stream, source
-        self._family, self._decoder = (
-            stream.model.Categorical(perfect=False),
-            stream.queue.RangeDecoder(words),
-        )
+        stream = library().stream
+        self._source = source
+        self._family = stream.model.Categorical(perfect=False)
+        self._decoder = stream.queue.RangeDecoder(words)
 
     def code(self, frequencies: ndarray, symbols: ndarray) -> ndarray:
         """Decode M symbols, as in `Encoder.code`; the given ones are ignored."""
@@ -139,7 +136,8 @@ def code(
         batch_size: sequences per batch; the code depends on it.
         progress: called with the number of sequences that are finished.
     """
-    vocab, device = process.vocab, denoiser.device
+    vocab = process.vocab
+    device = denoiser.device
     emitted = torch.tensor(vocab.emitted, device=device)
     symbol_of = torch.full((vocab.size,), -1, dtype=torch.int64, device=device)
     symbol_of[emitted] = torch.arange(len(emitted), device=device)
@@ -150,17 +148,23 @@ def code(
     for (number, ids, valid), (_, mask, _) in zip(
         padded_batches(sequences, batch_size, vocab.pad_id, sys.maxsize), masks, strict=True
     ):
-        x0, masked, padded = ids.to(device), mask.to(device) > 0, valid is not None
+        x0 = ids.to(device)
+        masked = mask.to(device) > 0
+        padded = valid is not None
         valid = torch.ones_like(masked) if valid is None else valid.to(device)
         x = torch.where(masked, vocab.mask_id, x0)
-        rows, length = torch.tensor(number, device=device), x.shape[1]
-        size, state = denoiser.block_size or length, None
+        rows = torch.tensor(number, device=device)
+        length = x.shape[1]
+        size = denoiser.block_size or length
+        state = None
         for block, start in enumerate(range(0, length, size)):
             part = slice(start, min(start + size, length))
             key = hash64(seed, "code", block) if block else hash64(seed, "code")
             draws = Draws(key, rows, len(sequences))
             read = denoiser if denoiser.block_size is None else InBlock(denoiser, state)
-            known, here, hidden = valid[:, part], x[:, part], masked[:, part]
+            known = valid[:, part]
+            here = x[:, part]
+            hidden = masked[:, part]
             step = Grouped(num_groups).plan(hidden, process, draws).step
             for i in step[hidden].unique().tolist():
                 unmask = hidden & (step == i)
@@ -256,8 +260,10 @@ _ROWS, _LENGTH = 2, 256  # of the input of `results`
 def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     """What floating-point results depend on besides the model and what `measure` returns. It must
     be the same for decompression."""
-    weights, backbone = next(denoiser.parameters()), denoiser.backbone
-    device, is_cuda = weights.device, weights.device.type.startswith("cuda")
+    weights = next(denoiser.parameters())
+    backbone = denoiser.backbone
+    device = weights.device
+    is_cuda = weights.device.type.startswith("cuda")
     reads_scan = isinstance(backbone, MambaBackbone)
     asked = backbone.scan if isinstance(backbone, MambaBackbone) else AUTO
     name = choose(asked, device.type, weights.dtype)
@@ -266,7 +272,8 @@ def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:
     if is_cuda:
         libraries = f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}"
     else:
-        built, vendor = torch.__config__.show(), None
+        built = torch.__config__.show()
+        vendor = None
         found = ((lib, re.search(pattern, built)) for lib, pattern in _LIBRARIES.items())
         named = [f"{lib} {match[1]}" for lib, match in found if match]
         with suppress(OSError):
@@ -295,7 +302,8 @@ def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, st
     A difference shows before any work what would otherwise be found at its end. Equality is no
     proof: other shapes may be computed by other code.
     """
-    vocab, device = process.vocab, denoiser.device
+    vocab = process.vocab
+    device = denoiser.device
     length = min(_LENGTH, denoiser.max_length or _LENGTH)
     emitted = torch.tensor(vocab.emitted, device=device)
     x = emitted[torch.arange(_ROWS * length, device=device).view(_ROWS, length) % 7 % len(emitted)]
@@ -381,7 +389,8 @@ def compress(
     ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
     parts = [ids[p.record][p.start : p.end] for p in pieces([len(x) for x in ids], window)]
     emitted = loaded.tokenizer.vocab.is_emitted()
-    encoder, bar = Encoder(), Progress(len(parts), "compress")
+    encoder = Encoder()
+    bar = Progress(len(parts), "compress")
     options = {"num_groups": num_groups, "seed": seed, "batch_size": batch_size}
     with num_threads(threads):
         header = container.ContainerHeader(
@@ -447,7 +456,8 @@ def decompress(
         )
     check_match(path, header.machine, describe(denoiser))
 
-    tokenizer, vocab = loaded.tokenizer, loaded.tokenizer.vocab
+    tokenizer = loaded.tokenizer
+    vocab = loaded.tokenizer.vocab
     known = container.skeletons(about)
     cuts = list(pieces([len(x) for x in known], header.window))
     padded = padded_size([p.end - p.start for p in cuts], header.batch_size)

@@ -142,7 +142,8 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
         ValueError: if it is not FASTA, contains a letter that is not a nucleotide, or mixes line
             breaks.
     """
-    byte_order, text = text.startswith(_MARK), text.removeprefix(_MARK)
+    byte_order = text.startswith(_MARK)
+    text = text.removeprefix(_MARK)
     ended = text.endswith(b"\n")
     lines = text.split(b"\n")[: -1 if ended else None]
     marked = sum(line.endswith(b"\r") for line in (lines if ended else lines[:-1]))
@@ -158,7 +159,8 @@ def parse(text: bytes, path: str | Path) -> tuple[ContainerLayout, list[bytes]]:
         )
     newline = "\r\n" if marked else "\n"
     layout = ContainerLayout([], [], [], [], newline, ended, leading, byte_order)
-    starts, sequences = [i for i, line in enumerate(lines) if line.startswith(b">")], []
+    starts = [i for i, line in enumerate(lines) if line.startswith(b">")]
+    sequences = []
     for number, (start, end) in enumerate(zip(starts, [*starts[1:], len(lines)]), 1):
         body = lines[start + 1 : end]
         letters = b"".join(body)
@@ -203,7 +205,8 @@ def restore(layout: ContainerLayout, sequences: list[ndarray]) -> bytes:
         ends = np.cumsum(lower)
         for start, end in zip(ends[::2], ends[1::2]):
             letters[start:end] |= 0x20
-        text, at = letters.tobytes(), 0
+        text = letters.tobytes()
+        at = 0
         lines.append(b">" + header.encode())
         for width, times in zip(widths[::2], widths[1::2]):
             for _ in range(times):
@@ -365,7 +368,8 @@ def unpack(
                 f"{path} is not a .dnd file; give one that python -m dnadiff.compress wrote"
             )
         content = MAGIC + file.read()
-    body, digest = content[:-_DIGEST], content[-_DIGEST:]
+    body = content[:-_DIGEST]
+    digest = content[-_DIGEST:]
     start = len(MAGIC) + 4
     if len(body) < start or blake2b(body).digest() != digest:
         raise ValueError(

@@ -95,7 +95,8 @@ class RandomSets:
     ) -> RandomSets:
         """Sets of all samples, or of half of the real windows if these are fewer; `most` are the
         real windows that are used for one of them, None is all."""
-        number, rng = min(num_samples, num_real // 2), np.random.default_rng(seed)
+        number = min(num_samples, num_real // 2)
+        rng = np.random.default_rng(seed)
         real = [np.split(rng.permutation(num_real)[:most], [number]) for _ in range(num_sets)]
         return cls([rng.permutation(num_samples)[:number] for _ in range(num_sets)], real)
 
@@ -117,11 +118,13 @@ class RandomSets:
         pairs = list(zip(self.samples, self.real))[:num_sets]
         ours = [statistic(samples[chosen], real[rest]) for chosen, (_, rest) in pairs]
         theirs = np.array([statistic(real[chosen], real[rest]) for _, (chosen, rest) in pairs])
-        n, mean = len(theirs), float(theirs.mean())
+        n = len(theirs)
+        mean = float(theirs.mean())
         low, high = map(float, np.quantile(theirs, [0.025, 0.975]))
         if n < _MIN_FOR_QUANTILES:
             half = student_t(n - 1) * float(theirs.std(ddof=1)) * math.sqrt(1 + 1 / n)
-            low, high = mean - half, mean + half
+            low = mean - half
+            high = mean + half
         if is_independent:
             wider = widening(len(self.samples[0]), len(real))
             low, high = (mean + wider * (limit - mean) for limit in (low, high))
@@ -203,7 +206,8 @@ def bootstrap_interval(
     the standard error of the complete set: for statistics that train on one part of a set and
     validate on another.
     """
-    n, rng = len(samples), np.random.default_rng(seed)
+    n = len(samples)
+    rng = np.random.default_rng(seed)
     replicates = [
         rng.permutation(n)[: n // 2] if halves else rng.integers(n, size=n)
         for _ in range(num_resamples)
@@ -222,7 +226,8 @@ def jensen_shannon(a: ndarray, b: ndarray) -> float:
     """
     from scipy.special import rel_entr
 
-    p, q = _frequencies(a), _frequencies(b)
+    p = _frequencies(a)
+    q = _frequencies(b)
     mean = (p + q) / 2
     return max(float((rel_entr(p, mean) + rel_entr(q, mean)).sum()) / (2 * math.log(2)), 0.0)
 

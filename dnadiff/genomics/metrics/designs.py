@@ -59,11 +59,15 @@ class DesignTable:
         """The first `number` records of a FASTA file of designs, with one in memory at a time
         besides the 2,000."""
         kept = set(evenly_spaced(number, MAX_SEQUENCES).tolist())
-        names, sequences, rows, lengths = [], [], [], []
+        names = []
+        sequences = []
+        rows = []
+        lengths = []
         digests: set[bytes] = set()
         counts: ndarray | None = None
         for i, record in zip(range(number), iter_sequences(path)):
-            about, bases = header_facts(record.description), as_bases(record.sequence)
+            about = header_facts(record.description)
+            bases = as_bases(record.sequence)
             bases = bases[designed_part(record.description, len(bases))]
             names.append(record.name)
             rows.append([float(about.get(name, "nan")) for name in _COLUMNS])
@@ -165,6 +169,7 @@ def compare_designs(
                 kmer_counts(each, k, both_strands, np.float32) for each in (designs, real)
             )
             divergences[k] = sets.distance(jensen_shannon, ours, theirs)
-    ours, theirs = 100 * gc_content(designs, "the designs"), 100 * gc_content(real, "real")
+    ours = 100 * gc_content(designs, "the designs")
+    theirs = 100 * gc_content(real, "real")
     gc = sets.distance(wasserstein, ours, theirs)
     return DesignComparison(divergences, gc, ours, theirs, len(sets.samples[0]))

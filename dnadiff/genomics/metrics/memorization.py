@@ -66,14 +66,17 @@ class TrainingIndex:
         block: k-mers of a window that are searched at once.
     """
 
-    matches, block = 1 << 21, 1 << 20
+    matches = 1 << 21
+    block = 1 << 20
 
     def __init__(self, sequences: Iterable[ndarray], k: int = 24) -> None:
-        self.sequences, self.k = sequences, k
+        self.sequences = sequences
+        self.k = k
 
     @cached_property
     def _tables(self) -> _Tables:
-        sequences, self.sequences = checked(self.sequences), ()
+        sequences = checked(self.sequences)
+        self.sequences = ()
         if not any((bases < UNKNOWN).any() for bases in sequences):
             raise ValueError(
                 "the training part has no known base (A, C, G or T), so it cannot be searched for "
@@ -113,7 +116,8 @@ class TrainingIndex:
     def _longest(self, bases: ndarray) -> int:
         # padded[-1] is before the window as well as after it
         padded = np.append(bases, np.uint8(UNKNOWN))
-        longest, tables = 0, self._tables
+        longest = 0
+        tables = self._tables
         for first, block in blocks(bases, _SEED_LENGTH, self.block):
             values, known = codes(block, _SEED_LENGTH)
             start = np.flatnonzero(known)
@@ -147,7 +151,9 @@ class TrainingIndex:
         place = tables.place[np.repeat(first, number) + rank]
         # A match that extends to the left is found from an earlier start.
         is_first = ~_same(padded[offset - 1], tables.text[place - 1])
-        offset, place, length = offset[is_first, None], place[is_first, None], _SEED_LENGTH
+        offset = offset[is_first, None]
+        place = place[is_first, None]
+        length = _SEED_LENGTH
         longest, step = 0, 1  # most candidates end soon; a step is twice the one before
         while len(offset):
             step = min(step, max(1, self.matches // len(offset)))
@@ -160,7 +166,10 @@ class TrainingIndex:
             same = _same(*both)
             extends = same.all(1)
             longest = max(longest, length + int(np.where(extends, step, same.argmin(1)).max()))
-            offset, place, length, step = offset[extends], place[extends], length + step, 2 * step
+            offset = offset[extends]
+            place = place[extends]
+            length = length + step
+            step = 2 * step
         return longest
 
 
@@ -190,7 +199,8 @@ def held_out_windows(data: SequenceDataModule, part: str, length: int) -> list[n
     longest = max((i.end - i.start for i in data.intervals[part]), default=0)
     windows: list[ndarray] = []
     if longest >= length:
-        tiles, to_bases = data.test_windows(part, length), bases_of(data)
+        tiles = data.test_windows(part, length)
+        to_bases = bases_of(data)
         # Complete sequences are padded to a length of their own, whatever length is asked for.
         items = (tiles[i] for i, tile in enumerate(tiles.tiles) if tile.skip == 0)
         ids = (item["ids"][item["valid"]] if "valid" in item else item["ids"] for item in items)

@@ -59,7 +59,8 @@ def pair_counts(windows: ndarray, max_distance: int) -> ndarray:
     counts = np.zeros((number, max_distance, 16), np.int32)
     row = np.arange(number)[:, None] * 17
     for d in range(1, min(max_distance, length - 1) + 1):
-        first, second = windows[:, :-d].astype(np.int64), windows[:, d:]
+        first = windows[:, :-d].astype(np.int64)
+        second = windows[:, d:]
         pair = np.where((first < UNKNOWN) & (second < UNKNOWN), 4 * first + second, 16)
         counts[:, d - 1] = np.bincount((pair + row).ravel(), minlength=17 * number).reshape(
             number, 17
@@ -330,9 +331,13 @@ class SampleQualityEvaluator:
         kept = evenly_spaced(len(real), max(MAX_REAL, 4 * self.number))
         if len(kept) < len(real):
             log.info(f"{len(kept):,} of {len(real):,} real windows are compared, evenly spaced")
-        self.samples, self.real = np.stack(samples), np.stack([real[i] for i in kept])
-        self.training, self.both_strands, self.order = training, both_strands, order
-        self.seed, self.num_slow = seed, num_slow
+        self.samples = np.stack(samples)
+        self.real = np.stack([real[i] for i in kept])
+        self.training = training
+        self.both_strands = both_strands
+        self.order = order
+        self.seed = seed
+        self.num_slow = num_slow
         self.sets = RandomSets.draw(len(samples), len(self.real), num_splits, seed, 2 * self.number)
 
     def __call__(self) -> SampleQuality:
@@ -418,7 +423,8 @@ class SampleQualityEvaluator:
         def gap(a: ndarray, b: ndarray) -> float:
             return float(np.abs(mutual_information(a) - mutual_information(b)).mean())
 
-        key, name = "mutual_information", "mutual information, mean"
+        key = "mutual_information"
+        name = "mutual information, mean"
         metrics = [
             self._value((key, f"{name} up to {reach} bases", "bits"), mean, pairs),
             self._metric((f"{key}_gap", f"{name} difference of curves", "bits"), gap, pairs),
@@ -426,9 +432,12 @@ class SampleQualityEvaluator:
         return QualityPart(metrics, (ours, np.maximum(limits, 0.0)))
 
     def _coding(self) -> QualityPart:
-        period, frames = self._both(period_three), self._both(longest_orf)
+        period = self._both(period_three)
+        frames = self._both(longest_orf)
         of_period = ("period_three", "three-base period, power", "x shuffled")
-        key, name, unit = "longest_frame", "longest open reading frame", "bases"
+        key = "longest_frame"
+        name = "longest open reading frame"
+        unit = "bases"
         far = (f"{key}_gap", f"{name}, Wasserstein-1", unit)
         return QualityPart(
             [
@@ -439,12 +448,15 @@ class SampleQualityEvaluator:
         )
 
     def _memorization(self, training: TrainingIndex) -> QualityPart:
-        seen, match = self._both(training.seen), self._both(training.longest_match)
+        seen = self._both(training.seen)
+        match = self._both(training.longest_match)
 
         def percent(a: ndarray) -> float:
             return 100 * a[:, 0].sum() / max(a[:, 1].sum(), 1)
 
-        key, name, unit = "longest_match", "longest match with training", "bases"
+        key = "longest_match"
+        name = "longest match with training"
+        unit = "bases"
         # A maximum has no useful standard error.
         longest = self.sets.distance(
             lambda a, b: float(a.max()), match[0], match[1], is_independent=True
@@ -461,7 +473,8 @@ class SampleQualityEvaluator:
     def _discriminator(self) -> QualityPart:
         samples, real = self._counts(_DISCRIMINATOR_K)
         found = self.sets.distance(discriminator_auroc, samples, real, self.num_slow)
-        chosen, rest = self.sets.samples[0], self.sets.real[0][1]
+        chosen = self.sets.samples[0]
+        rest = self.sets.real[0][1]
         scores, labels = cross_validated_scores(samples[chosen], real[rest])
         # The replicates resample the scores: nothing is trained again.
         rng = np.random.default_rng(self.seed)
@@ -472,7 +485,8 @@ class SampleQualityEvaluator:
         ]
         half = 1.96 * float(np.std(areas, ddof=1))
         interval = max(found.samples - half, 0.0), min(found.samples + half, 1.0)
-        name, found = f"discriminator on {_DISCRIMINATOR_K}-mers", replace(found, interval=interval)
+        name = f"discriminator on {_DISCRIMINATOR_K}-mers"
+        found = replace(found, interval=interval)
         return QualityPart([QualityMetric("discriminator_auroc", name, "AUROC", True, found)])
 
     def _train_on_samples(self) -> QualityPart:
@@ -480,7 +494,8 @@ class SampleQualityEvaluator:
             return train_on_samples_bits(a, b, self.order)
 
         name = f"real windows, order-{self.order} Markov model of samples"
-        about, data = ("train_on_samples_bits", name, "bits per base"), (self.samples, self.real)
+        about = ("train_on_samples_bits", name, "bits per base")
+        data = (self.samples, self.real)
         return QualityPart([self._metric(about, bits, data, slow=True)])
 
 
@@ -495,7 +510,8 @@ class JudgeJob(Job):
         draw: the picture, as the bytes of a PNG file.
     """
 
-    stream, label = "metrics", "judge"
+    stream = "metrics"
+    label = "judge"
 
     evaluator: SampleQualityEvaluator
     output: Path
@@ -543,7 +559,8 @@ class JudgeJob(Job):
         write_json(self.output, self.content)
 
     def closing(self, seconds: float) -> str:
-        quality, rows = self.quality, list[tuple[str, ...]]()
+        quality = self.quality
+        rows = list[tuple[str, ...]]()
         for m in quality.metrics:
             found, (low, high) = m.distance, m.distance.interval
             rows.append(

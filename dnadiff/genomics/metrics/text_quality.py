@@ -71,7 +71,8 @@ class JudgeModel:
                 f"judge {loaded.path} must be an autoregressive model of text: train one with "
                 "objective=ar data=..."
             )
-        length, data = loaded.training_length(), loaded.config.get("data")
+        length = loaded.training_length()
+        data = loaded.config.get("data")
         denoiser = loaded.denoiser.to(device)
         return cls(denoiser, loaded.tokenizer, length, loaded.path, loaded.step, data)
 
@@ -176,7 +177,8 @@ def content_span(ids: ndarray, tokenizer: Tokenizer) -> tuple[int, int]:
 def at_positions(nats: Sequence[ndarray], texts: ndarray, tokenizer: Tokenizer) -> ndarray:
     """(S, L) of each token of `texts (S, L)`, NaN outside their `content_span`, from the values of
     each text that has a content."""
-    found, each = np.full(texts.shape, np.nan), iter(nats)
+    found = np.full(texts.shape, np.nan)
+    each = iter(nats)
     for row, ids in zip(found, texts):
         start, end = content_span(ids, tokenizer)
         if end > start:
@@ -210,7 +212,8 @@ def summary(
         repetition: (S,) fraction of the n-grams of each text that occurred before in the same text.
     """
     found: JsonDict = {"texts": len(tokens), "tokens": int(tokens.sum())}
-    ones, of_entropy = np.ones(len(tokens)), np.array(list(map(entropy, texts)))
+    ones = np.ones(len(tokens))
+    of_entropy = np.array(list(map(entropy, texts)))
     values = {"entropy": ratio(of_entropy, ones), "repetition": ratio(repetition, ones)}
     if nats is not None:
         nll = ratio(nats, tokens)
@@ -259,9 +262,11 @@ def by_position(
         starts: first positions of the segments, ascending; the first is 0.
         nats: (S, L) of each token; NaN where it does not count.
     """
-    again, rows = np.stack([repeated(x, n) for x in texts]), []
+    again = np.stack([repeated(x, n) for x in texts])
+    rows = []
     for start, end in zip(starts, [*starts[1:], texts.shape[1]]):
-        part, ending = texts[:, start:end], again[:, max(0, start - n + 1) : max(0, end - n + 1)]
+        part = texts[:, start:end]
+        ending = again[:, max(0, start - n + 1) : max(0, end - n + 1)]
         values = np.zeros(part.shape) if nats is None else nats[:, start:end]
         counted = (~np.isnan(values)).sum(1)
         total = None if nats is None or not counted.any() else np.nansum(values, 1)
@@ -288,7 +293,8 @@ def token_nats(
     for number, ids, valid in padded_batches(parts, batch_size, judge.vocab.pad_id):
         counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         nll = torch.zeros(ids.shape)
-        x, known = ids.to(device), None if valid is None else valid.to(device)
+        x = ids.to(device)
+        known = None if valid is None else valid.to(device)
         nll[counted] = judge.nll(x, x, positions=counted.to(device), valid=known).float().cpu()
         for row, i in enumerate(number):
             p = cuts[i]

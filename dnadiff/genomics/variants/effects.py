@@ -133,12 +133,17 @@ class RowScorer:
         neutral: random variants with which scores are compared.
     """
 
-    chunk, sites_per_window = 1024, 1
+    chunk = 1024
+    sites_per_window = 1
     neutral: Neutral | None = None
 
     def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
-        self.alleles, self.effects, self.method_name = alleles, effects, method_name
-        self.audit, self.num_scored, self.audited = Audit(), 0, 0
+        self.alleles = alleles
+        self.effects = effects
+        self.method_name = method_name
+        self.audit = Audit()
+        self.num_scored = 0
+        self.audited = 0
 
     @property
     def alleles_together(self) -> int:
@@ -147,7 +152,8 @@ class RowScorer:
 
     def take_audit(self) -> Audit:
         """The audit since the last call; it begins again."""
-        taken, self.audit = self.audit, Audit()
+        taken = self.audit
+        self.audit = Audit()
         self.audited += taken.sites
         return taken
 
@@ -168,7 +174,8 @@ class RowScorer:
             edits = [self.alleles.edits(row)[0] for row in block]
             self.begin_block(_scored_edits(edits), is_new=not done)
             for chunk in divided(block, self.chunk):
-                here, edits = edits[: len(chunk)], edits[len(chunk) :]
+                here = edits[: len(chunk)]
+                edits = edits[len(chunk) :]
                 if done < len(chunk):
                     scored = _scored_edits(here[done:])
                     self.num_scored += len(scored)
@@ -202,10 +209,13 @@ def divided(
     number = size = 0
     for row in rows:
         part.append(row)
-        number, size = number + len(row.alts), size + len(row.text)
+        number = number + len(row.alts)
+        size = size + len(row.text)
         if number >= alleles or size >= largest_text:
             yield part
-            part, number, size = [], 0, 0
+            part = []
+            number = 0
+            size = 0
     if part:
         yield part
 
@@ -229,14 +239,17 @@ class Scorer(RowScorer):
         self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
     ) -> None:
         super().__init__(alleles, self._effects, method.name)
-        self.network, self.method, self.embeddings = network, method, embeddings
+        self.network = network
+        self.method = method
+        self.embeddings = embeddings
         self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None
 
     @property
     def columns(self) -> list[str]:
         """Of the effects that are computed."""
-        aligned, neutral = self.network.alignment is not None, self.neutral
+        aligned = self.network.alignment is not None
+        neutral = self.neutral
         ranks = neutral is not None and neutral.percentile
         calibrated = neutral is not None and neutral.calibrate_indels
         asked = (self.embeddings, aligned, aligned, ranks, ranks, calibrated)
@@ -279,7 +292,8 @@ class Scorer(RowScorer):
         return found
 
     def _effects(self, edits: Sequence[Edit]) -> list[Effect]:
-        strands, alignment = len(self.network.strands), self.network.alignment
+        strands = len(self.network.strands)
+        alignment = self.network.alignment
         nothing = np.full(len(edits), NAN)
         at_sites = (
             np.full((strands, len(edits), NUM_BASES), NAN)
@@ -351,7 +365,8 @@ def predicted_effects(
     (ref, of_ref), (alt, of_alt) = sides(pairs)
     found = predict([*ref, *alt], None if of_ref is None else [*of_ref, *(of_alt or ())])
     found = found.reshape(-1, 2, len(edits))
-    difference, seeds = found[:, 1] - found[:, 0], len(found)
+    difference = found[:, 1] - found[:, 0]
+    seeds = len(found)
     error = np.full(len(edits), NAN)
     if seeds > 1:
         error = difference.std(0, ddof=1) / math.sqrt(seeds)
@@ -443,7 +458,10 @@ def summarize(
         ValueError: naming the file and line of the first row that is not valid or on a contig of
             another length, or the first rows whose REF differs.
     """
-    summary, chrom, pos, messages = InputSummary(), "", 0, list[str]()
+    summary = InputSummary()
+    chrom = ""
+    pos = 0
+    messages = list[str]()
     lengths = alleles.reference.lengths
     others = {}  # the contigs whose length differs from that in the genome: both lengths
     for contig, length in source.contigs.items():
@@ -453,7 +471,8 @@ def summarize(
     for row in source.between(first, last):
         is_next = row.pos >= pos if row.chrom == chrom else row.chrom not in summary.records
         summary.is_sorted &= is_next
-        chrom, pos = row.chrom, row.pos
+        chrom = row.chrom
+        pos = row.pos
         if chrom not in summary.records:
             if chrom in others:
                 length, known = others[chrom]

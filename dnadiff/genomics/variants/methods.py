@@ -100,7 +100,8 @@ def _groups(positions: Sequence[int], length: int, window: int, most: int) -> It
     In a run of consecutive positions every window is full but for those at the end of the run.
     """
     spacing = max(window // most, 1)
-    margin, count = (spacing - 1) // 2, len(positions)
+    margin = (spacing - 1) // 2
+    count = len(positions)
     following = list(range(count + 1))  # of each position: itself, or one after it that may be left
 
     def left(number: int) -> int:
@@ -137,7 +138,8 @@ class SitePredictions:
     """
 
     def __init__(self, network: Network, windows: Sequence[MaskedWindow]) -> None:
-        self.network, self.batches = network, list[list[MaskedWindow]]()
+        self.network = network
+        self.batches = list[list[MaskedWindow]]()
         ordered = sorted(windows, key=lambda each: each.end - each.start)
         for _, same in itertools.groupby(ordered, key=lambda each: each.end - each.start):
             while batch := list(itertools.islice(same, network.batch_size)):
@@ -511,7 +513,8 @@ def log_ratio(
     alleles = [allele for _, allele, chosen in runs for _ in chosen]
     calls = network.predictions(pair, alleles, masks())
     found = np.concatenate([values.numpy() for *_, values in calls])
-    ratios, row = np.zeros(len(orders)), 0
+    ratios = np.zeros(len(orders))
+    row = 0
     for number, allele, chosen in runs:
         here = found[row : row + len(chosen)]
         total = here[np.arange(len(here)), tokens[allele][chosen]].sum()
@@ -585,7 +588,8 @@ class Block(VariantMethod):
         size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
         blocks = [placed.aligned(-(-size // 2)) for placed in pair.placements()]
         draws = network.draws(edit, reverse, max(2, -(-self.num_orders // len(blocks))))
-        means, variances = [], []
+        means = []
+        variances = []
         for number, places in enumerate(blocks):
             if places is None:
                 return np.nan, np.nan

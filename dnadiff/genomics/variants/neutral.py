@@ -56,7 +56,9 @@ def random_variants(alleles: Alleles, like: Edit) -> list[Edit]:
     """Different random variants: for an SNV all SNVs of random places, about `NUM_SNVS`; for an
     indel `NUM_INDELS` of its kind, or as many as are found. Inserted bases are those of another
     place, or of the run."""
-    kind, size, found = kind_of(like), like.surplus, dict[Edit, None]()
+    kind = kind_of(like)
+    size = like.surplus
+    found = dict[Edit, None]()
 
     def letters(record: str, place: int) -> str:
         end = min(place + size + 1, alleles.reference.lengths[record])
@@ -65,7 +67,8 @@ def random_variants(alleles: Alleles, like: Edit) -> list[Edit]:
     places = random_places(alleles, _TRIES if size else -(-NUM_SNVS // 3), kind * bool(size))
     for (record, place), other in zip(places, reversed(places)):
         here = letters(record, place)
-        ref, alts = here[0], list("ACGT".replace(here[0], ""))
+        ref = here[0]
+        alts = list("ACGT".replace(here[0], ""))
         if size:
             new = ref * size if kind.endswith("run") else letters(*other)[:size]
             ref, alts = (ref, [ref + new]) if len(like.alt) > len(like.ref) else (here, [ref])
@@ -108,7 +111,8 @@ class Neutral:
         found = {}
         if self.percentile and edit.kind == "SNVs" and not math.isnan(ratio):
             scale = np.array(self.scale(edit))
-            below, size = ((scale < ratio).sum() + (scale <= ratio).sum()) / 2, len(scale)
+            below = ((scale < ratio).sum() + (scale <= ratio).sum()) / 2
+            size = len(scale)
             share = (below + 1) / (size + 2)
             error = (share * (1 - share) / (size + 3)) ** 0.5
             rank = 100 * below / size if size else math.nan
@@ -137,7 +141,8 @@ class Neutral:
     @cached_property
     def settings(self) -> JsonDict:
         """Everything that the ratios depend on, besides random numbers."""
-        network, method = self.scorer.network, self.scorer.method
+        network = self.scorer.network
+        method = self.scorer.method
         return {
             "model": identity(network.denoiser) if method.needs_model else None,
             "genome": network.reference.digest,
@@ -151,7 +156,8 @@ class Neutral:
         them."""
         if (kind := kind_of(edit)) in self.scales:
             return self.scales[kind]
-        folder, key = self.model.absolute().parent, json_hash(self.settings)[:16]
+        folder = self.model.absolute().parent
+        key = json_hash(self.settings)[:16]
         folder = folder.parent if folder.name == "checkpoints" else folder
         files = [folder / FILE_NAME]
         if folder.is_relative_to(_PACKAGE) or not os.access(folder, os.W_OK):

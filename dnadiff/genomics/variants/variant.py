@@ -162,7 +162,9 @@ class Alleles:
                 allele that is not one of nucleotides.
         """
         record = self.record(row.chrom, row.where)
-        start, ref, length = row.pos - 1, row.ref.upper(), self.reference.lengths[record]
+        start = row.pos - 1
+        ref = row.ref.upper()
+        length = self.reference.lengths[record]
         _check_letters(row, "REF", ref)
         if start < 0 or start + len(ref) > length:
             reasons = list(map(_no_bases, row.alts))
@@ -239,7 +241,8 @@ def trimmed(edit: Edit) -> Edit:
     """The same edit without the bases that both alleles share at their ends: first those on the
     right, then those on the left."""
     right = _shared(edit.ref[::-1], edit.alt[::-1])
-    ref, alt = edit.ref[: len(edit.ref) - right], edit.alt[: len(edit.alt) - right]
+    ref = edit.ref[: len(edit.ref) - right]
+    alt = edit.alt[: len(edit.alt) - right]
     left = _shared(ref, alt)
     return edit._replace(start=edit.start + left, ref=ref[left:], alt=alt[left:])
 
@@ -256,7 +259,8 @@ def normalized(reference: Reference, edit: Edit) -> Edit:
     They are the places from the leftmost one, as `bcftools norm` writes it, to the rightmost one
     (A. Tan, G. R. Abecasis and H. M. Kang, Bioinformatics 31, 2202, 2015).
     """
-    letters, reach = edit.ref or edit.alt, _FEW
+    letters = edit.ref or edit.alt
+    reach = _FEW
     if edit.ref and edit.alt:
         return edit
     left = right = reach
@@ -265,7 +269,8 @@ def normalized(reference: Reference, edit: Edit) -> Edit:
         before = _bases(reference, edit.record, edit.start - reach, edit.start)
         after = _bases(reference, edit.record, edit.end, edit.end + reach)
         unit = ids_of(letters)
-        left, right = _repeated(before[::-1], unit[::-1]), _repeated(after, unit)
+        left = _repeated(before[::-1], unit[::-1])
+        right = _repeated(after, unit)
     by = (right - left) // 2
     first = by % len(letters)
     moved = letters[first:] + letters[:first]
@@ -281,7 +286,8 @@ def _repeated(bases: Ids, unit: Ids) -> int:
 
 def _bases(reference: Reference, record: str, start: int, end: int) -> Ids:
     """Token ids of `[start, end)`, as far as they are in the record."""
-    start, end = max(start, 0), min(end, reference.lengths[record])
+    start = max(start, 0)
+    end = min(end, reference.lengths[record])
     return reference.window(record, start, end) if end > start else np.zeros(0, np.uint8)
 
 
@@ -321,14 +327,17 @@ class Pair(NamedTuple):
         columns = None
         if self.columns is not None:
             columns = self.columns[0][::-1, COMPLEMENT], self.columns[1][::-1, COMPLEMENT]
-        shifts, ends_right = self.shifts[::-1], not self.ends_right
+        shifts = self.shifts[::-1]
+        ends_right = not self.ends_right
         return Pair(ref, alt, (first, second), self.sizes, ends_right, shifts, columns)
 
     def placements(self) -> list[Pair]:
         """The same windows with the alleles at each equivalent place in them, or at `_PLACEMENTS`
         of them at equal distances."""
-        low, high = min(self.starts), len(self.ref) - max(map(sum, zip(self.starts, self.sizes)))
-        left, right = min(self.shifts[0], low), min(self.shifts[1], high)
+        low = min(self.starts)
+        high = len(self.ref) - max(map(sum, zip(self.starts, self.sizes)))
+        left = min(self.shifts[0], low)
+        right = min(self.shifts[1], high)
         count = min(left + right + 1, _PLACEMENTS)
         first, second = self.starts
         return [
@@ -349,7 +358,8 @@ class Pair(NamedTuple):
             flank: None is as many as there are.
         """
         shared, longest = sorted(self.sizes)
-        surplus, length = longest - shared, len(self.ref)
+        surplus = longest - shared
+        length = len(self.ref)
         ends = np.arange(length - surplus, length) if self.ends_right else np.arange(surplus)
         places = []
         for (left, right), start, size in zip(self.flanks(flank), self.starts, self.sizes):
@@ -368,7 +378,8 @@ class Pair(NamedTuple):
         left = min(start for start, _ in spans)
         right = len(self.ref) - max(end for _, end in spans)
         if flank is not None:
-            left, right = min(left, flank), min(right, flank)
+            left = min(left, flank)
+            right = min(right, flank)
         return [
             (np.arange(start - left, start), np.arange(end, end + right)) for start, end in spans
         ]
@@ -393,7 +404,8 @@ def pair(
         alignment: of the genome. A base of the genome has its column in both windows, and one that
             replaces it too, counted in the direction of reading. Inserted bases have zeros.
     """
-    length, size = reference.lengths[edit.record], len(edit.ref)
+    length = reference.lengths[edit.record]
+    size = len(edit.ref)
     ends_right = edit.surplus > edit.start if reverse else edit.surplus <= length - edit.end
     # The interval of the genome in the window of the longer allele, with room for the further bases
     # of the other on one side, which counts from its other end.
@@ -405,7 +417,9 @@ def pair(
     if not ends_right:
         low = length - low - bases
 
-    windows, starts, columns = [], [], []
+    windows = []
+    starts = []
+    columns = []
     for allele in (edit.ref, edit.alt):
         extra = edit.longest - len(allele)
         first, last = (0, extra) if ends_right else (extra, 0)
@@ -421,7 +435,8 @@ def pair(
             parts = here[: len(left) + before], new, here[len(left) + after :]
             columns.append(np.concatenate(parts))
     ref, alt = windows
-    sizes, shifts = (size, len(edit.alt)), (edit.shifts // 2, edit.shifts - edit.shifts // 2)
+    sizes = (size, len(edit.alt))
+    shifts = (edit.shifts // 2, edit.shifts - edit.shifts // 2)
     of_both = (columns[0], columns[1]) if columns else None
     forward = Pair(ref, alt, (starts[0], starts[1]), sizes, ends_right, shifts, of_both)
     return forward.reverse_complement() if reverse else forward
@@ -463,10 +478,12 @@ class Saturation(VariantSource):
                     yield row._replace(reverse=self.stranded and strand == "-")
 
     def _rows(self, chrom: str, start: int, end: int) -> Iterator[Row]:
-        length, low = self.reference.lengths[chrom], max(start - 1, 0)
+        length = self.reference.lengths[chrom]
+        low = max(start - 1, 0)
         letters = TOKENIZER.decode(self.reference.window(chrom, low, min(end + 1, length)))
         for place in range(start, end):
-            at, where = place - low, f"saturate: {chrom}:{place + 1}"
+            at = place - low
+            where = f"saturate: {chrom}:{place + 1}"
             base = letters[at]
             if base not in _BASES:
                 continue

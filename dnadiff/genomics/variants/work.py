@@ -277,7 +277,8 @@ def _recorded_part(
 ) -> TrainingPart | None:
     """The training part by the recorded split alone, if the records that it divides have as many
     bases as those of the training."""
-    names, lengths = list(reference.lengths), list(reference.lengths.values())
+    names = list(reference.lengths)
+    lengths = list(reference.lengths.values())
     try:
         split = build(loaded.config["data"]["split"], trust=(PACKAGE, *trust))
         parts = split(names, lengths)
@@ -300,12 +301,14 @@ def dependency(network: Network, edit: Edit, span: int) -> bytes:
     After the nucleotide dependency maps of Tomaz da Silva et al. (2024), here for one variant with
     all four bases.
     """
-    vocab, strands = network.process.vocab, list[dict[int, Floats]]()
+    vocab = network.process.vocab
+    strands = list[dict[int, Floats]]()
     for reverse in network.strands:  # the change at each position, of the bases of the given strand
         pair = network.pair(edit, reverse)
         both = [np.concatenate(sides) for sides in pair.flanks(span)]
         known = vocab.is_emitted().numpy()[pair.ref[both[0]]]
-        places, found = [each[known] for each in both], []
+        places = [each[known] for each in both]
+        found = []
         for allele, where in enumerate(places if known.any() else ()):
             masked = np.eye(len(pair.ref), dtype=bool)[where]
             calls = network.predictions(pair, [allele] * len(masked), zip(masked, masked))
@@ -355,7 +358,9 @@ class VariantJob(ResumableJob):
         draw: writes the page with its pictures.
     """
 
-    stream, label, items = "rows", "variants", "rows"
+    stream = "rows"
+    label = "variants"
+    items = "rows"
 
     scorer: RowScorer
     source: VariantSource
@@ -377,7 +382,8 @@ class VariantJob(ResumableJob):
         super().__init__()
         self.side_files = files_of(self.matrix, self.page)
         self.bgzip, self.converts = self.writer.is_vcf, self.writer.converts
-        self.audit, self.summary = Audit(), InputSummary()
+        self.audit = Audit()
+        self.summary = InputSummary()
 
     @property
     def total(self) -> int:
@@ -425,7 +431,8 @@ class VariantJob(ResumableJob):
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in self.scorer.chunks(self.source.between(start), skip):
-            content, audit = self.writer.rows(chunk), self.scorer.take_audit()
+            content = self.writer.rows(chunk)
+            audit = self.scorer.take_audit()
             self.report(len(chunk), 0)
             yield Result(len(chunk), content, {"audit": list(astuple(audit))})
 
@@ -448,9 +455,12 @@ class VariantJob(ResumableJob):
 
     def finish(self, collected: Path) -> JsonDict:
         self._write_next_to_it(self.matrix, self.page, self.summary.first)
-        audit, training, summary = self.audit, self.training, self.summary
+        audit = self.audit
+        training = self.training
+        summary = self.summary
         error = {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared}
-        neutral, more = self.scorer.neutral, dict[str, Json]()
+        neutral = self.scorer.neutral
+        more = dict[str, Json]()
         if "depth" in self.writer.columns:
             more["without_columns"] = audit.empty
         if neutral is not None and neutral.calibrate_indels:
@@ -483,7 +493,10 @@ class VariantJob(ResumableJob):
 
     def closing(self, seconds: float) -> str:
         """The counts of alleles, the error of several sites per window, and the speed."""
-        summary, training, audit, scorer = self.summary, self.training, self.audit, self.scorer
+        summary = self.summary
+        training = self.training
+        audit = self.audit
+        scorer = self.scorer
         rows: list[tuple[str, ...]] = [
             *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
             *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),

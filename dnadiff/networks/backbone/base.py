@@ -109,8 +109,10 @@ class Backbone(nn.Module, ABC):
         self, vocab: Vocab, d_model: PositiveInt, takes_sigma: bool = False, num_labels: Natural = 0
     ) -> None:
         super().__init__()
-        self.vocab, self.d_model = vocab, d_model
-        self.takes_sigma, self.num_labels = takes_sigma, num_labels
+        self.vocab = vocab
+        self.d_model = d_model
+        self.takes_sigma = takes_sigma
+        self.num_labels = num_labels
         self.columns = None
 
     def read_columns(self, make: Callable[[int], ColumnLayer]) -> None:

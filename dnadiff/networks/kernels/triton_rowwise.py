@@ -26,7 +26,8 @@ MAX_TAPS, MAX_WIDTH = 8, 8192  # of a filter, and of a normalized row
 _TILE, _CONV_TILE = 1024, 256  # elements per program: 32 per thread, 8 where it keeps ten sums
 _TILES = 16  # tiles per program where it keeps sums
 # columns of a program of the loss: 8 for each thread, one vector of 16 bytes in half precision
-_LOSS_TILE, _LOSS_WARPS = 2048, 8
+_LOSS_TILE = 2048
+_LOSS_WARPS = 8
 
 
 def _kernel(name: str) -> Any:
@@ -60,7 +61,8 @@ def _launch(
 def _strided(**tensors: Tensor) -> tuple[list[Tensor], dict[str, int]]:
     """Tensors (Bt, L, E), copied only if their channels are not contiguous, and by their names the
     strides of batch and position."""
-    found, strides = [], {}
+    found = []
+    strides = {}
     for name, x in tensors.items():
         x = x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
         found.append(x)
@@ -80,7 +82,8 @@ def convs(
     """
     filters, near, strides, options = _conv_arguments(x, w0, bias0, w1, bias1, given, block)
     y = [x.new_empty(x.shape) for w in (w0, w1) if w is not None]
-    tensors, shape = [*filters, near, y[0], y[-1]], _shape(x.shape[2])
+    tensors = [*filters, near, y[0], y[-1]]
+    shape = _shape(x.shape[2])
     _launch("convolve", x, tensors, strides, shape, x.shape[1], **options)
     return y
 
@@ -92,7 +95,8 @@ def _conv_arguments(
     """x with both filters and biases, of which any may stand for one that is missing; the inputs
     given to blocks; strides; and options."""
     (x,), strides = _strided(x=x)
-    some, near = w1 if w0 is None else w0, x if given is None else given.contiguous()
+    some = w1 if w0 is None else w0
+    near = x if given is None else given.contiguous()
     assert some is not None
     filters = [some if w is None else w for w in (w0, w1, bias0, bias1)]
     strides["given_b"] = 0 if given is None else near.stride(0)
@@ -113,13 +117,16 @@ def _convs_backward(
     filters, near, strides, options = _conv_arguments(x, w0, bias0, w1, bias1, given, block)
     strides["dy_b"], strides["dy_l"], _ = dy[0].stride()
     (Bt, L, E), K, shape, tiles = x.shape, options["K"], _shape(x.shape[2], _CONV_TILE), 4 * _TILES
-    dx, spans = x.new_empty(Bt, L, E), -(-L // (shape["TT"] * tiles))
+    dx = x.new_empty(Bt, L, E)
+    spans = -(-L // (shape["TT"] * tiles))
     partial = x.new_empty(Bt * spans, 2, K + 1, E, dtype=torch.float32)
     tensors = [*filters, near, dy[0], dy[-1], dx, partial]
     _launch("convolve_backward", x, tensors, strides, shape, L, TILES=tiles, **options)
     if given is None:
         return [dx, partial.sum(0)]
-    dgiven, rows, back = given.new_empty(given.shape), given.shape[1] * (K - 1), w0 is None
+    dgiven = given.new_empty(given.shape)
+    rows = given.shape[1] * (K - 1)
+    back = w0 is None
     x_, ahead, behind, bias, bias_rev = filters
     one = (behind, bias_rev) if back else (ahead, bias)
     tensors = [x_, *one, near, dy[0], dgiven]
@@ -149,7 +156,8 @@ _convs_backward.register_autograd(no_second_derivative)
 def gate(y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
     """(y + y_rev) silu(z), (Bt, L, E)."""
     tensors, strides = _strided(y=y, rev=y if y_rev is None else y_rev, z=z)
-    out, shape = y.new_empty(y.shape), _shape(y.shape[2])
+    out = y.new_empty(y.shape)
+    shape = _shape(y.shape[2])
     both = y_rev is not None
     _launch("gate", y, [*tensors, out], strides, shape, y.shape[1], BOTH=both)
     return out
@@ -161,7 +169,9 @@ def _gate_backward(
 ) -> tuple[Tensor, Tensor]:
     # dout stands for a missing y_rev
     tensors, strides = _strided(dout=dout, y=y, rev=dout if y_rev is None else y_rev, z=z)
-    dy, dz, shape = y.new_empty(y.shape), z.new_empty(z.shape), _shape(y.shape[2])
+    dy = y.new_empty(y.shape)
+    dz = z.new_empty(z.shape)
+    shape = _shape(y.shape[2])
     both = y_rev is not None
     _launch("gate_backward", y, [*tensors, dy, dz], strides, shape, y.shape[1], BOTH=both)
     return dy, dz
@@ -184,10 +194,12 @@ def norm(
     """x + added (empty if `added` is None), its RMS norm times weight in `out_dtype`, and 1 / rms
     of each row."""
     x, D = x.contiguous(), x.shape[-1]
-    rows, tile = x.numel() // D, _norm_tile(D)
+    rows = x.numel() // D
+    tile = _norm_tile(D)
     wide = x.dtype if added is None else torch.promote_types(x.dtype, added.dtype)
     total = x.new_empty((0,) if added is None else x.shape, dtype=wide)
-    out, scale = x.new_empty(x.shape, dtype=out_dtype), x.new_empty(rows, dtype=torch.float32)
+    out = x.new_empty(x.shape, dtype=out_dtype)
+    scale = x.new_empty(rows, dtype=torch.float32)
     if not isinstance(x, FakeTensor):
         other = x if added is None else added.contiguous()
         with device_of(x):
@@ -204,7 +216,8 @@ def _norm_backward(
     x_dtype: torch.dtype, added_dtype: torch.dtype | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     dout, total, D = dout.contiguous(), total.contiguous(), total.shape[-1]
-    rows, tile = total.numel() // D, _norm_tile(D)
+    rows = total.numel() // D
+    tile = _norm_tile(D)
     programs = -(-rows // (tile["TT"] * _TILES))
     dx = total.new_empty(total.shape, dtype=x_dtype)
     dadded = total.new_empty(
@@ -331,7 +344,8 @@ class TritonBackend(TorchOperations):
         if weight.shape[1] > MAX_TAPS:
             filters = weight.to(x.dtype), bias.to(x.dtype)
             return super().short_conv(x, *filters, reverse, near, block)
-        taps, none = _filter(weight, bias), (None, None)
+        taps = _filter(weight, bias)
+        none = (None, None)
         both = (*none, *taps) if reverse else (*taps, *none)
         return convs(x, *both, near if weight.shape[1] > 1 else None, block)[0]
 
@@ -357,7 +371,8 @@ class TritonBackend(TorchOperations):
         if x.shape[-1] > MAX_WIDTH:
             return super().add_norm(x, added, weight, eps)
         # under autocast the norm is written in the type that the product after it reads
-        device, dtype = x.device.type, weight.dtype
+        device = x.device.type
+        dtype = weight.dtype
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
         total, out, _ = norm(x, added, weight, eps, dtype)
         return (x if added is None else total), out

@@ -34,19 +34,25 @@ from dnadiff.networks.kernels.backend import (
 from dnadiff.networks.kernels.native import operator
 
 # the version that the tests use, and the oldest GPUs with bfloat16
-MIN_TRITON, MIN_CAPABILITY = (3, 6), (8, 0)
+MIN_TRITON = (3, 6)
+MIN_CAPABILITY = (8, 0)
 Tensors = list[Tensor]  # one tensor per direction
 
 # Positions between saved states, and between those of the backward pass, which registers hold at
 # once (1, 2 or 4).
-_KEPT, _SPAN = 64, 4
+_KEPT = 64
+_SPAN = 4
 _UNROLL = 2
 # states per program: 64, 32 and 16 per thread
-_FORWARD_TILE, _CHUNK_TILE, _BACKWARD_TILE = 2048, 1024, 512
+_FORWARD_TILE = 2048
+_CHUNK_TILE = 1024
+_BACKWARD_TILE = 512
 _SHORTEST = 128  # minimum positions in a chunk
 _WARPS = 8  # programs of one warp that fill a multiprocessor
-_LOG2E, _LN2 = 1.4426950408889634, 0.6931471805599453
-_FORWARD, _BACKWARD = "triton_kernels", "triton_gradients"
+_LOG2E = 1.4426950408889634
+_LN2 = 0.6931471805599453
+_FORWARD = "triton_kernels"
+_BACKWARD = "triton_gradients"
 
 
 @cache
@@ -114,7 +120,8 @@ def scan(directions: list[ScanInputs], z: OptionalTensor, walk: Walk) -> tuple[T
     bias = [torch.zeros_like(x.D) if x.delta_bias is None else x.delta_bias for x in directions]
     decay = torch.stack(A).float().mT.contiguous() * _LOG2E  # (directions, N, E)
     small = [decay, torch.stack(D).float(), torch.stack(bias).float()]
-    initial, block = walk.given(), walk.block or 0
+    initial = walk.given()
+    block = walk.block or 0
     # blocks restart from states that need not be kept twice
     keep = needs_gradient(*u, *delta, *B, *C, *small, z, initial) or block > 0
     keep = keep and not walk.restart
@@ -170,7 +177,8 @@ def _cut(
     already occupies a third of the GPU; otherwise there are enough to fill every multiprocessor
     four times: with fewer, programs that start last run alone.
     """
-    full, segment = _WARPS * multiprocessors, segment or _KEPT
+    full = _WARPS * multiprocessors
+    segment = segment or _KEPT
     if 3 * programs >= full and not restart:
         return 1, L
     chunk = max(-(-L * programs // (4 * max(full, 1))), _SHORTEST)
@@ -189,10 +197,14 @@ class _Launch:
         u = inputs["u"]
         (Bt, L, E), self.device = u[0].shape, u[0].device
         self.inputs = {name: _rows(x) for name, x in inputs.items()}
-        self.segment, self.restart = _segment(block, restart), restart
-        self.rows, self.V = len(u) * Bt, -(-L // block) * block if restart else L
-        self.block, self.common = _block(tile, N, E), (int(reverse), Bt, L, E, N)
-        programs, processors = self.rows * -(-E // self.block), _multiprocessors(self.device)
+        self.segment = _segment(block, restart)
+        self.restart = restart
+        self.rows = len(u) * Bt
+        self.V = -(-L // block) * block if restart else L
+        self.block = _block(tile, N, E)
+        self.common = (int(reverse), Bt, L, E, N)
+        programs = self.rows * -(-E // self.block)
+        processors = _multiprocessors(self.device)
         self.chunks, self.chunk = _cut(programs, self.V, processors, self.segment, restart)
         # A walk enters a segment at its first position. Registers hold the inputs of four positions
         # (two iterations) in half precision only.
@@ -241,8 +253,11 @@ class _Launch:
         Gradients come from the last chunk: they are computed if there are `flags`.
         """
         _, Bt, _, E, N = self.common
-        ends, sums = self.new(self.rows, self.chunks, N, E), self.new(self.rows, self.chunks, E)
-        tensors, sizes, options = [*weights, ends, sums], [self.chunks, self.chunk], {}
+        ends = self.new(self.rows, self.chunks, N, E)
+        sums = self.new(self.rows, self.chunks, E)
+        tensors = [*weights, ends, sums]
+        sizes = [self.chunks, self.chunk]
+        options = {}
         if flags:
             tensors.insert(2, ends if dkept is None else dkept)
             sizes.append(self.spans(self.segment))
@@ -270,13 +285,15 @@ def scans(
     blocks start, in the order of the walk.
     """
     (Bt, L, E), N, y = u[0].shape, A.shape[1], [x.new_empty(x.shape) for x in u]
-    rows, segments = len(u) * Bt, -(-L // _segment(block, False))
+    rows = len(u) * Bt
+    segments = -(-L // _segment(block, False))
     states = A.new_empty((rows, segments, N, E) if keep else (0,))
     ends = [A.new_empty(rows, N, E)] if last else []
     if isinstance(A, FakeTensor):
         return [*y, states, *ends]
     inputs = {"u": u, "delta": delta, "B": B, "C": C, "z": [u[0] if z is None else z]}
-    run, module = _Launch(inputs, N, _FORWARD_TILE, reverse, block, restart), load_kernels(_FORWARD)
+    run = _Launch(inputs, N, _FORWARD_TILE, reverse, block, restart)
+    module = load_kernels(_FORWARD)
     entering = initial = None if initial is None else initial.contiguous()
     with device_of(A):
         if run.chunks > 1 and not restart:
@@ -312,8 +329,12 @@ def _scans_backward(
     run = _Launch(inputs, N, _BACKWARD_TILE, reverse, block, restart)
     dB, dC = (run.new(-(-E // run.block), run.rows, L, N) for _ in range(2))
     dA, dD, dbias = (run.new(run.rows, run.chunks, *shape) for shape in ((N, E), (E,), (E,)))
-    span, exact, weights = min(_SPAN, _power(run.segment)), run.exact(initial, last), [A, D, bias]
-    module, passed, states = load_kernels(_BACKWARD), dlast, initial if restart else kept
+    span = min(_SPAN, _power(run.segment))
+    exact = run.exact(initial, last)
+    weights = [A, D, bias]
+    module = load_kernels(_BACKWARD)
+    passed = dlast
+    states = initial if restart else kept
     with device_of(A):
         if span != run.segment:  # the states before spans, from those before segments
             long, before, first = -(-run.V // run.segment), states, run.inputs["u"][0][0]
@@ -368,7 +389,8 @@ def _grad(ctx: Any, grads: Sequence[OptionalTensor]) -> tuple[Any, ...]:
     out = _scans_backward(dy, u, delta, B, C, A, D, bias, z, kept, *options)
     lists = [out[i * ways : (i + 1) * ways] for i in range(4)]
     more = out[4 * ways :]
-    dz, dinitial = None if z is None else more[3], None if initial is None else more[-1]
+    dz = None if z is None else more[3]
+    dinitial = None if initial is None else more[-1]
     return (*lists, *more[:3], dz, None, None, dinitial, None, None, None)
 
 
