@@ -180,9 +180,8 @@ def check_same(before: Config, now: Config, run_dir: Path) -> None:
     for key in was | wanted:
         if was.get(key) != wanted.get(key):
             raise ValueError(
-                f"{run_dir} has a complete study with {key}={was.get(key)}, not "
-                f"{wanted.get(key)}; name another hydra.run.dir, or set overwrite=true without "
-                "resume"
+                f"{run_dir} has a complete study with {key}={was.get(key)}, not {wanted.get(key)}; "
+                "name another hydra.run.dir, or set overwrite=true without resume"
             )
 
 

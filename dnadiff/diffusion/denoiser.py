@@ -182,8 +182,7 @@ class BaseDenoiser(nn.Module):
         if self.reads is BlockBackbone:
             raise ValueError(
                 f"context_parallel {num_pieces} does not fit objective block_mdlm, expected 1: its "
-                "two streams restart at every block; set "
-                "context_parallel=1, or another objective"
+                "two streams restart at every block; set context_parallel=1, or another objective"
             )
         if names := self.outside_network:
             raise ValueError(

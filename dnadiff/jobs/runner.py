@@ -100,10 +100,8 @@ def run_jobs(jobs: Sequence[Job], options: RunOptions) -> Path:
         manifest = folder.check_complete()
         for job in jobs:
             stream = manifest.streams[job.stream]
-            # On whatever device.
-            was, now = (
-                without_key(each, "device") for each in (stream.settings, plain(job.settings))
-            )
+            was = without_key(stream.settings, "device")
+            now = without_key(plain(job.settings), "device")
             if (differs := first_difference(was, now, job.earlier)) is not None:
                 key, before, after = differs
                 raise ValueError(

@@ -285,9 +285,8 @@ def check_bgzip(path: str | Path, raw: BinaryIO) -> None:
         if raw.read() != _BGZIP_END:
             raise ValueError(
                 f"{path} is damaged or cut short: it is bgzip and does not end with the empty "
-                "block that bgzip writes last; "
-                "fetch it again, or, if you know that it is complete, pack it again with gunzip "
-                "and bgzip"
+                "block that bgzip writes last; fetch it again, or, if you know that it is "
+                "complete, pack it again with gunzip and bgzip"
             )
     raw.seek(0)
 

@@ -101,9 +101,8 @@ def locate(target: Json, trust: Trust) -> Any:
     if trust is not None and root not in trust:
         raise ValueError(
             f"refused to build {target!r}: this configuration may only name classes of "
-            f"{', '.join(trust)}; "
-            f"if you trust its source, load it with trust=({root!r},) in Python, or trust=[{root}] "
-            "on the command line"
+            f"{', '.join(trust)}; if you trust its source, load it with trust=({root!r},) in "
+            f"Python, or trust=[{root}] on the command line"
         )
     module, _, name = target.rpartition(".")
     try:

@@ -50,9 +50,8 @@ def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
         if is_fine_tuned(given):
             raise ValueError(
                 f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs "
-                "a pretrained one; name that run, "
-                f"or use predict: python -m dnadiff.predict {pasted('checkpoint', given)} "
-                "input=x.fa"
+                "a pretrained one; name that run, or use predict: python -m dnadiff.predict "
+                f"{pasted('checkpoint', given)} input=x.fa"
             )
 
 

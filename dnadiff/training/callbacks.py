@@ -55,10 +55,10 @@ def fit(
     except SIGTERMException:
         return 128 + signal.SIGTERM
     except (RuntimeError, ConnectionError, EOFError) as error:
-        step, remedy = (
-            trainer.global_step,
+        step = trainer.global_step
+        remedy = (
             f"add resume=true {pasted('hydra.run.dir', trainer.default_root_dir)} to continue from "
-            "the last checkpoint",
+            "the last checkpoint"
         )
         if (reason := worker_loss(error, data.data.num_workers)) is not None:
             text = (

@@ -214,7 +214,8 @@ class DiffusionModule(lightning.LightningModule):
         epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
         loop = checkpoint["loops"]["fit_loop"]
         loop["epoch_progress"] |= {"current": epochs, "total": dict(epochs)}
-        current, total = (dict.fromkeys(epochs, number) for number in (batch, done))
+        current = dict.fromkeys(epochs, batch)
+        total = dict.fromkeys(epochs, done)
         loop["epoch_loop.batch_progress"] |= {
             "current": current,
             "total": total,

@@ -396,8 +396,7 @@ def check_new(run_dir: Path) -> None:
     except (OSError, ValueError):
         raise FileExistsError(
             f"{run_dir} is not the folder of a training run, and has {', '.join(found)}, which a "
-            "run replaces; set another hydra.run.dir, or "
-            "overwrite=true to replace them"
+            "run replaces; set another hydra.run.dir, or overwrite=true to replace them"
         ) from None
 
 
@@ -535,8 +534,7 @@ def resume_step(
     if changed:
         raise ValueError(
             f"{start_from} belongs to a run with other values of {', '.join(changed[:6])}; a "
-            "resumed run keeps them: leave them out, "
-            "or start a new run with init_from="
+            "resumed run keeps them: leave them out, or start a new run with init_from="
         )
     ours = data.batch_size * groups
     if ours != theirs:
@@ -665,8 +663,7 @@ def use_initial_network(config: Config, initial: Config, overrides: Sequence[str
         raise ValueError(
             f"init_from={config['init_from']} has a network that is conditioned on time ({keys}), "
             f"and objective {objective.__name__} does not use one time per sequence; name a run "
-            "that was trained with false, "
-            "or leave out init_from"
+            "that was trained with false, or leave out init_from"
         )
     own = config["backbone"]
     given = initial["backbone"]

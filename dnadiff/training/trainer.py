@@ -173,8 +173,7 @@ def check_processes(trainer: Trainer, per_window: int) -> None:
     if trainer.world_size % per_window:
         raise ValueError(
             f"context_parallel {per_window} does not divide the {trainer.world_size} processes of "
-            "this run (trainer.devices times "
-            "trainer.num_nodes); set one to a multiple of the other"
+            "this run (trainer.devices times trainer.num_nodes); set one to a multiple of the other"
         )
 
 

@@ -129,9 +129,8 @@ def load_silently(checkpoint: str | os.PathLike[str], trust: Sequence[str] = ())
 def _explain(path: Path, resolved: Path) -> None:
     log.info(
         f"{path}: trained by masked language modeling, not by diffusion: its likelihoods are valid "
-        "bounds, but of a model that never saw most "
-        "noise levels, and its samples are affected too; embeddings and fine-tuning are what it "
-        "was trained for (docs/models.md)"
+        "bounds, but of a model that never saw most noise levels, and its samples are affected "
+        "too; embeddings and fine-tuning are what it was trained for (docs/models.md)"
     )
 
 
@@ -383,6 +382,5 @@ def _load_remote(address: Address, trust: Sequence[str]) -> Loaded:
         return _load_remote_run(found[0], trust)
     raise lost or FileNotFoundError(
         f"checkpoint {address.shown} does not exist, or is no folder with an exported or a "
-        "published model, or with "
-        "checkpoints/best.ckpt; check the address"
+        "published model, or with checkpoints/best.ckpt; check the address"
     )

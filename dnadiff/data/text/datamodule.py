@@ -312,10 +312,9 @@ class TextDataModule(SequenceDataModule):
             # equal fractions of two different streams are not the same text
             if self.eos_of(part) != self.eos_of(TRAIN):
                 raise ValueError(
-                    f"insert_valid_eos={str(self.insert_valid_eos).lower()} differs "
-                    "from training, and the split divides "
-                    f"{number} documents by position; give separate parts, data.path={{train: "
-                    f"FILE, valid: FILE, test: FILE}}, or {_MANY} documents"
+                    f"insert_valid_eos={str(self.insert_valid_eos).lower()} differs from training, "
+                    f"and the split divides {number} documents by position; give separate parts, "
+                    f"data.path={{train: FILE, valid: FILE, test: FILE}}, or {_MANY} documents"
                 )
             return None
         if not self.splits_off_validation or self.documents_read(part)[:2] != (TRAIN, None):

@@ -49,7 +49,8 @@ class LearnedOrderSampler(Sampler):
     ) -> Tensor:
         model = cast(OrderDenoiser, calls.denoiser.unwrapped)
         length = x.shape[1]
-        order, token = (draws.uniform(purpose, length) for purpose in ("order", "token"))
+        order = draws.uniform("order", length)
+        token = draws.uniform("token", length)
         while (active := masked.any(-1).nonzero()[:, 0]).numel():
             left = masked[active].sum(-1) - 1
             local = active.to(order.device)

@@ -499,9 +499,8 @@ def summarize(
     if mismatch_is_error and messages:
         raise ValueError(
             f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: "
-            f"{'; '.join(messages)}; is the genome the "
-            "assembly of the variants? on_mismatch=skip leaves such rows out, on_mismatch=flag "
-            "marks them"
+            f"{'; '.join(messages)}; is the genome the assembly of the variants? on_mismatch=skip "
+            "leaves such rows out, on_mismatch=flag marks them"
         )
     if not summary.rows:
         raise ValueError(f"{source.name} contains no variant; give at least one")

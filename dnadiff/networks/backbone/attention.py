@@ -239,14 +239,11 @@ def tiles(length: int, block_size: int, tile: int = _TILE) -> tuple[Tensor, Tens
     end = (start + tile).clamp(max=2 * length) - 1  # the last position
     noised = start < length
     clean = end >= length
-    n0, n1 = (
-        start // block_size,
-        end.clamp(max=length - 1) // block_size,
-    )  # first and last noised block
-    c0, c1 = (
-        (start - length).clamp(min=0) // block_size,
-        (end - length) // block_size,
-    )  # first and last clean block
+    # first and last noised block, and first and last clean one
+    n0 = start // block_size
+    n1 = end.clamp(max=length - 1) // block_size
+    c0 = (start - length).clamp(min=0) // block_size
+    c1 = (end - length) // block_size
 
     full = start + tile <= 2 * length
     # those of a query, against every tile of keys
