@@ -27,6 +27,7 @@ DOWNLOADS = (
     "data=owt",
     "experiment=lm1b_mdlm",
     "data=hg38",
+    "related=bundled:enterobacteria.tsv",
     "zero_shot checkpoint=RUN",
     "zero_shot checkpoint=RUN part=published",
 )
@@ -91,6 +92,21 @@ def write_files(folder):
     columns = np.zeros((len(bases), CHANNELS), np.float32)
     for name in ("g.aln", "target.aln"):
         write_alignment(folder / name, {"chr1": len(bases)}, target, [target], columns)
+    relatives = [
+        "".join(draw.choice("ACGT") if draw.random() < 0.2 else base for base in bases)
+        for _ in range(2)
+    ]
+    related = folder / "ncbi_dataset/data"
+    (folder / "genomes").mkdir()
+    for name, other in zip("ab", relatives):
+        (related / name).mkdir(parents=True)
+        (related / name / f"{name}.fna").write_text(f">{name}\n{other}\n")
+        content = gzip.compress(f">{name}\n{other}\n".encode())
+        (folder / "genomes" / f"{name}.fa.gz").write_bytes(content)
+    size = len(bases)
+    rows = zip(("target.chr1", "a.c", "b.c"), (bases, *relatives))
+    block = "".join(f"s {name} 0 {size} + {size} {text}\n" for name, text in rows)
+    (folder / "multiz.maf").write_text(f"##maf version=1\na score=1\n{block}\n")
     for name in ("my_genome.fa.gz", "my.fa.gz"):
         (folder / name).write_bytes(gzip.compress(f">chr1\n{bases}\n".encode()))
     records = "".join(f">s{i}\n{''.join(draw.choices('ACGT', k=64))}\n" for i in range(12))
