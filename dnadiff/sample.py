@@ -82,7 +82,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
     infill: str | list[str] | None = None
     """BED (or GTF, GFF, chr1:1001-2000) of intervals to design again"""
     regions: str | list[str] | None = None
-    """as infill, without flanks: sequences of these lengths, guided by the columns of alignment="""
+    """as infill, without flanks: sequences of their lengths, guided by the columns of alignment="""
     feature: str | None = None
     """infill, regions: rows of a GTF or GFF file with this third column; null: all"""
     genome: str | None = None
@@ -156,11 +156,6 @@ class SampleOptions(ModelOptions, ShardedOptions):
         if (intervals is None) != (self.genome is None):
             raise ValueError(
                 "infill=regions.bed (or regions=) and genome=g.fa belong together; give both"
-            )
-        if self.regions is not None and self.alignment is None:
-            raise ValueError(
-                "regions= are sampled from the columns of an alignment; give alignment=g.aln too, "
-                "or infill= to fill them within their flanks"
             )
         if self.alignment is not None and intervals is None:
             raise ValueError(

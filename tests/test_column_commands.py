@@ -157,6 +157,10 @@ def test_sequences_of_a_region_follow_its_columns(start, regions, tmp_path):
     assert len({*texts[6:]}) == 3 and {len(text) for text in texts} == {90}
     about = json.loads((tmp_path / "s.fa.json").read_text())
     assert about["settings"]["alignment"]
+    status, _, err = start("sample", *given[:2], "output=free.fa", alignment=None)
+    assert status == 0 and "it predicts from the sequence alone" in err
+    free = [r.sequence.decode() for r in read_sequences(tmp_path / "free.fa")]
+    assert len({*free}) == 9 and {len(text) for text in free} == {90}
 
 
 def test_infill_keeps_the_flanks_and_follows_the_columns(start, tmp_path):
@@ -188,7 +192,6 @@ def test_python_reads_the_same_columns(run, world, start, regions, tmp_path):
         ("embed", ["input=chr:1-90", "alignment={}/other.aln"], "made for another assembly"),
         ("sample", ["infill=chr:1-9", "alignment={}/other.aln"], "made for another assembly"),
         ("score", ["regions=chr:1-90", "alignment={}/g.fa"], "is not an alignment of related"),
-        ("sample", ["regions=chr:1-90"], "give alignment=g.aln too"),
         (
             "sample",
             ["regions=chr:1-90", "infill=chr:1-9", "alignment={}/x.aln"],

@@ -325,12 +325,13 @@ class LabeledTask(ABC):
                 sequences without coordinates.
         """
         found = self.read(tokenizer)
-        if alignment is not None and found.genome is None:
-            raise ValueError(
-                f"alignment {alignment.path} has columns for a genome, and {found.source} has "
-                "sequences without coordinates; leave alignment out, or give a task of intervals"
-            )
-        if alignment is not None and found.genome is not None:
+        if alignment is not None:
+            if found.genome is None:
+                raise ValueError(
+                    f"alignment {alignment.path} has columns for a genome, and {found.source} has "
+                    "sequences without coordinates; leave alignment out, or give a task of "
+                    "intervals"
+                )
             found.input = aligned_input(found.genome, found.regions, alignment)
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
