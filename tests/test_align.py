@@ -9,14 +9,14 @@ from dnadiff.align import align
 from dnadiff.data.alignment import GAP, Alignment
 from dnadiff.diffusion.vocab import DEPTH, FREQUENCY, POSTERIOR, RATE
 from dnadiff.formats.sequences import Record, read_sequences, write_fasta
-from dnadiff.genomics.alignment.engines import Missing, installed
+from dnadiff.genomics.alignment.engines import installed
 from dnadiff.genomics.alignment.work import Relative
 from dnadiff.jobs.runner import RunOptions, run_jobs
 from dnadiff.merge import merge
 
 SIZE = 12_000
 pytestmark = pytest.mark.skipif(
-    isinstance(installed(), Missing), reason="neither LAST, minimap2 nor mappy is installed"
+    installed().name == "none", reason="neither LAST, minimap2 nor mappy is installed"
 )
 
 

@@ -6,11 +6,11 @@ import pytest
 from dnadiff.align import align
 from dnadiff.data.alignment import Alignment
 from dnadiff.formats.sequences import Record, write_fasta
-from dnadiff.genomics.alignment.engines import Missing, installed
+from dnadiff.genomics.alignment.engines import installed
 from dnadiff.store import remote
 
 pytestmark = pytest.mark.skipif(
-    isinstance(installed(), Missing), reason="neither LAST, minimap2 nor mappy is installed"
+    installed().name == "none", reason="neither LAST, minimap2 nor mappy is installed"
 )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,22 +24,23 @@ _INSTALL = (
 
 
 @dataclass
-class Engine(ABC):
-    """A program that aligns; ValueError if it is not installed."""
+class Engine:
+    """A program that aligns; ValueError if it is not installed. The base class is no program, for
+    files that are aligned already."""
 
-    name: ClassVar[str]
+    name: ClassVar[str] = "none"
 
-    @abstractmethod
     def version(self) -> str:
         """Of the program."""
+        return ""
 
-    @abstractmethod
     def prepare(self, target: Path, lengths: Mapping[str, int]) -> None:
         """Index a FASTA file of the target, next to it, for all queries."""
+        raise ValueError(f"no program that aligns genomes is installed; {_INSTALL}")
 
-    @abstractmethod
     def blocks(self, query: Path) -> Iterator[Block]:
         """The alignments of a FASTA file; what the program writes is next to it."""
+        return iter(())
 
 
 class Program(Engine):
@@ -151,25 +151,9 @@ class Mappy(Engine):
                 yield Block(hit.ctg, hit.r_st, *texts, score, record.name, size, start, reverse)
 
 
-@dataclass
-class Missing(Engine):
-    """No program, for files that are aligned already."""
-
-    name = "none"
-
-    def version(self) -> str:
-        return ""
-
-    def prepare(self, target: Path, lengths: Mapping[str, int]) -> None:
-        raise ValueError(f"no program that aligns genomes is installed; {_INSTALL}")
-
-    def blocks(self, query: Path) -> Iterator[Block]:
-        return iter(())
-
-
 def installed() -> Engine:
     """The first engine that is installed: LAST, which covers most, minimap2 or mappy."""
     for kind in (Last, Minimap2, Mappy):
         with suppress(ValueError):
             return kind()
-    return Missing()
+    return Engine()
