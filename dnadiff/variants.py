@@ -236,7 +236,8 @@ def variants(options: VariantsOptions) -> list[Job]:
         ]
     asked = options.only("percentile", "calibrate_indels")
     added |= {key: True for key, value in asked.items() if value}
-    keys, known = ["deletions", "on_mismatch", "stranded"], dict[str, Any]()
+    keys = ["deletions", "on_mismatch", "stranded"]
+    known = dict[str, Any]()
     more: dict[str, Any] = {"training": effects.TrainingPart({}, "no model is read")}
     if needs_model:
         parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}

@@ -255,7 +255,8 @@ def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tup
             letters = body.replace(b"\n", b"").upper()
             letters = letters[designed_part(header.decode(), len(letters))]
             counts = [letters.count(base) for base in (b"G", b"C", b"A", b"T")]
-            gc, known = gc + sum(counts[:2]) * times[i], known + sum(counts) * times[i]
+            gc = gc + sum(counts[:2]) * times[i]
+            known = known + sum(counts) * times[i]
             for _ in range(times[i]):
                 number += 1
                 target.write(b">%s_%d %s proposal=%s\n" % (base, number, rest.rstrip(), own))

@@ -267,7 +267,8 @@ def crc_of(path: Path, size: int) -> int:
     value = 0
     with path.open("rb") as file:
         while size and (block := file.read(min(size, _PIECE))):
-            value, size = zlib.crc32(block, value), size - len(block)
+            value = zlib.crc32(block, value)
+            size = size - len(block)
     return value
 
 

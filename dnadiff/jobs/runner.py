@@ -108,7 +108,8 @@ def run_jobs(jobs: Sequence[Job], options: RunOptions) -> Path:
                     f"{folder.path} holds shards with {key}={before}, and it is {after} now; "
                     "merge with the files of the shards"
                 )
-            job.settings, job.prepared = stream.settings, stream.prepared
+            job.settings = stream.settings
+            job.prepared = stream.prepared
     waiting = [job for job in jobs if not _is_complete(job, options)]
     for job in waiting:
         job.check()

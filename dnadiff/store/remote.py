@@ -226,7 +226,8 @@ class HttpStore(ObjectStore):
                     yield whole
                 return
             length = reply.headers.get("Content-Length", "")
-            first, total = 0, int(length) if length.isdecimal() else None
+            first = 0
+            total = int(length) if length.isdecimal() else None
             if reply.status == _PARTIAL:
                 found = _RANGE.fullmatch(part := reply.headers.get("Content-Range", ""))
                 if found is None or int(found[1]) != start:
@@ -234,7 +235,8 @@ class HttpStore(ObjectStore):
                         f"{shown}: the server answered a range with {part!r}; download it by "
                         "other means"
                     )
-                first, total = start, int(found[3])
+                first = start
+                total = int(found[3])
             if total is None and "Transfer-Encoding" not in reply.headers:
                 raise OSError(
                     f"{shown}: the server does not say how long the file is, so that a "
@@ -392,7 +394,8 @@ def _more(store: ObjectStore, part: Path, kept: _Kept) -> str | None:
     """Append what is missing, and return the version; raises LostError if it did not come."""
     address = store.address
     with store.open(kept.done, kept.version) as reply:
-        done, total = reply.start, reply.total
+        done = reply.start
+        total = reply.total
         if done and (total, reply.version) != (kept.total, kept.version):
             part.unlink(missing_ok=True)
             raise LostError(f"{address.shown} changed while it was read")
@@ -439,7 +442,8 @@ def fetch(address: Address) -> Path:
         note = _note_of(target, address)
         if note is None or _has_changed(address, note):
             version = transfer(address, part)
-            digest, size = hash_file(part), part.stat().st_size
+            digest = hash_file(part)
+            size = part.stat().st_size
             if not size:
                 raise ValueError(f"{address.shown} is empty; check the address")
             with part.open("rb") as file:

@@ -42,10 +42,13 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.inputs import SequenceInput
 
 Starts = list[tuple[int, int]]  # (record, start) of windows
-_BACKGROUND, _CONTROLS = re.compile(r"_bg(\d+:\d+)"), ("neg", "pos")
+_BACKGROUND = re.compile(r"_bg(\d+:\d+)")
+_CONTROLS = ("neg", "pos")
 METADATA = "metadata.yaml"
 COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
-SEQUENCE, LABEL, SPLIT = ("sequence", "seq"), ("class", "label"), "split"
+SEQUENCE = ("sequence", "seq")
+LABEL = ("class", "label")
+SPLIT = "split"
 SPLITS = (SPLIT, "fold", "set", "subset", "part", "partition", "dataset")  # usual names
 
 
@@ -79,26 +82,31 @@ class CsvTask(LabeledTask):
             isinstance(delimiter, str) and len(delimiter) == 1 and delimiter not in '"\r\n'
         ):
             raise ValueError(f"task.delimiter {delimiter!r} must be one character, or null")
-        self.path, self.delimiter = str(path), delimiter
-        self.sequence_column, self.split_column = sequence_column, split_column
+        self.path = str(path)
+        self.delimiter = delimiter
+        self.sequence_column = sequence_column
+        self.split_column = split_column
         self.label_columns = as_list(label_column)
         bare = Path(self.path).name.removesuffix(".gz")
         super().__init__(name or bare.rpartition(".")[0] or bare, **settings)
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        names, split = self.label_columns, self.split_column
+        names = self.label_columns
+        split = self.split_column
         found = LabeledSequences(
             self.path, label_source=f"column{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
         )
         if expand_user(self.path).is_dir():
-            found.divided, found.split_source = True, "its file names"
+            found.divided = True
+            found.split_source = "its file names"
             for table, part in find_tables(self.path):
                 self._add_rows(table, part, None, found, tokenizer)
             return found
         if split is None and not self.redivide:
             split = self._given_split()
         if split is not None:
-            found.divided, found.split_source = True, f"column {split!r}"
+            found.divided = True
+            found.split_source = f"column {split!r}"
         self._add_rows(self.path, "train", split, found, tokenizer)
         return found
 
@@ -162,7 +170,8 @@ def find_tables(folder: str) -> list[tuple[str, str]]:
             endings: one could be a copy of another.
     """
     files = sorted(p for p in expand_user(folder).rglob("*") if p.is_file() and is_table(p.name))
-    named, first = list[tuple[str, str]](), dict[str, Path]()
+    named = list[tuple[str, str]]()
+    first = dict[str, Path]()
     for file in files:
         if (word := file.name.split(".")[0].split("-")[0]) not in PART_NAMES:
             continue
@@ -236,7 +245,8 @@ class FastaTask(LabeledTask):
         )
         for part, name, file in self.files:
             for record in read_sequences(file):
-                where, letters = f"{file}: record {record.name}", record.sequence.decode("latin-1")
+                where = f"{file}: record {record.name}"
+                letters = record.sequence.decode("latin-1")
                 found.add(tokenizer, letters, part, where, name)
         return found
 
@@ -267,7 +277,8 @@ class PromoterGrid(LabeledTask):
             "task.label_column": label_column,
             "task.name_column": name_column,
         }
-        self.start, self.end = start, end
+        self.start = start
+        self.end = end
         if self.end <= self.start:
             raise ValueError(
                 f"task.end {self.end} is not after task.start {self.start}; give the bases of the "
@@ -278,7 +289,8 @@ class PromoterGrid(LabeledTask):
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
         label_source = f"column {self.columns['task.label_column']!r}"
-        found, controls = LabeledSequences(self.path, label_source=label_source), 0
+        found = LabeledSequences(self.path, label_source=label_source)
+        controls = 0
         for number, (sequence, label, name) in read_rows(self.path, self.columns):
             where = f"{self.path}: line {number}"
             if name.startswith(_CONTROLS):
@@ -397,7 +409,9 @@ class IntervalTask(LabeledTask):
         skip_missing: bool = False,
         **settings: Annotated[Any, LabeledTask],
     ) -> None:
-        self.path, self.genome, self.skip_missing = str(path), str(genome), skip_missing
+        self.path = str(path)
+        self.genome = str(genome)
+        self.skip_missing = skip_missing
         super().__init__(name or Path(self.path).name, **settings)
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
@@ -482,7 +496,9 @@ class GenomicBenchmark(LabeledTask):
         skip_missing: bool = False,
         **settings: Annotated[Any, LabeledTask],
     ) -> None:
-        self.path, self.genome, self.skip_missing = str(path), genome, skip_missing
+        self.path = str(path)
+        self.genome = genome
+        self.skip_missing = skip_missing
         super().__init__(name, **settings)
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
@@ -619,10 +635,18 @@ class RegionWindows:
         protocol: str = "fixed",
         seed: Natural = 0,
     ) -> None:
-        self.genome, self.regions, self.split = genome, regions, split or FractionSplit()
-        self.length, self.stride, self.max_train, self.k = length, stride, max_train, k
-        self.inside, self.outside, self.name = inside, outside, name
-        self.protocol, self.seed = protocol, seed
+        self.genome = genome
+        self.regions = regions
+        self.split = split or FractionSplit()
+        self.length = length
+        self.stride = stride
+        self.max_train = max_train
+        self.k = k
+        self.inside = inside
+        self.outside = outside
+        self.name = name
+        self.protocol = protocol
+        self.seed = seed
         if self.inside == self.outside:
             raise ValueError(
                 f"both classes are called {inside!r}; set task.inside or task.outside to another "
@@ -632,7 +656,8 @@ class RegionWindows:
     def load(self, tokenizer: DNATokenizer, alignment: Alignment | None = None) -> TaskData:
         """Read, divide and encode the task, with the columns of an alignment if it is given;
         ValueError if a part has no window of a class, or for another assembly."""
-        genome, source = Genome.open(self.genome), None
+        genome = Genome.open(self.genome)
+        source = None
         lengths = genome.lengths
         if alignment is not None:
             whole = [Region(name, 0, length) for name, length in lengths.items()]
@@ -650,10 +675,8 @@ class RegionWindows:
         for part, stride in strides.items():
             for interval in intervals[part]:
                 where = slice(interval.start, interval.end)
-                sequence, is_covered = (
-                    bases[interval.record][where],
-                    covered[interval.record][where],
-                )
+                sequence = bases[interval.record][where]
+                is_covered = covered[interval.record][where]
                 seen = np.zeros(len(sequence), bool)
                 if part in left_out:
                     seen = kmer_centers(train_kmers, sequence)
@@ -699,7 +722,9 @@ class RegionWindows:
             )
         if part == "train" and self.max_train is not None:
             size = min(size, self.max_train)
-        sequences, labels, pieces = [], [], []
+        sequences = []
+        labels = []
+        pieces = []
         for label, (name, of_class) in enumerate(zip(classes, starts)):
             random = np.random.default_rng(hash64(self.seed, part, name))
             for number in np.sort(random.choice(len(of_class), size, replace=False)):
@@ -724,8 +749,10 @@ def window_starts(mask: ndarray, length: int, stride: int) -> ndarray:
     """Starts (W,) int64, ascending, of windows in runs of True of `mask (L,)`: as many as fit into
     each run at `stride`, centered in it."""
     edges = np.flatnonzero(np.diff(np.pad(mask.astype(np.int8), 1)))
-    begin, slack = edges[::2], edges[1::2] - edges[::2] - length
-    begin, slack = begin[slack >= 0], slack[slack >= 0]
+    begin = edges[::2]
+    slack = edges[1::2] - edges[::2] - length
+    begin = begin[slack >= 0]
+    slack = slack[slack >= 0]
     counts = slack // stride + 1
     first = begin + (slack - (counts - 1) * stride) // 2
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

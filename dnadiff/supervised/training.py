@@ -347,7 +347,8 @@ class FineTuningModule(lightning.LightningModule):
         if self.budget.left < 0 and self.global_step >= MIN_STEPS:
             self.trainer.should_stop = True
         if not self.best_weights or score > self.best_score:
-            self.best_score, self.best_epoch = score, self.num_epochs
+            self.best_score = score
+            self.best_epoch = self.num_epochs
             self.best_weights = copy.deepcopy(self.classifier.state_dict())
             self.best_valid = predictions
             self.epochs_without_improvement = 0

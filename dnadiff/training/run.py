@@ -302,8 +302,10 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
         )
     module.configure_optimizers(num_steps=1)
     with torch.no_grad():
-        ids, vocab = data.test_windows("valid")[0]["ids"][None, :64].long(), module.denoiser.vocab
-        x0, weight = ids.to(device), vocab.is_emitted()[ids].float().to(device)
+        ids = data.test_windows("valid")[0]["ids"][None, :64].long()
+        vocab = module.denoiser.vocab
+        x0 = ids.to(device)
+        weight = vocab.is_emitted()[ids].float().to(device)
         denoiser = module.denoiser.to(device).eval()
         module.objective(denoiser, x0, weight, Draws.for_batch(0, 1, device=device))
     module.denoiser.to("cpu").train()

@@ -154,7 +154,8 @@ class Hub:
     def __post_init__(self) -> None:
         if wrong := [part for part in self.splits if part not in PARTS]:
             raise ValueError(f"hub.splits names {wrong[0]!r}; expected train, valid and test")
-        self.columns, files = as_list(self.column), self.data_files
+        self.columns = as_list(self.column)
+        files = self.data_files
         self.data_files = files and {part: as_list(paths) for part, paths in files.items()}
 
 
@@ -454,7 +455,8 @@ def tokenize(
             for ids, lengths in map_in_order(*work, few=_FEW):
                 tokens.write(ids.astype(dtype, copy=False).tobytes())
                 ends.write((total + np.cumsum(lengths)).tobytes())
-                total, number = total + len(ids), number + len(lengths)
+                total += len(ids)
+                number += len(lengths)
                 if time.monotonic() - logged > 30:
                     logged = time.monotonic()
                     log.info(f"{name}: {number:,} documents tokenized, {total:,} tokens")

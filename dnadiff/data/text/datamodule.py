@@ -656,7 +656,8 @@ class StreamLoader(Loader):
     def __iter__(self) -> Iterator[Batch]:
         if self._begin():
             self._restart(0, 0)
-        self._complete, number = False, self._returned
+        self._complete = False
+        number = self._returned
         together = self.batch_size * self.process.world_size
         step: list[tuple[ndarray, Place]] = []  # blocks, and the place after each
         for block in self._blocks(*self._places[-1][1]):

@@ -408,8 +408,11 @@ def write_tracks(alignment: Alignment, paths: Mapping[str, Path]) -> None:
     with ExitStack() as stack:
         files = {name: stack.enter_context(TemporaryFile()) for name in TRACKS}
         for number, (name, size) in enumerate(alignment.records.items()):
-            columns, target = alignment.columns(name, 0, size), alignment.target(name, 0, size)
-            known, rate, depth = columns[:, DEPTH] > 0, columns[:, RATE], columns[:, DEPTH]
+            columns = alignment.columns(name, 0, size)
+            target = alignment.target(name, 0, size)
+            known = columns[:, DEPTH] > 0
+            rate = columns[:, RATE]
+            depth = columns[:, DEPTH]
             own = np.take_along_axis(columns, np.minimum(target, 3)[:, None], 1)[:, 0]
             own = np.where(target < GAP, own, np.nan)
             values = rate, np.expm1(depth), own, phase_contrast(rate, known)

@@ -381,7 +381,8 @@ class VariantJob(ResumableJob):
     def __post_init__(self) -> None:
         super().__init__()
         self.side_files = files_of(self.matrix, self.page)
-        self.bgzip, self.converts = self.writer.is_vcf, self.writer.converts
+        self.bgzip = self.writer.is_vcf
+        self.converts = self.writer.converts
         self.audit = Audit()
         self.summary = InputSummary()
 

@@ -269,7 +269,8 @@ class _TwoStreams(torch.autograd.Function):
         outputs = [(y, *[None] * 5) for y in ys]
         _scan_streams("forward", steps, run.ways, decays, outputs, block, [(x,) for x in kept])
         if keep:
-            ctx.block, rest = block, [tensor for step in steps for tensor in step]
+            ctx.block = block
+            rest = [tensor for step in steps for tensor in step]
             saved = noised, clean, x_clean, z_clean, x, z, *ys, *decays, *kept
             ctx.save_for_backward(*saved, *rest, *run.tensors)
         y_clean, y, y_rev = ys

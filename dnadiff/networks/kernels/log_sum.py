@@ -216,7 +216,9 @@ class _LinearLogSum(torch.autograd.Function):
             for operations, columns, _, bias_part, logits in blocks:
                 operations.add_log_sum(logits, bias_part, ids, columns.start, log_sum, picked)
         ctx.save_for_backward(features, weight, bias, ids, log_sum)
-        ctx.banned, ctx.block, ctx.product = banned, block, product
+        ctx.banned = banned
+        ctx.block = block
+        ctx.product = product
         return log_sum, picked
 
     @staticmethod

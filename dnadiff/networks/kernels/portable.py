@@ -97,7 +97,8 @@ class _Scan(torch.autograd.Function):
         walk = _Chunks(step, dx, A, B, C, reverse, block)
         h = walk.entering(initial)
         ctx.save_for_backward(step, dx, A, B, C, initial, h)
-        ctx.reverse, ctx.block = reverse, block
+        ctx.reverse = reverse
+        ctx.block = block
         ctx.set_materialize_grads(False)
         y, last = walk.outputs(h)
         starts = None if block is None else h[:, :: _cut(block)[0]].clone()

@@ -337,7 +337,9 @@ def _scans_backward(
     states = initial if restart else kept
     with device_of(A):
         if span != run.segment:  # the states before spans, from those before segments
-            long, before, first = -(-run.V // run.segment), states, run.inputs["u"][0][0]
+            long = -(-run.V // run.segment)
+            before = states
+            first = run.inputs["u"][0][0]
             states = run.new(run.rows, run.spans(span), N, E)
             run(
                 load_kernels(_FORWARD).outputs, "u delta B C",
