@@ -20,7 +20,9 @@ CONTROL = re.compile(
 )
 _WORD = re.compile(r"(?:[A-Za-z_/]|\.\.?/)[\w/.+-]*", re.ASCII)
 _NOT_TEXT = ("true", "false", "null", "nan", "inf")  # of words, as Hydra reads them
-_LONGEST_WORD, _LONGEST_TEXT = 400, 8000  # characters
+# characters
+_LONGEST_WORD = 400
+_LONGEST_TEXT = 8000
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 

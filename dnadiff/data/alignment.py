@@ -34,11 +34,15 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import Region
 
-GAP, ABSENT = 4, 5  # codes after A 0, C 1, G 2 and T 3; nothing aligned, or N, is absent
+# codes after A 0, C 1, G 2 and T 3; nothing aligned, or N, is absent
+GAP = 4
+ABSENT = 5
 
 FORMAT = "dnadiff alignment 1"  # with the version
 _MAKE = "python -m dnadiff.align genome=target.fa related='genomes/*.fa' output=target.aln"
-_COMPARED, _STRETCH = 64, 64  # stretches of a genome that are compared, and their bases
+# stretches of a genome that are compared, and their bases
+_COMPARED = 64
+_STRETCH = 64
 CODE_OF_ID = np.full(256, ABSENT, np.uint8)  # of the token ids of DNA
 CODE_OF_ID[FIRST_BASE:N_ID] = np.arange(4)
 

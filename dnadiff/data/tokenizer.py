@@ -33,7 +33,9 @@ VOCAB_TXT = "vocab.txt"
 BPE_FILES = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 # Files that define a tokenizer, preferred first.
 FILE_SETS = ((TOKENIZER_JSON,), *BPE_FILES, (VOCAB_TXT,))
-SEPARATOR, END = "\x1f", "\x1e"  # ASCII's separators of units and of records
+# ASCII's separators of units and of records
+SEPARATOR = "\x1f"
+END = "\x1e"
 _PIECE = 1 << 20  # characters encoded at once: each takes about 20 bytes until it has its id
 _LETTER_OF_ID = np.frombuffer(b"\0\0\0_\0\0\0ACGTN", dtype=np.uint8)  # 0: no letter; MASK is 3
 _BASE_OF_ID = np.full(256, 4, dtype=np.uint8)

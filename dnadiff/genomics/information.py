@@ -103,7 +103,9 @@ def tiles(sites: Iterable[Interval], lengths: Sequence[int], window: int) -> Ite
             yield SiteWindow(Interval(record, first, first + window), low, high)
 
 
-_TILES, _TOKENS = 64, 1 << 16  # windows computed and written together
+# windows computed and written together
+_TILES = 64
+_TOKENS = 1 << 16
 Values: TypeAlias = NDArray[np.float32]
 
 

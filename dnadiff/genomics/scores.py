@@ -31,7 +31,9 @@ from dnadiff.store.objects import optional_package
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
-_WINDOWS, _BASES = 512, 1 << 22  # in memory together
+# in memory together
+_WINDOWS = 512
+_BASES = 1 << 22
 COLUMNS = {  # what they mean
     "name": "of the record, or chrom:first-last(strand)",
     "length": "bases",

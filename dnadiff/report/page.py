@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
 _HERE = Path(__file__).parent
 Results = Mapping[str, Json]  # the content of a JSON file
-WIDTH, HEIGHT = 4.7, 3.3  # inches: half the width of a page, about the width of a phone
+# inches: half the width of a page, about the width of a phone
+WIDTH = 4.7
+HEIGHT = 3.3
 # Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
 # marker
 MODEL = "#0072B2"

@@ -55,7 +55,9 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 Json = Any  # a value that JSON can hold
-_FROM_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
+# AT_FDCWD and RENAME_EXCHANGE of Linux
+_FROM_HERE = -100
+_EXCHANGE = 2
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 Size = (
     int | Callable[[], int] | None

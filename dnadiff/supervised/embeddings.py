@@ -121,7 +121,9 @@ def _different(names: Sequence[str]) -> list[str]:
 
 
 NO_VECTOR = "without a known base (all N), as nan"
-_BATCHES, _BASES = 16, 1 << 22  # sequences in memory together: so many batches, and so many bases
+# sequences in memory together: so many batches, and so many bases
+_BATCHES = 16
+_BASES = 1 << 22
 DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.float16}
 
 

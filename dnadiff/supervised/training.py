@@ -57,15 +57,21 @@ PATIENCE = 3
 LR = 1e-3
 WARMUP = 0.1
 BATCH_SIZE = 32
-MAX_SEQUENCES, MAX_VALID = 40_000, 1000  # of which features are stored; items that rank trials
+MAX_SEQUENCES = 40_000  # of which features are stored
+MAX_VALID = 1000  # items that rank trials
 MAX_BYTES = 2**30  # of the features of the training part, and again of the validation part
-READ_SHARE, TRAIN_SHARE = 0.25, 0.3  # of what is left of a wall-clock budget
+# of what is left of a wall-clock budget
+READ_SHARE = 0.25
+TRAIN_SHARE = 0.3
 # The published ones of Caduceus, 1e-3 and 2e-3, are inside.
 PRETRAINED_RATES = (3e-4, 8e-4, 2e-3, 5e-3)
 NEW_RATES = (5e-4, 1.2e-3, 2.5e-3, 6e-3)  # of parameters that start random
 MEASURED_STEPS = 8  # which give the speed, before anything is planned for a budget
-TRIAL_SHARE, MIN_TRIAL_STEPS = 0.04, 20  # of the steps; steps
-SEARCH_SHARE, RESERVE = 0.35, 0.05  # of a budget: at most for the search, and kept back
+TRIAL_SHARE = 0.04  # of the steps
+MIN_TRIAL_STEPS = 20  # steps
+# of a budget: at most for the search, and kept back
+SEARCH_SHARE = 0.35
+RESERVE = 0.05
 _WARM_UP_STEPS = 3  # slower, because memory is allocated
 
 

@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 
 CONFIG = "config.json"
 TENSORS = ("model.safetensors", "pytorch_model.bin")
-CARD, DESCRIPTION = "README.md", "dnadiff.json"  # of an exported model; published folders have none
+# of an exported model; published folders have none
+CARD = "README.md"
+DESCRIPTION = "dnadiff.json"
 FORMAT = 1
 # Of the configuration: what the denoiser is built from.
 MODEL = ("backbone", "objective", "noise", "time_conditioning")

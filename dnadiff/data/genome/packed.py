@@ -48,7 +48,9 @@ COLUMNS = ("length", "unknown", "gc", "soft", "ambiguous", "first_ambiguous", "h
 # open.
 _MAPPED = 1 << 20
 _BETWEEN = b"\xff"  # name and description; no byte of UTF-8
-NUMBERS, HEADERS = "records.npy", "headers"  # names of the two files of a table
+# names of the two files of a table
+NUMBERS = "records.npy"
+HEADERS = "headers"
 
 
 class RecordInfo(TypedDict):

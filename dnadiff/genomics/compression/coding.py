@@ -254,7 +254,9 @@ _LIBRARIES = {
     "oneDNN": r"MKL-DNN v([\w.]+)",
     "BLAS": r"BLAS_INFO=(\w+)",
 }
-_ROWS, _LENGTH = 2, 256  # of the input of `results`
+# of the input of `results`
+_ROWS = 2
+_LENGTH = 256
 
 
 def describe(denoiser: MaskedDenoiser) -> dict[str, str | int]:

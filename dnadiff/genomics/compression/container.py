@@ -251,7 +251,8 @@ MAGIC = b"\x93dnadiff.dnd\x01\r\n"
 FORMAT = 1  # version of the code; other versions are rejected
 _DIGEST = 16
 blake2b = partial(hashlib.blake2b, digest_size=_DIGEST)
-_LEAST, _RATIO = 1 << 20, 100  # bytes that any file may expand to; bytes for each byte of a file
+_LEAST = 1 << 20  # bytes that any file may expand to
+_RATIO = 100  # bytes for each byte of a file
 _XZ_MEMORY = 1 << 27  # bytes; what we write needs half of it
 
 

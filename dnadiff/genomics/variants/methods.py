@@ -399,7 +399,9 @@ class Audit:
         self.count += int(known.sum())
 
 
-_AROUND_SUBSTITUTIONS, _AROUND_INDELS = 4, 16  # bases of a block
+# bases of a block
+_AROUND_SUBSTITUTIONS = 4
+_AROUND_INDELS = 16
 
 
 class VariantMethod:

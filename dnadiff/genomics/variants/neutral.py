@@ -24,7 +24,9 @@ from dnadiff.store.disk import cache_dir, json_hash, locked, read_json, write_js
 from dnadiff.weights.tensors import identity
 
 FILE_NAME = "neutral_variants.json"
-NUM_SNVS, NUM_INDELS = 20_000, 64  # of all changes, and of each kind of indels
+# of all changes, and of each kind of indels
+NUM_SNVS = 20_000
+NUM_INDELS = 64
 _FEWEST = 16  # indels of a kind that a genome must have
 _RUN = 4  # equal bases that are a homopolymer run
 _TRIES = 40_000  # places at which indels of a kind are looked for

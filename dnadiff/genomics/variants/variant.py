@@ -24,7 +24,9 @@ _NUCLEOTIDES = re.compile("[ACGTURYKMSWBDHVN]+")
 _BASES = "ACGT"
 _PLAIN = re.compile(f"[{_BASES}]+")
 _SHOWN = 20  # letters of an allele in a message
-_FEW, _PIECE = 16, 1 << 16  # bases that are read together
+# bases that are read together
+_FEW = 16
+_PIECE = 1 << 16
 _PLACEMENTS = 16
 TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)

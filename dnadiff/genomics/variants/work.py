@@ -40,7 +40,9 @@ from dnadiff.store.objects import PACKAGE, build
 if TYPE_CHECKING:
     from dnadiff.weights.loaded import Loaded
 
-_COMPARED, _LENGTH = 64, 64  # stretches of a record that are compared, and their bases
+# stretches of a record that are compared, and their bases
+_COMPARED = 64
+_LENGTH = 64
 
 
 PLACE = ("chrom", "pos", "id", "ref", "alt")

@@ -334,7 +334,9 @@ def _scan_streams(
         call(f"stream_scan_{direction}", *places, A, way.D, way.dt_bias, *arrays, *sizes)
 
 
-_MAX_TAPS, _MIXER_TAPS = 8, 4  # of filters in C++, alone and in whole mixers
+# of filters in C++, alone and in whole mixers
+_MAX_TAPS = 8
+_MIXER_TAPS = 4
 _LARGEST = 2**17  # entries of half an input projection: weights that fit into a core's cache
 
 
