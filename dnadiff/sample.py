@@ -379,7 +379,8 @@ def make_request(options: SampleOptions, model: Model) -> Request:
     model."""
     from dnadiff.design import request as requests
 
-    tokenizer, each = model.tokenizer, options.proposals or options.num_samples
+    tokenizer = model.tokenizer
+    each = options.proposals or options.num_samples
     motifs = requests.read_motifs(options.motif)
     patterns = None
     if options.template is not None:

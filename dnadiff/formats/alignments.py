@@ -4,8 +4,6 @@ All of them are read as blocks, in which gaps are `-`. Formats are found by them
 subclass of `AlignmentFormat` in an imported module is one. SAM and BAM are read by pysam.
 """
 
-from __future__ import annotations
-
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

@@ -190,7 +190,8 @@ class Division:
     """
 
     def __init__(self, found: LabeledSequences, bases: list[ndarray], task: LabeledTask) -> None:
-        self.found, self.bases = found, bases
+        self.found = found
+        self.bases = bases
         self.target, self.labels = task.target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
         self.clusters = self.copies = cluster_copies(bases)
@@ -218,7 +219,8 @@ class Division:
         label_of_cluster = self.strata[rows][first]
         labels = label_of_cluster[np.searchsorted(names, self.clusters[rows])]
         for number in np.unique(labels):
-            class_name, of_class = self.strata_names[number], rows[labels == number]
+            class_name = self.strata_names[number]
+            of_class = rows[labels == number]
             random = np.random.default_rng(hash64(seed, part, class_name))
             try:
                 chosen = sample_clusters(self.clusters[of_class], fraction, random)
@@ -305,10 +307,16 @@ class LabeledTask(ABC):
     ) -> None:
         self.kind = kind
         self.target = build_target(kind, self.label_columns, loss, transform)
-        self.name, self.protocol, self.expected = name, protocol, dict(expected or {})
-        self.stranded, self.redivide, self.seed = stranded, redivide, seed
-        self.max_length, self.cluster_kmer = max_length, cluster_kmer
-        self.test_fraction, self.valid_fraction = test_fraction, valid_fraction
+        self.name = name
+        self.protocol = protocol
+        self.expected = dict(expected or {})
+        self.stranded = stranded
+        self.redivide = redivide
+        self.seed = seed
+        self.max_length = max_length
+        self.cluster_kmer = cluster_kmer
+        self.test_fraction = test_fraction
+        self.valid_fraction = valid_fraction
 
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
@@ -457,7 +465,8 @@ def tested_subsets(
         rows = zip(items.ids.numpy(), items.lengths.tolist())
         return [tokenizer.bases(ids[:length]) for ids, length in rows]
 
-    tested, found = bases(protocol.tested(data)), dict[str, ndarray]()
+    tested = bases(protocol.tested(data))
+    found = dict[str, ndarray]()
     kmers = {} if pretraining is None else {"pretraining": pretraining}
     parts = (data.train, data.valid)
     if sum(int(part.lengths.sum()) for part in parts) > _MAX_TRAINING:

@@ -3,8 +3,6 @@
 The default options find homologs of 60 to 100 % identity.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ A genome comes from a file of sequences, which an engine aligns, from a file of 
 a file that this module wrote.
 """
 
-from __future__ import annotations
-
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

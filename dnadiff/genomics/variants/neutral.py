@@ -4,8 +4,6 @@ random insertions and deletions of the same kind.
 Random variants are scored when they are first needed, and kept in a JSON file in the folder of the
 model, under a digest of everything that their scores depend on."""
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Scores of the columns of an alignment, without a network."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

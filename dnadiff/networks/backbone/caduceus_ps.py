@@ -8,8 +8,6 @@ with exchanging the strands. Features follow the published convention (arXiv 240
 that reverse-complementing the sequence reverses the positions and channels of the features.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Unpack
 
