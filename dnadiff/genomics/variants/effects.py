@@ -49,7 +49,7 @@ from dnadiff.genomics.variants.variant import (
     pair,
     sides,
 )
-from dnadiff.progress import log
+from dnadiff.progress import Progress, log
 
 if TYPE_CHECKING:
     import pandas
@@ -285,10 +285,13 @@ class Scorer(RowScorer):
     def ratios(self, edits: Sequence[Edit]) -> list[float]:
         """The LLR of any number of edits."""
         found: list[float] = []
+        progress = Progress(len(edits), "random variants")
         for first in range(0, len(edits), self.chunk):
             part = edits[first : first + self.chunk]
             self.begin_block(part, False)
             found += [each.LLR for each in self._effects(part)]
+            progress.update(len(part))
+        progress.close()
         return found
 
     def _effects(self, edits: Sequence[Edit]) -> list[Effect]:
