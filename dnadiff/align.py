@@ -1,20 +1,16 @@
 """`python -m dnadiff.align`: align related genomes to a genome, and compute what a phylogeny says
 of each of its bases."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Interval
 
 from dnadiff.fields import Positive
+from dnadiff.jobs.job import Job
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.report.relatives import draw_relatives
 from dnadiff.store.address import expand_user
-
-if TYPE_CHECKING:
-    from dnadiff.jobs.job import Job
 
 
 class AlignOptions(ShardedOptions):

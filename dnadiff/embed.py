@@ -1,16 +1,12 @@
 """`python -m dnadiff.embed`: the network's features of each sequence of a FASTA file, or of each
 region of a genome, as one file."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dnadiff.fields import PositiveInt
+from dnadiff.jobs.job import Job
 from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
 from dnadiff.options.command import command
-
-if TYPE_CHECKING:
-    from dnadiff.jobs.job import Job
 
 
 class EmbedOptions(ShardedOptions):

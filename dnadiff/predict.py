@@ -1,19 +1,15 @@
 """`python -m dnadiff.predict`: predictions of new sequences by the networks of a fine-tuned run, as
 a table and a track."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from pydantic import model_validator
 
 from dnadiff.fields import PositiveInt, as_list
+from dnadiff.jobs.job import Job
 from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
-
-if TYPE_CHECKING:
-    from dnadiff.jobs.job import Job
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
 TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")

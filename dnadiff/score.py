@@ -1,17 +1,11 @@
 """`python -m dnadiff.score`: the likelihood of each record of a FASTA file or region of a genome,
 and the information content of each base."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from dnadiff.fields import PositiveInt
+from dnadiff.jobs.job import Job
 from dnadiff.options.base import ModelOptions, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
-
-if TYPE_CHECKING:
-    from dnadiff.jobs.job import Job
 
 
 class ScoreOptions(ModelOptions, ShardedOptions):

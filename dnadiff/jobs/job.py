@@ -8,15 +8,17 @@ shards.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from dnadiff.fields import Json, JsonMap
-from dnadiff.jobs.journal import Earlier
 
+# For keys of settings, the values that earlier versions wrote in their place, computed when a value
+# differs.
+Earlier: TypeAlias = Mapping[str, Callable[[], tuple[Json, ...]]]
 Report: TypeAlias = Callable[..., None]  # items that are finished, and tokens read for them
 
 

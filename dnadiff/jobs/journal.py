@@ -17,13 +17,13 @@ import re
 import struct
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from io import BufferedReader, FileIO
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.jobs.job import Earlier
 from dnadiff.renamed import VERSION, with_current_names
 from dnadiff.store.disk import (
     atomic_write,
@@ -45,9 +45,6 @@ _BLOCK = 0xFF00  # bytes of content in a bgzip block
 _BLOCK_HEADER = struct.Struct("<4BI2BH2B2H")
 BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
-# For keys of settings, the values that earlier versions wrote in their place, computed when a value
-# differs.
-Earlier: TypeAlias = Mapping[str, Callable[[], tuple[Json, ...]]]
 _NOTHING: Earlier = MappingProxyType({})
 
 

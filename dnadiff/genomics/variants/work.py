@@ -30,8 +30,7 @@ from dnadiff.genomics.variants.effects import (
 )
 from dnadiff.genomics.variants.methods import Audit, Floats, Network, VariantMethod
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped
-from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import Earlier
+from dnadiff.jobs.job import Earlier, Result, ResumableJob
 from dnadiff.progress import log, table
 from dnadiff.store.disk import write_bytes
 from dnadiff.store.files import open_text
