@@ -31,7 +31,8 @@ from dnadiff.formats.sequences import read_sequences
 from dnadiff.progress import duration, table
 from dnadiff.weights.checkpoint import load
 
-GENOME, RECORD = "bundled:ecoli_K12_MG1655.fa.gz", "U00096.3"
+GENOME = "bundled:ecoli_K12_MG1655.fa.gz"
+RECORD = "U00096.3"
 UPSTREAM, GENE_START = (
     60,
     3_716_546,
@@ -188,12 +189,15 @@ def measure(folder: Path) -> Speed:
     took = time.monotonic() - begin
     rows = read_metrics(folder / "metrics.csv")
     done = rows["train_loss"] == rows["train_loss"]  # not NaN: rows of training
-    tokens, seconds = rows["tokens"][done], rows["seconds"][done]
+    tokens = rows["tokens"][done]
+    seconds = rows["seconds"][done]
     half = len(tokens) // 2  # the first steps are slower: memory is allocated and caches are cold
     training = (tokens[-1] - tokens[half]) / (seconds[-1] - seconds[half])
     loaded = load("ecoli")
-    mask_id, backbone = loaded.tokenizer.vocab.mask_id, loaded.denoiser.backbone
-    windows, batch = torch.full((4, LONG), mask_id), torch.full((16, TASK_LENGTH), mask_id)
+    mask_id = loaded.tokenizer.vocab.mask_id
+    backbone = loaded.denoiser.backbone
+    windows = torch.full((4, LONG), mask_id)
+    batch = torch.full((16, TASK_LENGTH), mask_id)
     conjoined = Conjoined(loaded.denoiser, loaded.tokenizer.vocab)
     with torch.no_grad():
         forward = (
@@ -222,7 +226,9 @@ def run_stages(folder: Path, budget: float, start: float) -> tuple[list[str], li
 
     print("Measuring the speed of this machine")
     speed = measure(folder / "speed")
-    model, where, end = "checkpoint=ecoli", f"hydra.run.dir={folder}", GENE_START
+    model = "checkpoint=ecoli"
+    where = f"hydra.run.dir={folder}"
+    end = GENE_START
     stages = [speed.designing, speed.variants, speed.evaluation, speed.finetuning]
     done: list[Settings] = []
 
@@ -375,7 +381,8 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (
         1 << 20 if sys.platform == "darwin" else 1 << 10
     )
-    total, per_second = duration(time.monotonic() - start), training["tokens_per_second"]
+    total = duration(time.monotonic() - start)
+    per_second = training["tokens_per_second"]
     print(
         f"\n{total} in total; training {duration(training['seconds'])}, {per_second:,} tokens/s "
         f"(predicted {speed.training:,.0f})"

@@ -48,7 +48,8 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-LISTED, KEPT = HERE / "golden.txt", HERE / "golden.json"
+LISTED = HERE / "golden.txt"
+KEPT = HERE / "golden.json"
 OWN = ".golden"  # the folder of a case with what its commands printed
 PRELOADED = (
     *("torch", "lightning", "hydra", "omegaconf", "numpy", "pandas", "scipy.stats", "yaml"),
@@ -243,6 +244,7 @@ def write_inputs(world: Path) -> None:
     bases = "".join(draw.choices("AACGT", k=6_000))
     other = "".join(draw.choices("ACGGT", k=4_000))
     files = {"g.fa": f">chr1\n{bases}\n", "other.fa": f">chr1 other\n{other}\n"}
+    files["related.afa"] = f">chr1\n{bases}\n>related\n{bases.replace('AA', 'AC')}\n"
     files["promoter.fa"] = f">p\n{bases[:48]}\n"
     files["promoters.fa"] = _fasta((f"p{i}", bases[100 * i : 100 * i + 48]) for i in range(8))
     files["x.fa"] = _fasta((f"s{i}", "".join(draw.choices("ACGT", k=64))) for i in range(12))
@@ -585,11 +587,13 @@ def files_of(folder: Path) -> list[str]:
 
 def contents(path: Path, replaced: Mapping[str, str]) -> dict[str, Any]:
     """The values in a file, by key; paths of this machine and times are left out."""
-    name, data = path.name, path.read_bytes()
+    name = path.name
+    data = path.read_bytes()
     if path.parent.name == OWN:
         return dict(enumerate_lines(printed_text(data.decode(errors="replace"), replaced)))
     if name.endswith((".gz", ".bgz")):
-        name, data = name.rpartition(".")[0], gzip.decompress(data)
+        name = name.rpartition(".")[0]
+        data = gzip.decompress(data)
     kind = name.rpartition(".")[2]
     values = READERS.get(kind, _read_text)(data)
     if kind == "md":
@@ -611,7 +615,8 @@ def printed_text(text: str, replaced: Mapping[str, str]) -> list[str]:
     """What a command printed, without the lines that a later one overwrote, without times and the
     width of columns."""
     lines = [line.rpartition("\r")[2] for line in _replace(text, replaced).split("\n")]
-    shown, speeds = [], False
+    shown = []
+    speeds = False
     for line in lines:
         words = DURATION.sub("TIME", line).split()
         speeds = bool(words) and (speeds or words[-1].endswith("/s"))
@@ -759,7 +764,8 @@ def differences(case: str, old: Path, new: Path, replaced: Mapping[str, str]) ->
         for a, b in zip(*pairs, strict=False)
         if a["status"] != b["status"] and not intended(case, "", "status")
     ]
-    before, after = named(old / case), named(new / case)
+    before = named(old / case)
+    after = named(new / case)
     interrupted = any(each["words"][:1] == ["interrupted"] for each in pairs[1])
     for file in sorted({*before, *after}):
         if interrupted and (len(pairs[1]) == 1 or file.startswith(OWN)):

@@ -109,9 +109,11 @@ def losses(metrics: Columns) -> dict[str, tuple[ndarray, ndarray]]:
 
 def smoothed(values: ndarray) -> ndarray:
     """Centered moving average over a fifteenth of the points; at the ends the window is cut off."""
-    half, index = max(len(values) // 30, 1), np.arange(len(values))
+    half = max(len(values) // 30, 1)
+    index = np.arange(len(values))
     total = np.concatenate([[0], np.cumsum(values)])
-    first, last = np.maximum(index - half, 0), np.minimum(index + half + 1, len(values))
+    first = np.maximum(index - half, 0)
+    last = np.minimum(index + half + 1, len(values))
     return (total[last] - total[first]) / (last - first)
 
 
@@ -159,7 +161,8 @@ def headlines(results: RunResults) -> list[Headline]:
         ends = values["bits_low"], values["bits_high"]
         add(f"Bits per base, {GROUPS[group].lower()}", values["bits"], *ends, "{:.4f}", said)
     for markov in markov_models(evaluation):
-        values, order = markov["groups"]["all"], markov["order"]
+        values = markov["groups"]["all"]
+        order = markov["order"]
         ends = (values.get("low"), values.get("high"))
         words = ("The model is worse than", "The model is better than", "Not distinguishable from")
         said = verdict(*ends, *words)
@@ -172,9 +175,12 @@ def headlines(results: RunResults) -> list[Headline]:
             f"{said}. Order {order} itself: {number(values.get('bits'))}.",
         )
     if finetune := results.finetune:
-        metric, chance = ACCURACY, 1 / len(finetune["task"]["classes"])
+        metric = ACCURACY
+        chance = 1 / len(finetune["task"]["classes"])
         for name, result in finetune["models"].items():
-            low, high, seeds = result["low"], result["high"], len(result["per_seed"])
+            low = result["low"]
+            high = result["high"]
+            seeds = len(result["per_seed"])
             said = "Test windows classified correctly, in %"
             said += f", over {seeds} seeds." if seeds > 1 else "."
             if is_number(low) and is_number(high):
@@ -210,7 +216,8 @@ def sentences(results: RunResults) -> list[str]:
         said.append(
             f"Compared with Markov models, on all held-out bases, the model is {'; '.join(parts)}."
         )
-    finetune, parts = results.finetune or {"differences": ()}, []
+    finetune = results.finetune or {"differences": ()}
+    parts = []
     for d in finetune["differences"]:
         if d["verdict"] in ("better", "worse", NEITHER):
             word = "than" if d["verdict"] != NEITHER else "from"
@@ -222,7 +229,8 @@ def sentences(results: RunResults) -> list[str]:
 
 def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
     """First, last and lowest value of each loss, in bits."""
-    x, rows = metrics["tokens"], list[tuple[str, ...]]()
+    x = metrics["tokens"]
+    rows = list[tuple[str, ...]]()
     for key, (known, bits) in losses(metrics).items():
         bits = smoothed(bits) if key == "train_nll" else bits
         best = int(np.argmin(bits))
@@ -234,7 +242,9 @@ def loss_rows(metrics: Columns) -> list[tuple[str, ...]]:
 def loss_curve(axes: Axes, metrics: Columns) -> None:
     """Bits per base against tokens: training raw and smoothed, validation with averaged and with
     raw weights."""
-    x, logged, ends = metrics["tokens"], losses(metrics), []
+    x = metrics["tokens"]
+    logged = losses(metrics)
+    ends = []
     if "train_nll" in logged:
         rows, bits = logged["train_nll"]
         axes.plot(x[rows], bits, "-", color=FAINT, lw=0.6, alpha=0.55, label="training")
@@ -250,7 +260,8 @@ def loss_curve(axes: Axes, metrics: Columns) -> None:
             axes.plot(x[rows], bits, marker, color=color, ms=3.5, lw=1.4, label=text)
             ends.append(bits)
     if ends:
-        low, high = min(map(np.min, ends)), max(map(np.max, ends))
+        low = min(map(np.min, ends))
+        high = max(map(np.max, ends))
         axes.set_ylim(low - 0.06 * (high - low) - 1e-3, high + 0.12 * (high - low) + 1e-3)
     axes.set(title="Loss", xlabel="tokens seen in training", ylabel="bits per base", xlim=(0, None))
     axes.xaxis.set_major_formatter(lambda value, _: short_count(value))
@@ -260,7 +271,8 @@ def loss_curve(axes: Axes, metrics: Columns) -> None:
 def group_panels(draw: Callable[[Axes, Results, str], None], evaluation: Results) -> Figure:
     """A figure with one panel for each group of bases, from top to bottom:
     `draw(axes, evaluation, group)`, each with its own scale."""
-    groups, rows = shown_groups(evaluation), 1 + len(evaluation.get("markov") or ())
+    groups = shown_groups(evaluation)
+    rows = 1 + len(evaluation.get("markov") or ())
     with figure(WIDTH, len(groups) * (0.75 + 0.19 * rows), len(groups)) as (made, every):
         for axes, group in zip(every, groups):
             draw(axes, evaluation, group)
@@ -272,9 +284,11 @@ def group_panels(draw: Callable[[Axes, Results, str], None], evaluation: Results
 def held_out_bits(axes: Axes, evaluation: Results, group: str = "all") -> None:
     """Bits per base of the model, with its 95 % interval, and of the Markov models on the same
     bases."""
-    ours, markov = evaluation["groups"][group], markov_models(evaluation, group)
+    ours = evaluation["groups"][group]
+    markov = markov_models(evaluation, group)
     bits = [ours["bits"], *(m["groups"][group]["bits"] for m in markov)]
-    low, high = ours.get("bits_low"), ours.get("bits_high")
+    low = ours.get("bits_low")
+    high = ours.get("bits_high")
     if is_number(low) and is_number(high):
         axes.axvspan(low, high, color=MODEL, alpha=0.12, lw=0)
     interval_line(axes, 0, low, high, MODEL)

@@ -32,7 +32,8 @@ class Files:
     """The files of the package whose code runs while this context is entered."""
 
     def __init__(self, with_modules: bool) -> None:
-        self.with_modules, self.found = with_modules, set()
+        self.with_modules = with_modules
+        self.found = set()
         self.package = f"{ROOT / 'dnadiff'}{os.sep}"
 
     def _see(self, frame: FrameType, event: str, argument: object) -> None:
@@ -78,7 +79,8 @@ def variants(folder: Path) -> Callable[[], object]:
 
     genome = folder / "g.fa"
     genome.write_text(f">chr1\n{sequence(3000)}\n")
-    model, base = dnadiff.load("ecoli"), sequence(3000)[1499]
+    model = dnadiff.load("ecoli")
+    base = sequence(3000)[1499]
     alternative = "ACGT"["CGTA".index(base)]
     return lambda: model.variants([("chr1", 1500, base, alternative)], genome=str(genome))
 

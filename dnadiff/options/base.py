@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 
 from dnadiff.fields import Built, Natural, NonNegative, PositiveInt, check_value
 from dnadiff.store.address import expand_user, shortened
+from dnadiff.store.disk import check_output
 
 if TYPE_CHECKING:
     import pandas
@@ -161,8 +162,6 @@ class Options(BaseModel):
 
     def new_output(self, name: str) -> Path:
         """As `output_path`; an error if it exists and is not to be replaced."""
-        from dnadiff.store.disk import check_output
-
         return check_output(self._output(name), self.overwrite)
 
     def _output(self, name: str) -> str | Path:

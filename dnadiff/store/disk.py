@@ -44,7 +44,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-import numpy as np
 import yaml
 from filelock import FileLock, Timeout
 
@@ -52,6 +51,7 @@ from dnadiff.progress import Progress, log
 from dnadiff.store.address import expand_user, is_remote
 
 if TYPE_CHECKING:
+    import numpy as np
     from _typeshed import ReadableBuffer
 
 Json = Any  # a value that JSON can hold
@@ -538,6 +538,8 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
     Raises:
         ValueError: if the file is damaged, or lacks one of `names`.
     """
+    import numpy as np  # a command that shows its help does not wait for it
+
     check_regular(Path(path))
     try:
         with zipfile.ZipFile(path) as file:

@@ -48,7 +48,8 @@ def rows() -> list[str]:
         .splitlines()
     ]
     for genome, lengths in LENGTHS.items():
-        names, parts = list(lengths), FractionSplit()(list(lengths), list(lengths.values()))
+        names = list(lengths)
+        parts = FractionSplit()(list(lengths), list(lengths.values()))
         found = [(i.record, i.start, i.end, part) for part in PARTS for i in parts.get(part, ())]
         lines += [
             f"{genome}:{names[record]}\t{start}\t{end}\t{part}"

@@ -51,13 +51,15 @@ SENTENCE = "All happy families are alike; each unhappy one"
 TIMES = (0.25, 0.5)
 DRAWS = Draws.for_batch(219, 1)
 TOKENIZER = DNATokenizer()
-VOCAB, NOISE = TOKENIZER.vocab, LogLinear()
+VOCAB = TOKENIZER.vocab
+NOISE = LogLinear()
 WANTED, GIVEN = (
     torch.from_numpy(TOKENIZER.encode(text).astype(np.int64))
     for text in ("ACGTTGACCATGAT", "ACGATGACCTTGCT")  # what the model expects; what is edited
 )
 CELL, LINE, PANEL = 14, 17, (236, 156)  # pixels of the picture of samplers
-MASKS, UNIFORM = AbsorbingProcess(VOCAB, NOISE), UniformProcess(VOCAB, NOISE)
+MASKS = AbsorbingProcess(VOCAB, NOISE)
+UNIFORM = UniformProcess(VOCAB, NOISE)
 # title, sampler, process, and the time of the noise on what is edited; None begins with noise
 PANELS: list[tuple[str, Sampler, Process, float | None]] = [
     ("masks: sampler=grouped", Grouped(5), MASKS, None),
@@ -103,10 +105,12 @@ def unmasking(model: Model, x0: Tensor) -> Figure:
     """Predictions for the hidden bases of a gap, while its bases are drawn one at a time in random
     order."""
     first = (LENGTH - GAP) // 2
-    emitted, mask_id = list(model.process.vocab.emitted), model.process.vocab.mask_id
+    emitted = list(model.process.vocab.emitted)
+    mask_id = model.process.vocab.mask_id
     xt = x0.clone()
     xt[:, first : first + GAP] = mask_id
-    rng, order = np.random.default_rng(1), np.random.default_rng(0).permutation(GAP) + first
+    rng = np.random.default_rng(1)
+    order = np.random.default_rng(0).permutation(GAP) + first
     figure, axes = rows(GAP + 2 * FLANK, [f"{round(share * GAP)} revealed" for share in ROWS])
     for revealed in range(GAP + 1):
         with torch.no_grad():
@@ -148,7 +152,8 @@ def corruption() -> Figure:
     """A sentence under each kind of noise at two times, with the same random numbers: masks are
     gray, random characters are red."""
     tokenizer = CharTokenizer(SENTENCE)
-    vocab, noise = tokenizer.vocab, LogLinear()
+    vocab = tokenizer.vocab
+    noise = LogLinear()
     x0 = torch.from_numpy(tokenizer.encode(SENTENCE).astype(np.int64))[None]
     spindle = Spindle(vocab, noise, strength=0.318)
     spindle.observe(lambda: torch.bincount(x0[0], minlength=vocab.size))
@@ -183,7 +188,8 @@ class Certain(MaskedDenoiser):
 
     def __init__(self, process: Process) -> None:
         super().__init__(VOCAB)
-        self.process_type, self.time_conditioning = type(process), True
+        self.process_type = type(process)
+        self.time_conditioning = True
         wanted = torch.nn.functional.one_hot(WANTED, VOCAB.size)
         self.expected = (0.02 * VOCAB.is_emitted() + 0.92 * wanted).log()
         self.read: list[Tensor] = []
@@ -202,7 +208,8 @@ def sampling() -> str:
         start = (GIVEN[None], start_t) if start_t else (None, 1.0)
         samples = sampler.sample(model, process, x, Draws.for_batch(4, 1), None, None, None, *start)
         states = [GIVEN] * bool(start_t) + [*model.read, samples.tokens[0]]
-        left, top = number % 3 * PANEL[0] + 14, number // 3 * PANEL[1] + 26
+        left = number % 3 * PANEL[0] + 14
+        top = number // 3 * PANEL[1] + 26
         drawn.append(f'<text x="{left}" y="{top - 4}" font-weight="600">{title}</text>')
         for y, state in enumerate(states):
             for place, token in enumerate(state):
@@ -224,7 +231,8 @@ def rows(columns: int, titles: list[str], margin: float = 1.1) -> tuple[Figure, 
     figure = Figure(figsize=(margin + WIDTH * columns, 0.34 * len(titles)))
     axes = []
     for number, title in enumerate(titles):
-        left, height = margin / figure.get_figwidth(), 1 / len(titles)
+        left = margin / figure.get_figwidth()
+        height = 1 / len(titles)
         axis = figure.add_axes((left, 1 - (number + 0.9) * height, 1 - left, 0.8 * height))
         axis.set(xlim=(0, columns), ylim=(0, 1))
         axis.set_axis_off()

@@ -89,6 +89,7 @@ RECIPE = (
 STACKED = ("scratch=false", "lr=auto", "adapter=lora", "adapter.rank=2", "stack=true")
 CLASSIFIER = ("checkpoint={world}/classifier", "accelerator=cpu", "output={out}/p.tsv")
 FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
+GENOME = "genome={world}/genome.fa.gz"
 TIMES = ("seconds", "tokens_per_second", "peak_memory_mb")
 TRAINING = (
     *TIMES,
@@ -121,6 +122,12 @@ CASES = (
         ignored=TRAINING,
     ),
     Case(
+        "align",
+        (GENOME, "related={world}/related.afa", "output={out}/a.aln"),
+        ("resume=true",),
+        ("genome.fa.gz", "related.afa"),
+    ),
+    Case(
         "evaluate",
         (DNA, "num_draws=2", "orders=[0,2]", "accelerator=cpu"),
         inputs=("genome.fa.gz", "dna"),
@@ -147,7 +154,7 @@ CASES = (
         (
             *(
                 DNA,
-                "genome={world}/genome.fa.gz",
+                GENOME,
                 "regions={world}/regions.bed",
                 "num_draws=2",
                 "spacing=4",
@@ -168,7 +175,7 @@ CASES = (
         "embed",
         (
             DNA,
-            "genome={world}/genome.fa.gz",
+            GENOME,
             "input={world}/regions.bed",
             "output={out}/e.parquet",
             "accelerator=cpu",
@@ -181,7 +188,7 @@ CASES = (
         (
             DNA,
             "vcf={world}/variants.vcf",
-            "genome={world}/genome.fa.gz",
+            GENOME,
             "output={out}/effects.tsv",
             "num_orders=2",
             "block=4",
@@ -195,7 +202,7 @@ CASES = (
         (
             DNA,
             "saturate={world}/regions.bed",
-            "genome={world}/genome.fa.gz",
+            GENOME,
             "output={out}/all.vcf.gz",
             "accelerator=cpu",
         ),
@@ -223,7 +230,7 @@ CASES = (
             *(
                 DNA,
                 "infill={world}/regions.bed",
-                "genome={world}/genome.fa.gz",
+                GENOME,
                 "num_samples=2",
                 "batch_size=2",
             ),
@@ -482,6 +489,8 @@ def _write_genome(folder: Path, draw: random.Random) -> None:
         for name, body in records.items()
     ]
     (folder / "genome.fa.gz").write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
+    related = records["one"].replace("AA", "AC")
+    (folder / "related.afa").write_text(f">one\n{records['one']}\n>related\n{related}\n")
     samples = [f">s{n}\n{''.join(draw.choices('ACGT', k=32))}\n" for n in range(40)]
     (folder / "samples.fa").write_text("".join(samples), encoding="utf-8")
     _write_variants(folder / "variants.vcf", records)

@@ -46,7 +46,8 @@ from dnadiff.genomics.phylogeny import fit, phase_contrast, sample_positions
 from dnadiff.store.files import bundled
 
 DATA = Path(__file__).parents[2] / "../shared/data"
-GENOMES, VARIANTS = DATA / "genomes", DATA / "variants"
+GENOMES = DATA / "genomes"
+VARIANTS = DATA / "variants"
 RELATED = {  # files, target
     "ecoli": ("*bacter*/*.gz", scoring.ECOLI),  # enterobacterales and gammaproteobacteria
     "yeast": ("saccharomyces/*.gz", str(GENOMES / "scerevisiae_R64-1-1.fa.gz")),
@@ -89,7 +90,8 @@ def column_scores(alignment: Alignment, table: pandas.DataFrame) -> dict[str, np
     """Scores of SNVs of one record by its columns, and their depth."""
     record = table.record.iloc[0]
     columns = alignment.columns(record, 0, alignment.records[record])
-    here, known = columns[table.position], columns[:, DEPTH] > 0
+    here = columns[table.position]
+    known = columns[:, DEPTH] > 0
     return {
         "frequencies": llr(here[:, FREQUENCY], table),
         "mixture": llr(here[:, POSTERIOR], table),
@@ -110,7 +112,8 @@ def aurocs(
     rows: dict[str, dict] = {name: {} for name in scores}
     for group, used in groups.items():
         used = np.asarray(used)
-        positive, unit = table.positive.to_numpy()[used], table.unit.to_numpy()[used]
+        positive = table.positive.to_numpy()[used]
+        unit = table.unit.to_numpy()[used]
         if min(positive.sum(), (~positive).sum()) >= FEW:
             ranks = {n: np.unique(each[used], return_inverse=True)[1] for n, each in scores.items()}
             measure = partial(measures.auroc_of_ranks, positive)
@@ -126,7 +129,8 @@ def in_bits(found: ConfidenceInterval) -> dict:
 
 def keeps_frame(bases: np.ndarray) -> bool:
     """Whether a sequence has a stop codon at its end and no other."""
-    codons, code = np.array([*coding.BASES])[bases].reshape(-1, 3), coding.genetic_code()
+    codons = np.array([*coding.BASES])[bases].reshape(-1, 3)
+    code = coding.genetic_code()
     stops = [code["".join(codon)] == "*" for codon in codons]
     return stops[-1] and sum(stops) == 1
 
@@ -135,7 +139,9 @@ class Study:
     """The pieces of the study; each has rows of cells, which are numbers or intervals."""
 
     def __init__(self, folder: Path, settings: dict) -> None:
-        self.folder, self.quick, self.kept = folder, settings["quick"], study.Kept(folder)
+        self.folder = folder
+        self.quick = settings["quick"]
+        self.kept = study.Kept(folder)
         self.reading = [f"alignment={folder / 'ecoli.aln'}"]
         seeds = (1,) if self.quick else (1, 2, 3)
         self.networks = [f"{name}-{seed}" for name, seed in product(INPUTS, seeds)]
@@ -183,7 +189,8 @@ class Study:
         )
         output = self.folder / f"{name}.aln"
         study.command("align", *about, f"output={output}", "overwrite=true")
-        made, keys = Alignment.open(output), ("identity", "coverage", "chance", "reason")
+        made = Alignment.open(output)
+        keys = ("identity", "coverage", "chance", "reason")
         genomes = (*made.genomes, *made.left_out)
         return {"rows": {g.name: {key: getattr(g, key) for key in keys} for g in genomes}}
 
@@ -216,7 +223,8 @@ class Study:
         """Columns of K-12 by a phylogeny that is fitted to some of the genomes, (n, 10)."""
         aligned = self.aligned()
         ((record, length),) = aligned.records.items()
-        codes, sampled = aligned.codes(record, 0, length), sample_positions([length])
+        codes = aligned.codes(record, 0, length)
+        sampled = sample_positions([length])
         target = aligned.target(record, 0, length)[sampled]
         fitted = fit(
             codes[np.ix_(rows, sampled)], target, [*map(str, rows)], "target", kappas=(3,), **model
@@ -225,9 +233,11 @@ class Study:
 
     def coding(self, part: str) -> dict:
         """Synonymous against missense and nonsense SNVs, by codon position, depth, and gene."""
-        table, aligned = self.snvs(self.subject.part(part)), self.aligned()
+        table = self.snvs(self.subject.part(part))
+        aligned = self.aligned()
         scores = column_scores(aligned, table) | {"third": (table.place == 2).to_numpy()}
-        depth, every = scores.pop("depth"), np.arange(len(aligned.genomes))
+        depth = scores.pop("depth")
+        every = np.arange(len(aligned.genomes))
         one = {"profiles": (), "rates": np.geomspace(0.05, 8, 12).tolist()}
         scores["HKY"] = llr(self.columns(every, table.position, **one)[:, POSTERIOR], table)
         scores |= {name: self.network(table, name) for name in self.networks}
@@ -241,14 +251,16 @@ class Study:
         chosen = {}
         for kind, (group, used) in product(coding.CLASSES[1:], groups.items()):
             used = used & table.kind.isin(("synonymous", kind))
-            third, first = used & (table.place == 2), used & (table.place == 0)
+            third = used & (table.place == 2)
+            first = used & (table.place == 0)
             name = f"{kind}, {group}"
             chosen |= {name: used, f"{name}, third": third, f"{name}, first": first}
         return {"rows": aurocs(scores, table, chosen)}
 
     def relatives(self, part: str) -> dict:
         """The mixture by number and distance of the genomes."""
-        table, rows = self.snvs(self.subject.part(part)), {}
+        table = self.snvs(self.subject.part(part))
+        rows = {}
         identity = np.array([each.identity for each in self.aligned().genomes])
         order = np.argsort(-identity)
         missense = table.kind != "nonsense"
@@ -285,7 +297,8 @@ class Study:
     def constraint(self) -> dict:
         """Essential genes against others, by the number of relatives that have the gene, and by the
         mean score of missense SNVs, which also decides between genes of equal number."""
-        aligned, record = self.aligned(), self.subject.genome.names[0]
+        aligned = self.aligned()
+        record = self.subject.genome.names[0]
         table = self.snvs((record, 0, aligned.records[record]), 20)
         table = table[table.kind == "missense"].reset_index()
         scores = column_scores(aligned, table)
@@ -328,7 +341,8 @@ class Study:
 
     def samples(self, part: str) -> dict:
         """Sequences of one held-out gene, given its columns."""
-        aligned, number = self.aligned(), 8 if self.quick else 200
+        aligned = self.aligned()
+        number = 8 if self.quick else 200
         places = [
             gene[1:4]
             for gene in self.genes.frames
@@ -348,8 +362,10 @@ class Study:
         study.command("sample", *run, *where, *how)
         made = [record.sequence.decode().upper() for record in iter_sequences(str(output))]
         sets["posterior-1"] = np.stack([bases(each) for each in made])
-        target, others = aligned.target(*place), aligned.codes(*place)
-        rows, identity = {}, {}
+        target = aligned.target(*place)
+        others = aligned.codes(*place)
+        rows = {}
+        identity = {}
         for name, each in sets.items():
             same = (others == each[:, None]).sum(2) / (others < GAP).sum(1).clip(1)
             identity[name] = (each == target).mean(1)

@@ -26,7 +26,8 @@ TEACHERS = {
     "dna": ["checkpoint=ecoli", "data=ecoli", "data.length=200"],
     "text": ["checkpoint=runs/systems/runs/book-mdlm-1"],
 }
-LENGTHS, ENDINGS = {"dna": 200, "text": 128}, {"dna": "fa", "text": "jsonl"}
+LENGTHS = {"dna": 200, "text": 128}
+ENDINGS = {"dna": "fa", "text": "jsonl"}
 COLUMNS = ("samples", "bound, bits", "lost structure", "6-mers or perplexity", "AUROC or entropy")
 FULL = {"steps": 1500, "calls": (8, 16, 64), "samples": 1000}
 QUICK = {"steps": 1, "calls": (2, 4), "samples": 20}
@@ -36,8 +37,10 @@ class Study:
     """The pieces `DATA-student` and `DATA-MODEL-results`."""
 
     def __init__(self, folder: Path, size: dict) -> None:
-        self.kept, self.size = study.Kept(folder, size), size
-        self.runs, self.pieces = folder / "runs", {}
+        self.kept = study.Kept(folder, size)
+        self.size = size
+        self.runs = folder / "runs"
+        self.pieces = {}
         for data, (teacher, *same) in TEACHERS.items():
             run = self.runs / f"{data}-run"
             rounds = ["objective.num_steps=64", "objective.num_rounds=3"]
@@ -50,7 +53,8 @@ class Study:
     def results(self, data: str, model: str, given: list[str]) -> dict:
         """`COLUMNS` for each sampler and number of calls."""
         content = self.run("evaluate", f"{model}.json", *given)
-        bits, found = content["groups"]["all"]["bits"], {}
+        bits = content["groups"]["all"]["bits"]
+        found = {}
         lost = {row["groups"]: row["uniform"] for row in content["code_length"]["rows"]}
         judge, against, *keys = JUDGES[data]
         for sampler, calls in SAMPLERS.items():

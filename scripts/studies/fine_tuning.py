@@ -33,11 +33,9 @@ from dnadiff.progress import configure_logging
 from dnadiff.supervised.intervals import interval_text
 
 REDIVIDED = ("task.redivide=true", "task.cluster_kmer=24")
-BENCHMARKS, GUE, PARTIAL = (
-    "benchmarks/genomic_benchmarks/",
-    "benchmarks/gue/",
-    "benchmarks/gue_partial/",
-)
+BENCHMARKS = "benchmarks/genomic_benchmarks/"
+GUE = "benchmarks/gue/"
+PARTIAL = "benchmarks/gue_partial/"
 # name -> (task, file, overrides)
 TASKS = {
     "human_nontata_promoters": (
@@ -206,18 +204,18 @@ class Study:
         finetune: Callable[..., dict[str, Any]] = run_finetune,
     ) -> None:
         self.finetune = finetune
-        self.kept, self.size, self.folder, self.data = (
-            study.Kept(folder, size, strict=True),
-            size,
-            folder,
-            data,
-        )
+        self.kept = study.Kept(folder, size, strict=True)
+        self.size = size
+        self.folder = folder
+        self.data = data
         self.tasks = {
             **size["tasks"],
             **({} if size is QUICK else {name: (name, path, ()) for name, path in VALUES.items()}),
         }
-        six, sets = [t for t in SIX if t in self.tasks], list(size["tasks"])
-        several, best = f"seeds={size['seeds']}", ["baselines=all", "stack=true"]
+        six = [t for t in SIX if t in self.tasks]
+        sets = list(size["tasks"])
+        several = f"seeds={size['seeds']}"
+        best = ["baselines=all", "stack=true"]
         limit = [] if size["minutes"] is None else [f"minutes={size['minutes']}"]
         runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
         runs |= {
@@ -502,7 +500,8 @@ class Study:
 
     def ablation(self) -> str:
         """Fine-tuned and from scratch, with each change."""
-        found, rows = self.finished("ablation"), []
+        found = self.finished("ablation")
+        rows = []
         for task in dict.fromkeys(name.rpartition("-")[0] for name in found):
             for model in ("scratch", "fine-tuned"):
                 each = [
@@ -546,7 +545,8 @@ class Study:
 def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
     """The scores and differences on the test items that do not overlap the training part; None if
     all are outside."""
-    metric, name = result["task"]["metric"], "outside training"
+    metric = result["task"]["metric"]
+    name = "outside training"
     models = {
         model: m["subsets"]
         for model, m in result["models"].items()
@@ -619,10 +619,8 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
         differences = [
             difference for row in found.values() if (difference := against_best(row, groups)[1])
         ]
-        better, worse = (
-            sum((d["low"] or 0) > 0 for d in differences),
-            sum((d["high"] or 0) < 0 for d in differences),
-        )
+        better = sum((d["low"] or 0) > 0 for d in differences)
+        worse = sum((d["high"] or 0) < 0 for d in differences)
         behind = sum(
             round(d["difference"], 6) < -0.005 for d in differences
         )  # 124 of 200 minus 125 of 200 is not exactly -.005

@@ -31,8 +31,10 @@ from dnadiff.supervised.metrics import (
     metric_values,
 )
 
-ITEMS, FRACTIONS = (16, 32, 100, 300, 1000), (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-SEEDS, POPULATION = (2, 3, 5, 10), 300_000
+ITEMS = (16, 32, 100, 300, 1000)
+FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+SEEDS = (2, 3, 5, 10)
+POPULATION = 300_000
 # The standard deviation between seeds, the fraction of the items that the two models answer
 # independently, and the fraction that is flipped at random in each run.
 DOMINATING = {"seeds": (0.02, 0.0, 0.0), "items": (0.0, 0.2, 0.01), "neither": (0.008, 0.1, 0.04)}
@@ -51,7 +53,8 @@ def scored(kind: str, p: float, size: int, random: np.random.Generator) -> list[
         labels = random.integers(0, 2, size)
         logits = [2 * ndtri(p) * labels - ndtri(p) + noise for noise in noises]
         return [ScoredPredictions(-np.logaddexp(0, np.stack([x, -x], 1)), labels) for x in logits]
-    labels, r = random.standard_normal(size), 2 * p - 1
+    labels = random.standard_normal(size)
+    r = 2 * p - 1
     values = [r * labels + math.sqrt(1 - r * r) * noise for noise in noises]
     return [ScoredValues(x[:, None], labels[:, None]) for x in values]
 
@@ -91,7 +94,8 @@ def claims(dominating: str, count: int, repeats: int, size: int = 2000) -> dict[
     that are equally good, and if one is better by four standard errors; also against a model that
     is the same in each run."""
     between, own, flipped = DOMINATING[dominating]
-    random, found = np.random.default_rng([count, len(dominating)]), {}
+    random = np.random.default_rng([count, len(dominating)])
+    found = {}
 
     def runs(hard: np.ndarray, count: int, mean: float, between: float) -> list[ScoredPredictions]:
         correct = hard < random.normal(mean, between, (count, 1))
@@ -99,7 +103,8 @@ def claims(dominating: str, count: int, repeats: int, size: int = 2000) -> dict[
         return [ScoredPredictions(np.log([[0.9, 0.1]] * size), 1 - row) for row in correct]
 
     for against, others in (("as many runs", count), ("one fixed", 1)):
-        several, single = others > 1, flipped * (1 - flipped) / size
+        several = others > 1
+        single = flipped * (1 - flipped) / size
         noise = own * 0.32 / size + (between**2 + single) / count
         noise += (between**2 * several + single) / others
         for name, excess in (("false", 0.0), ("power", 4 * math.sqrt(noise))):
@@ -151,5 +156,6 @@ def shown(cell: Sequence[float | None]) -> str:
 
 
 if __name__ == "__main__":
-    full, quick = {"samples": 400, "studies": 2000}, {"samples": 4, "studies": 4}
+    full = {"samples": 400, "studies": 2000}
+    quick = {"samples": 4, "studies": 4}
     study.run_study(Study, __doc__ or "", "runs/intervals", full, quick)

@@ -21,10 +21,8 @@ from matplotlib.figure import Figure
 
 from dnadiff.supervised.metrics import title
 
-DEFAULT_TABLE, DEFAULT_OUTPUT = (
-    Path("docs/tables/fine_tuning.json"),
-    Path("docs/label_efficiency.svg"),
-)
+DEFAULT_TABLE = Path("docs/tables/fine_tuning.json")
+DEFAULT_OUTPUT = Path("docs/label_efficiency.svg")
 ADAPTER = "fine-tuned, LoRA"
 # The networks that start from a pretrained model have solid lines.
 STYLES: dict[str, tuple[str, dict[str, Any]]] = {

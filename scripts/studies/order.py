@@ -32,15 +32,19 @@ def orders(run: str, batches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
     """The place of each position (S, L) in an order drawn for its window, nan if it is not counted;
     the mean places of the most frequent tokens; the shares of `NEIGHBORS`; these tokens."""
     loaded = checkpoint.load(run)
-    objective, places, ids = build_objective(loaded.config, loaded.process), [], []
+    objective = build_objective(loaded.config, loaded.process)
+    places = []
+    ids = []
     for step, batch in enumerate(islice(loaded.training_data().val_dataloader(), batches)):
-        x0, draws = batch["ids"].long(), Draws.for_batch(0, len(batch["ids"]), step)
+        x0 = batch["ids"].long()
+        draws = Draws.for_batch(0, len(batch["ids"]), step)
         given = TrainingBatch(x0, batch["weight"].float(), draws, None, batch.get("valid"))
         place = objective.draw_prefix(loaded.denoiser, given, torch.zeros(len(x0)))
         share = place.rank / (place.num_counted - 1).clamp(min=1)
         places.append(torch.where(place.counted, share, torch.nan).numpy())
         ids.append(x0.numpy())
-    found, tokens = np.concatenate(places), np.concatenate(ids)
+    found = np.concatenate(places)
+    tokens = np.concatenate(ids)
     counted = np.isfinite(found)
     names, counts = np.unique(tokens[counted], return_counts=True)
     names = names[np.argsort(-counts)][:TOKENS]

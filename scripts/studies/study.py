@@ -42,11 +42,9 @@ class Kept:
     def __init__(
         self, folder: Path, settings: Mapping[str, Any] | None = None, strict: bool = False
     ) -> None:
-        self.folder, self.settings, self.strict = (
-            folder,
-            json.loads(json.dumps(settings or {}, default=str)),
-            strict,
-        )
+        self.folder = folder
+        self.settings = json.loads(json.dumps(settings or {}, default=str))
+        self.strict = strict
 
     def path(self, name: str) -> Path:
         """The file of a piece."""
@@ -210,7 +208,9 @@ def work(
 
 def _run_all(chosen: Sequence[str], pieces: Mapping[str, Piece], kept: Kept) -> None:
     while left := [name for name in chosen if name not in kept]:
-        made, held, needs = False, False, None
+        made = False
+        held = False
+        needs = None
         for name in left:
             with kept.claimed(name) as mine:
                 if not mine:
@@ -284,7 +284,8 @@ def train(
     Raises:
         ValueError: if the run in `folder` was started with other arguments.
     """
-    finished, begun = folder / "metrics.json", folder / "arguments.json"
+    finished = folder / "metrics.json"
+    begun = folder / "arguments.json"
     if begun.is_file() and (before := json.loads(begun.read_text(encoding="utf-8"))) != list(
         arguments
     ):

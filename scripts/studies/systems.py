@@ -96,7 +96,9 @@ class Study:
     """The pieces `TEXT-SYSTEM-SEED` and their tables."""
 
     def __init__(self, folder: Path, settings: dict) -> None:
-        self.kept, self.runs, self.quick = study.Kept(folder), folder / "runs", settings["quick"]
+        self.kept = study.Kept(folder)
+        self.runs = folder / "runs"
+        self.quick = settings["quick"]
         self.pieces = {
             f"{text}-{system}-{seed}": lambda t=text, m=system, s=seed: self.model(t, m, s)
             for text in TEXTS
@@ -139,8 +141,10 @@ class Study:
     def model(self, text: str, system: str, seed: int) -> dict:
         """Tune, train, and score the test part."""
         tried = self.rate(text, system)
-        rate, name = min(tried, key=tried.get), f"{text}-{system}-{seed}"
-        trained, run = self.train(name, text, system, rate, seed), self.runs / name
+        rate = min(tried, key=tried.get)
+        name = f"{text}-{system}-{seed}"
+        trained = self.train(name, text, system, rate, seed)
+        run = self.runs / name
         del trained["arguments"]  # with paths of this machine
         about = {"rate": rate, "tried": tried, "training": trained}
         return about | self.score(text, system, run)
@@ -149,7 +153,8 @@ class Study:
         """The test part under the bound of the system; nothing without a likelihood."""
         if system in ("sundae", "analog_bits"):
             return {"nats": None}
-        windows, draws = run / "test.npz", 2 if self.quick else TEXTS[text]["draws"]
+        windows = run / "test.npz"
+        draws = 2 if self.quick else TEXTS[text]["draws"]
         options = [f"num_draws={draws}", "orders=[]", f"windows={windows}"]
         result = study.evaluate(run, run / "test.json", *options)
         found = Scores.load(windows)
@@ -162,7 +167,8 @@ class Study:
 
     def judged(self, text: str, system: str) -> dict:
         """Samples of the first seed, the seconds that they took, and what the judges say."""
-        of, run = TEXTS[text], self.runs / f"{text}-{system}-1"
+        of = TEXTS[text]
+        run = self.runs / f"{text}-{system}-1"
         if not (run / "metrics.json").is_file():
             raise study.NotYet(f"the run {run} is not here; train it first")
         file = run / ("samples.fa" if text == "ecoli" else "samples.jsonl")
@@ -227,7 +233,8 @@ def markdown(text: str, rows: dict[str, list[dict]], samples: dict[str, dict]) -
                 cells[2] = bits(ratio(nats - base, tokens, units), "+")
             one = (f"{row['test']['all']['bits']:.4f}" for row in each)
             cells[3] = ", ".join(one) if len(each) > 1 else ""
-        first, made = each[0], samples.get(system)
+        first = each[0]
+        made = samples.get(system)
         if made is None:
             cells += [""] * (1 + len(JUDGES[text]))
         else:

@@ -35,7 +35,8 @@ class Translation:
     """The pieces of the study in a folder."""
 
     def __init__(self, folder: Path, settings: dict) -> None:
-        self.folder, self.settings = folder, settings
+        self.folder = folder
+        self.settings = settings
         self.kept = study.Kept(folder / "pieces", settings)
         self.pieces = {name: lambda name=name: self.translated(name) for name in SYSTEMS}
 
@@ -56,7 +57,8 @@ class Translation:
 
     def translated(self, name: str) -> dict:
         """Train one model, translate the test part, and compare."""
-        paths, run = self.corpus(), self.folder / "runs" / name
+        paths = self.corpus()
+        run = self.folder / "runs" / name
         steps, (training, sampling) = self.settings["steps"], SYSTEMS[name]
         parts = ",".join(f"{part}:{path.resolve()}" for part, path in paths.items())
         trained = study.train(
@@ -68,7 +70,8 @@ class Translation:
                 f"trainer.val_check_interval={steps // 4}",
             ],
         )
-        samples, found = run / "targets.jsonl", run / "judged.json"
+        samples = run / "targets.jsonl"
+        found = run / "judged.json"
         more = "overwrite=true", f"hydra.run.dir={run}"
         given = f"checkpoint={run}", f"input={paths['test']}", f"output={samples}"
         study.command("sample", *given, *sampling, *more)

@@ -72,7 +72,8 @@ class Book:
             text = file.read()
         tokenizer = CharTokenizer(text)
         ids = torch.from_numpy(tokenizer.encode(text).astype("int64"))
-        self.vocab, self.name = tokenizer.vocab, path.name
+        self.vocab = tokenizer.vocab
+        self.name = path.name
         self.parts = {
             part: [ids[i.start : i.end].to(device) for i in intervals]
             for part, intervals in FractionSplit()([self.name], [len(ids)]).items()
@@ -118,7 +119,8 @@ def score(
 def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
     """Train one model for `args.minutes`, and evaluate it."""
     torch.manual_seed(args.seed)
-    cuda, process = args.device == "cuda", AbsorbingProcess(book.vocab, LogLinear())
+    cuda = args.device == "cuda"
+    process = AbsorbingProcess(book.vocab, LogLinear())
     objective = MODELS[name](process)
     kind = next(kind for kind in (DiT, Transformer) if issubclass(kind, objective.reads))
     network = kind(
@@ -131,13 +133,19 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
     ).to(args.device)
     denoiser = objective.denoiser(network)
     averaged = copy.deepcopy(denoiser).eval()
-    live, mean = list(denoiser.parameters()), list(averaged.parameters())
+    live = list(denoiser.parameters())
+    mean = list(averaged.parameters())
     optimizer = torch.optim.AdamW(
         parameter_groups(denoiser, 0.03), size.rate, betas=(0.9, 0.95), fused=cuda
     )
     weight = torch.ones(size.batch, size.length, device=args.device)
-    curve, best, kept = [], math.inf, None
-    total, step, start, scored = 60 * args.minutes, 0, time.perf_counter(), 0
+    curve = []
+    best = math.inf
+    kept = None
+    total = 60 * args.minutes
+    step = 0
+    start = time.perf_counter()
+    scored = 0
     while (used := time.perf_counter() - start) < total:
         for group in optimizer.param_groups:
             group["lr"] = (
@@ -182,7 +190,8 @@ def train(name: str, book: Book, size: Size, args: argparse.Namespace) -> dict:
                 flush=True,
             )
             if bits < best:
-                best, kept = bits, copy.deepcopy(averaged.state_dict())
+                best = bits
+                kept = copy.deepcopy(averaged.state_dict())
     if kept is not None:
         averaged.load_state_dict(kept)
     found = score(

@@ -673,7 +673,7 @@ REFUSED = [
     (["motif=TATA@30", "length=20:60"], "outside a sequence of"),
     (["length=60:20"], "length '60:20' cannot be parsed; write a number, or SHORTEST:LONGEST"),
     (["length=a:b"], "length 'a:b' cannot be parsed"),
-    (["infill=r.bed"], "infill=regions.bed and genome=g.fa belong together"),
+    (["infill=r.bed"], "infill=regions.bed (or regions=) and genome=g.fa belong together"),
     (
         ["infill=off.bed", "genome=g.fa"],
         "off.bed: line 2 has the region c1:390-401, which ends beyond c1 (400 bases)",

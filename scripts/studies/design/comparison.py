@@ -16,7 +16,10 @@ from matplotlib.axes import Axes
 
 from dnadiff.genomics.metrics import composition
 
-ORACLE, LOG_PROB, MATCH, NEAREST = "A", "log p per base", "longest match", "nearest promoter"
+ORACLE = "A"
+LOG_PROB = "log p per base"
+MATCH = "longest match"
+NEAREST = "nearest promoter"
 VALUES = (ORACLE, *judging.JUDGES, LOG_PROB, MATCH, NEAREST)
 PRICE = ("calls_per_design", "seconds", "in_model", "in_oracle")
 KMER = 6
@@ -163,10 +166,8 @@ def natural_table(found: Rows, prices: Rows) -> str:
     """Likelihood, distances, diversity, and the price."""
     lines = []
     for name, row in found.items():
-        price, numbers = (
-            prices.get(name, {}),
-            [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)],
-        )
+        price = prices.get(name, {})
+        numbers = [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)]
         share = [f"{price['in_model']:.0%}", f"{price['in_oracle']:.0%}"] if price else ["", ""]
         cost = (
             [f"{price['calls_per_design']:.1f}", f"{price['seconds']:.0f}", *share]

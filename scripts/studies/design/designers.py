@@ -34,7 +34,9 @@ from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.model import Model
 
-UNGUIDED, BASELINE, POOL = "unguided", "best_of_n", "top of the pool"
+UNGUIDED = "unguided"
+BASELINE = "best_of_n"
+POOL = "top of the pool"
 BATCH = 40  # designs of a batch, and particles of a population
 Settings = dict[str, Any]
 
@@ -48,7 +50,8 @@ class TimedReward(Reward):
     """
 
     def __init__(self, reward: Reward) -> None:
-        self.reward, self.seconds = reward, 0.0
+        self.reward = reward
+        self.seconds = 0.0
         self.seen: dict[str, float] | None = None
 
     @contextmanager
@@ -266,22 +269,18 @@ def resample_move(
     found = run_method(
         task, free(task, num * proposals, seed), method, num * proposals, 8, seed, beta
     )
-    sequences, rewards, groups, values, batch = (
-        [],
-        [],
-        [],
-        np.asarray(found.rewards),
-        np.asarray(found.groups),
-    )
+    sequences = []
+    rewards = []
+    groups = []
+    values = np.asarray(found.rewards)
+    batch = np.asarray(found.groups)
     for group in dict.fromkeys(found.groups):
         rows = np.flatnonzero(batch == group)
         kept = (rows[-1] + 1) // proposals - rows[0] // proposals  # `num` in all batches together
         texts, best = peers.survivors([found.sequences[row] for row in rows], values[rows], kept)
-        sequences, rewards, groups = (
-            sequences + texts,
-            rewards + best.tolist(),
-            groups + [group] * len(texts),
-        )
+        sequences = sequences + texts
+        rewards = rewards + best.tolist()
+        groups = groups + [group] * len(texts)
     return Found(sequences, rewards, groups, found.calls)
 
 
@@ -290,17 +289,19 @@ def genetic(
 ) -> Found:
     """A genetic algorithm in runs of their own: each has `keep` times the calls of one design, and
     gives its `keep` best sequences."""
-    reward, sequences, rewards, groups = CountedReward(task.reward), [], [], []
+    reward = CountedReward(task.reward)
+    sequences = []
+    rewards = []
+    groups = []
     for run, first in enumerate(range(0, num, keep)):
-        kept, random = min(keep, num - first), np.random.default_rng([seed, run])
+        kept = min(keep, num - first)
+        random = np.random.default_rng([seed, run])
         size_here = min(size, calls * kept)
         population = first_population(task, start, size_here, random)
         texts, values = peers.evolve(reward, population, calls * kept, kept, random)
-        sequences, rewards, groups = (
-            sequences + texts,
-            rewards + values.tolist(),
-            groups + [run] * len(texts),
-        )
+        sequences = sequences + texts
+        rewards = rewards + values.tolist()
+        groups = groups + [run] * len(texts)
     return Found(sequences, rewards, groups, reward.calls)
 
 
@@ -420,7 +421,8 @@ def measured(
 @contextmanager
 def timed_network(model: Model) -> Iterator[list[float]]:
     """A list of one number: the seconds spent in the log-probabilities of the generative model."""
-    denoiser, spent = model.denoiser, [0.0]
+    denoiser = model.denoiser
+    spent = [0.0]
     inner = denoiser.log_probs
 
     def log_probs(*args: Any, **kwargs: Any) -> torch.Tensor:

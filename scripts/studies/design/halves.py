@@ -22,7 +22,8 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.files import open_text
 
-ABSENT, REPEATED = -1, -2
+ABSENT = -1
+REPEATED = -2
 SEED = 24  # bases that are looked up in an index; sequences are at least as long
 HALVES = ("a", "b")
 PARTS = ("train", "valid")
@@ -90,10 +91,8 @@ def _occurrences(
     values, known = codes(np.ascontiguousarray(bases[:SEED]), SEED)
     if not len(known) or not known[0]:
         return []
-    low, high = (
-        np.searchsorted(index, values[0], "left"),
-        np.searchsorted(index, values[0], "right"),
-    )
+    low = np.searchsorted(index, values[0], "left")
+    high = np.searchsorted(index, values[0], "right")
     return [
         start
         for start in order[low:high].tolist()
@@ -156,7 +155,9 @@ class Halves:
                 f"promoters have {sorted(lengths)[:4]} bases; the study expects one length of at "
                 f"least {SEED}"
             )
-        self.rows, self.length, length = list(rows), lengths.pop(), len(rows[0].sequence)
+        self.rows = list(rows)
+        self.length = lengths.pop()
+        length = len(rows[0].sequence)
         bases = bases_of(row.sequence for row in rows)
         self.start = places(bases, genome)
         test = np.array([row.split == "test" for row in rows])

@@ -25,7 +25,10 @@ from dnadiff.supervised.heads import ConvHead
 from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import OneHotModel
 
-CNN, KMERS, SIGMA70, MATRIX = "CNN", "6-mers", "6-mers of sigma70", "-10/-35 matrix"
+CNN = "CNN"
+KMERS = "6-mers"
+SIGMA70 = "6-mers of sigma70"
+MATRIX = "-10/-35 matrix"
 JUDGES = (CNN, KMERS, SIGMA70, MATRIX)
 LOWEST = 0.3  # Spearman's correlation on the official test part from which a judge counts
 TSS = [

@@ -76,13 +76,15 @@ def evolve(
         entrants: of a tournament.
     """
     population = list(start)[:budget]
-    values, left = reward(population), budget - len(population)
+    values = reward(population)
+    left = budget - len(population)
     while left > 0:
         children = []
         for _ in range(min(len(start), left)):
             parents = [population[tournament(values, entrants, random)] for _ in range(2)]
             children.append(mutated(crossed(*parents, random), rate, random))
-        values, left = np.concatenate([values, reward(children)]), left - len(children)
+        values = np.concatenate([values, reward(children)])
+        left = left - len(children)
         population, values = survivors(population + children, values, len(start))
     return survivors(population, values, keep)
 
@@ -91,7 +93,8 @@ def survivors(population: Sequence[str], values: Values, size: int) -> tuple[lis
     """The best different sequences of a population; equal ones only if there are too few others."""
     first = dict.fromkeys(population)
     ranked = sorted(range(len(population)), key=lambda row: -values[row])
-    chosen, copies = [], []
+    chosen = []
+    copies = []
     for row in ranked:
         (chosen if population[row] in first else copies).append(row)
         first.pop(population[row], None)
@@ -134,7 +137,9 @@ class Oracle(torch.nn.Module):
 
     def __init__(self, reward: CountedReward) -> None:
         super().__init__()
-        self.reward, self.best, self.best_value = reward, "", -np.inf
+        self.reward = reward
+        self.best = ""
+        self.best_value = -np.inf
 
     def forward(self, x: Tensor) -> Tensor:
         """The rewards, with their gradient."""
@@ -172,7 +177,8 @@ def ledidi_design(
         raise ValueError(MISSING)
     from ledidi import Ledidi
 
-    oracle, steps = Oracle(reward), (budget - 1) // (2 * batch)
+    oracle = Oracle(reward)
+    steps = (budget - 1) // (2 * batch)
     designer = Ledidi(
         oracle,
         (4, len(start)),

@@ -75,7 +75,8 @@ QUICK = {
     "judge_epochs": 1,
     "throughput": [2, 4],
 }
-TUNE_SEED, DESIGN_SEED = 1, 2
+TUNE_SEED = 1
+DESIGN_SEED = 2
 REAL = "strong promoters"
 STORED = 20  # predictions of a judge on the test part, to recognize it
 PICTURE = "reward_hacking.png"
@@ -85,7 +86,8 @@ class Promoters:
     """The pieces of the study."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.size = options, QUICK if options.quick else FULL
+        self.options = options
+        self.size = QUICK if options.quick else FULL
         folder = options.output / "quick" if options.quick else options.output
         inputs = {
             "tss": scoring.file_digest(options.tss),
@@ -214,7 +216,9 @@ class Promoters:
 
     def design(self, name: str) -> dict:
         """Designs with the chosen settings, their rewards under A, and the price."""
-        settings, num, task = self.kept[f"tune-{name}"]["chosen"], self.size["designs"], self.task
+        settings = self.kept[f"tune-{name}"]["chosen"]
+        num = self.size["designs"]
+        task = self.task
         task.reward.seen = {} if name == BASELINE else None
         made = designers.measured(name, task, num, self.size["calls"], DESIGN_SEED, settings)
         pool = sorted((task.reward.seen or {}).items(), key=lambda each: -each[1])[:num]
@@ -249,7 +253,8 @@ class Promoters:
     def judge(self) -> dict:
         """Everything that the tables show of the designs; needs all of them."""
         sequences, strong = self.judged_sequences()
-        stored, test = self.kept["judges"], [row.sequence for row in self.halves.of("test")]
+        stored = self.kept["judges"]
+        test = [row.sequence for row in self.halves.of("test")]
         flat = [text for texts in sequences.values() for text in texts]
         ends = np.cumsum([len(texts) for texts in sequences.values()])[:-1]
         scores = judging.predicted(self.fitted, test + flat)
@@ -296,7 +301,8 @@ class Promoters:
     def throughput(self, name: str) -> dict:
         """Speed and peak memory, each number of designs in a process of its own."""
         self.task  # noqa: B018 - raises NotYet in this process if the oracle is missing
-        settings, runs = self.kept[f"tune-{name}"]["chosen"], []
+        settings = self.kept[f"tune-{name}"]["chosen"]
+        runs = []
         for num in self.size["throughput"]:
             file = self.kept.folder / f"throughput-{name}-{num}.tmp"
             given = [
@@ -340,7 +346,8 @@ class Promoters:
         if "judges" in self.kept and "oracle" in self.kept:
             parts.append(comparison.judges_table(self.kept["judges"], self.kept["oracle"]))
         if "judge" in self.kept:
-            found, judges = self.kept["judge"], self.kept["judges"]
+            found = self.kept["judge"]
+            judges = self.kept["judges"]
             counted = comparison.counting(judges)
             parts += [comparison.designs_table(found["methods"], key) for key in ("mean", "top")]
             parts.append(comparison.differences_table(found["minus"], counted))

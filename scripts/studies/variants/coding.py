@@ -83,7 +83,8 @@ def snvs_of_gene(letters: str, gene: Gene) -> list[SNV]:
     Args:
         letters: of the + strand.
     """
-    code, found = genetic_code(), []
+    code = genetic_code()
+    found = []
     body = letters if gene.strand == "+" else str(reverse_complement(letters))
     for place in range(3, len(body) - 3):
         codon_start = place - place % 3
@@ -127,7 +128,8 @@ class Genes:
     """
 
     def __init__(self, parts: list[Gene], genome: Genome) -> None:
-        self.genome, rows = genome, Counter(part.name for part in parts)
+        self.genome = genome
+        rows = Counter(part.name for part in parts)
         self.frames: list[Gene] = []
         self.left_out: dict[str, list[Gene]] = {"several parts": [], "no open reading frame": []}
         depth = {record: np.zeros(length, np.uint8) for record, length in genome.lengths.items()}
@@ -151,7 +153,8 @@ class Genes:
         return [letters[i : i + 3] for i in range(0, len(letters), 3)]
 
     def _is_open(self, gene: Gene) -> bool:
-        code, codons = genetic_code(), self.codons(gene)
+        code = genetic_code()
+        codons = self.codons(gene)
         return (gene.end - gene.start) % 3 == 0 and sum(
             code.get(codon) == "*" for codon in codons[:-1]
         ) <= 1
@@ -167,7 +170,9 @@ def chosen_snvs(
     genes: Genes, held_out: tuple[str, int, int], number: int | None, per_class: int
 ) -> tuple[list[SNV], dict]:
     """SNVs of the first genes of the held-out part, and how many genes and SNVs were left out."""
-    draw, rows, overlapping = np.random.default_rng(0), [], 0
+    draw = np.random.default_rng(0)
+    rows = []
+    overlapping = 0
     chosen = [gene for gene in genes.frames if inside(gene, held_out)][:number]
     for gene in chosen:
         found = snvs_of_gene(genes.letters(gene), gene)
@@ -213,7 +218,8 @@ class Study:
     tables = "snvs", "auroc", "auroc_novel"
 
     def __init__(self, subject: scoring.Subject, options) -> None:
-        self.subject, self.genes = subject, Genes(read_parts(bundled(CDS)), subject.genome)
+        self.subject = subject
+        self.genes = Genes(read_parts(bundled(CDS)), subject.genome)
         number, per_class = (4, 3) if options.quick else (options.genes, options.per_class)
         self.rows, self.counts = chosen_snvs(self.genes, subject.part("test"), number, per_class)
         self.kept = subject.kept(
@@ -240,10 +246,8 @@ class Study:
 
     def markov(self) -> dict:
         """LLR by Markov models of the training part."""
-        positions, alts = (
-            np.array([r.position for r in self.rows]),
-            np.array([BASES.index(r.alt) for r in self.rows]),
-        )
+        positions = np.array([r.position for r in self.rows])
+        alts = np.array([BASES.index(r.alt) for r in self.rows])
         where = self.subject.genome, self.subject.part("test")[0], positions, alts
         return {
             f"order {order}": measures.markov_llr(model, order, *where).tolist()
@@ -260,11 +264,10 @@ class Study:
     def auroc(self, chosen: np.ndarray) -> dict:
         """AUROC of synonymous against each other class, of the chosen SNVs."""
         pieces = {**self.kept["network"], **self.kept["markov"], **self.kept["codon_usage"]}
-        scores, kinds = (
-            {name: np.array(pieces[name]) for name in NAMES},
-            np.array([row.kind for row in self.rows]),
-        )
-        gene, found = np.array([row.gene for row in self.rows]), {}
+        scores = {name: np.array(pieces[name]) for name in NAMES}
+        kinds = np.array([row.kind for row in self.rows])
+        gene = np.array([row.gene for row in self.rows])
+        found = {}
         for other in CLASSES[1:]:
             used = np.isin(kinds, ("synonymous", other)) & chosen
             positive = kinds[used] == "synonymous"
@@ -282,7 +285,8 @@ def table(rows: dict) -> str:
     """The numbers of SNVs and AUROC with intervals, from the file that `--collect` writes."""
     if not {"snvs", "auroc"} <= rows.keys():
         return ""
-    counts, lines = rows["snvs"], []
+    counts = rows["snvs"]
+    lines = []
     for other in reversed(CLASSES[1:]):
         for name, each in rows["auroc"][other].items():
             minus = [

@@ -25,10 +25,8 @@ def auroc(score: np.ndarray, positive: np.ndarray, weight: np.ndarray) -> float:
 
 def auroc_of_ranks(positive: np.ndarray, place: np.ndarray, weight: np.ndarray) -> float:
     """AUROC of ranks from 0, equal for equal scores: fast, for many weights of the same items."""
-    above, below = (
-        np.bincount(place, weight * positive),
-        np.bincount(place, weight * ~positive.astype(bool)),
-    )
+    above = np.bincount(place, weight * positive)
+    below = np.bincount(place, weight * ~positive.astype(bool))
     return float((above * (np.cumsum(below) - below / 2)).sum() / (above.sum() * below.sum()))
 
 
@@ -126,10 +124,13 @@ def markov_llr(
         positions: 0-based.
         alts: bases, 0 to 3.
     """
-    tokenizer, length, size = DNATokenizer(), genome.lengths[record], 2 * order + 1
+    tokenizer = DNATokenizer()
+    length = genome.lengths[record]
+    size = 2 * order + 1
     windows = np.full((len(positions), size), UNKNOWN, np.uint8)
     for row, position in enumerate(positions.tolist()):
-        low, high = max(position - order, 0), min(position + order + 1, length)
+        low = max(position - order, 0)
+        high = min(position + order + 1, length)
         windows[row, low - position + order : high - position + order] = tokenizer.bases(
             genome.window(record, low, high)
         )

@@ -73,7 +73,8 @@ def random_variants(
     no two at the same position."""
     draw, (record, low, high), found = np.random.default_rng(seed), region, {}
     while len(found) < number:
-        start, size = int(draw.integers(low, high - 7)), int(draw.integers(1, 7))
+        start = int(draw.integers(low, high - 7))
+        size = int(draw.integers(1, 7))
         letters = DNATokenizer().decode(genome.window(record, start, start + size + 1))
         new = "".join(draw.choice(list("ACGT"), size))
         if "N" in letters or start in found or (not indels and new[0] == letters[0]):
@@ -91,10 +92,8 @@ class Study:
     """The pieces of the study."""
 
     def __init__(self, options) -> None:
-        self.size, self.subject = (
-            QUICK if options.quick else FULL,
-            scoring.Subject(options.checkpoint, options.genome),
-        )
+        self.size = QUICK if options.quick else FULL
+        self.subject = scoring.Subject(options.checkpoint, options.genome)
         genome = self.subject.genome
         self.region = (
             tuple(region_of(options.region, genome.lengths)[:3])
@@ -138,7 +137,8 @@ class Study:
 
     def calibration(self, name: str, variant: Variant) -> dict:
         """Claimed errors and results of repetitions with different seeds, of one variant."""
-        size, method = self.size["calibration"], scoring.method(*self.methods("calibration")[name])
+        size = self.size["calibration"]
+        method = scoring.method(*self.methods("calibration")[name])
         shared = {"method": method, "window": size["window"], "stranded": True}
         frames = [
             self.subject.model.variants([variant], self.subject.genome, seed=seed, **shared)
@@ -212,8 +212,10 @@ class Study:
 
     def sites(self, number: int) -> dict:
         """The error of several sites per window against one."""
-        one, several = self.kept["sites_1"], self.all_snvs(number)
-        x, y = np.array(several["LLR"]), np.array(one["LLR"])
+        one = self.kept["sites_1"]
+        several = self.all_snvs(number)
+        x = np.array(several["LLR"])
+        y = np.array(one["LLR"])
         return {
             "snvs": len(x),
             "spacing": self.subject.model.length // number,
@@ -249,7 +251,8 @@ def agreement(x: np.ndarray, y: np.ndarray, noise: np.ndarray, noise_of_y: float
         noise_of_y: mean squared error of y. The correlation without noise divides by the spread of
             y without it.
     """
-    index, difference = np.arange(len(x)), x - y
+    index = np.arange(len(x))
+    difference = x - y
     mean = measures.bootstrap(
         lambda rows, weight: float((difference[rows] * weight).sum() / weight.sum()),
         {"difference": index},
@@ -262,7 +265,8 @@ def agreement(x: np.ndarray, y: np.ndarray, noise: np.ndarray, noise_of_y: float
         {"r": index},
         index,
     )
-    clean, spread = max(y.var(ddof=1) - noise_of_y, 0.0), difference.var(ddof=1)
+    clean = max(y.var(ddof=1) - noise_of_y, 0.0)
+    spread = difference.var(ddof=1)
     return {
         "difference": mean["difference"],
         "correlation": correlation["r"],
@@ -299,10 +303,8 @@ def calibration_table(rows: dict) -> str:
             for row in found
             if row["method"] == name
         ]
-        value, half = (
-            np.mean([x[0] for x in logs]),
-            np.sqrt(sum(((x[2] - x[1]) / 2) ** 2 for x in logs)) / len(logs),
-        )
+        value = np.mean([x[0] for x in logs])
+        half = np.sqrt(sum(((x[2] - x[1]) / 2) ** 2 for x in logs)) / len(logs)
         pooled = dict(zip(("value", "low", "high"), np.exp([value, value - half, value + half])))
         lines.append([name, f"all {len(logs)}", "", "", measures.shown(pooled)])
     return study.markdown(

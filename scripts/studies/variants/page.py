@@ -21,7 +21,8 @@ import methods
 import promoters
 
 ROOT = Path(__file__).parents[3]
-PAGE, FOLDER = ROOT / "docs" / "results" / "variants.md", ROOT / "docs" / "tables"
+PAGE = ROOT / "docs" / "results" / "variants.md"
+FOLDER = ROOT / "docs" / "tables"
 TABLES: dict[str, tuple[str, Callable]] = {
     "calibration": ("variants_methods", methods.calibration_table),
     "methods": ("variants_methods", methods.quantities_table),

@@ -40,14 +40,17 @@ from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.model import Model
 
-MINUS_35, MINUS_10, SPACERS = "TTGACA", "TATAAT", (16, 17, 18)
+MINUS_35 = "TTGACA"
+MINUS_10 = "TATAAT"
+SPACERS = (16, 17, 18)
 INNER = slice(24, 174)
 MARKOV = ("order 6", "order 12")
 MATRIX = "weight matrix"
 EXPERIMENT = "chr20_hnf4a"
 BLOCK = 10  # positions that are resampled together
 CONTEXT = 512  # bases on each side whose 24-mers are compared with the training part
-FULL, QUICK = {"draws": 8, "repeats": 2, "batch": 64}, {"draws": 2, "repeats": 2, "batch": 64}
+FULL = {"draws": 8, "repeats": 2, "batch": 64}
+QUICK = {"draws": 2, "repeats": 2, "batch": 64}
 _MATCH = np.log(0.7 / 0.25), np.log(0.1 / 0.25)  # of a consensus base and of another one
 
 
@@ -168,11 +171,9 @@ class Sigma70:
         groups = defaultdict(list)
         for number, row in enumerate(self.rows):
             groups[row["background"]].append(number)
-        expression, found, reliability = (
-            np.log([float(row["expression"]) for row in self.rows]),
-            {},
-            [],
-        )
+        expression = np.log([float(row["expression"]) for row in self.rows])
+        found = {}
+        reliability = []
         for name, used in groups.items():
 
             def measure(score, weight, used=used):
@@ -203,7 +204,9 @@ class HNF4A:
         self.rows = self.rows[:60] if options.quick else self.rows
         self.positions = np.array([int(row["Pos"]) for row in self.rows])
         self.subject = scoring.Subject(options.checkpoint, options.genome)
-        record, low, high = self.rows[0]["Chrom"], self.positions.min() - 1, self.positions.max()
+        record = self.rows[0]["Chrom"]
+        low = self.positions.min() - 1
+        high = self.positions.max()
         self.region = record, int(low), int(high)
         self.check_held_out()
         self.kept = self.subject.kept(
@@ -245,10 +248,8 @@ class HNF4A:
             "positions": len(set(self.positions.tolist())),
             "weights": self.subject.hashes["weights"],
         }
-        promoter, flanks = (
-            covered[CONTEXT:-CONTEXT],
-            np.concatenate([covered[:CONTEXT], covered[-CONTEXT:]]),
-        )
+        promoter = covered[CONTEXT:-CONTEXT]
+        flanks = np.concatenate([covered[:CONTEXT], covered[-CONTEXT:]])
         return counts | {
             "repeated": float(promoter.mean()),
             "repeated_flanks": float(flanks.mean()),
@@ -279,10 +280,8 @@ class HNF4A:
     def spearman(self) -> dict:
         """Spearman's correlation of each score with the measured effect."""
         pieces = {**self.kept["network"], **self.kept["markov"]}
-        scores, effect = (
-            {name: np.array(pieces[name]) for name in ("network", *MARKOV)},
-            np.array([float(r["Coefficient"]) for r in self.rows]),
-        )
+        scores = {name: np.array(pieces[name]) for name in ("network", *MARKOV)}
+        effect = np.array([float(r["Coefficient"]) for r in self.rows])
         return measures.bootstrap(
             lambda score, weight: measures.spearman(score, effect, weight),
             scores,
@@ -360,7 +359,8 @@ def sigma70_table(found: dict) -> str:
 
 def hnf4a_table(rows: dict) -> str:
     """The correlation of each score, and how much of the promoter occurs in the training part."""
-    means, counts = compared(rows["spearman"], MARKOV, "Spearman (95 %)"), rows["snvs"]
+    means = compared(rows["spearman"], MARKOV, "Spearman (95 %)")
+    counts = rows["snvs"]
     said = (
         f"{counts['snvs']} SNVs at {counts['positions']} positions. Bases in a 24-mer of the "
         f"training part: {counts['repeated']:.0%} of the promoter, "

@@ -68,7 +68,8 @@ class Subject:
     """
 
     def __init__(self, checkpoint: str | Path, path: str | Path) -> None:
-        self.checkpoint, self.path = str(checkpoint), str(path)
+        self.checkpoint = str(checkpoint)
+        self.path = str(path)
         self.model, self.genome = dnadiff.load(self.checkpoint), Genome.open(self.path)
 
     @property
@@ -179,7 +180,8 @@ def all_snvs(genome: Genome, region: tuple[str, int, int]) -> list[Variant]:
 @contextmanager
 def windows_read(model: Model) -> Iterator[list[int]]:
     """A list to which every call of a network of this kind adds the number of its windows."""
-    kind, counts = type(model.denoiser.backbone), []
+    kind = type(model.denoiser.backbone)
+    counts = []
     inner = kind.features
 
     def features(self: object, ids: Tensor, *args: object, **kwargs: object) -> Tensor:
