@@ -199,8 +199,8 @@ class Alignment:
             ):
                 raise ValueError(
                     f"alignment {self.path} was made for another assembly: its record {known} has "
-                    f"{self.records[known]:,} bases, which differ from the {length:,} of the "
-                    f"genome; {remedy}"
+                    f"{self.records[known]:,} bases, that of the genome {length:,}, and length or "
+                    f"bases differ; {remedy}"
                 )
         others = sum(region.chrom not in shared for region in regions)
         if others:

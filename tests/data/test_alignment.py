@@ -138,7 +138,7 @@ def test_other_files_and_other_versions_are_refused(tmp_path, stored):
 def test_another_assembly_is_refused(tmp_path, stored):
     stored.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGC\n>plasmid\nACGT\n"))
     stored.check(genome(tmp_path, ">1\nacgtacn\n", "names.fa"))
-    with pytest.raises(ValueError, match=r"another assembly: its record chr2 has 4 .* the 5 of"):
+    with pytest.raises(ValueError, match="its record chr2 has 4 bases, that of the genome 5"):
         stored.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGCA\n", "longer.fa"))
     with pytest.raises(ValueError, match="another assembly: its record chr1 has"):
         stored.check(genome(tmp_path, ">chr1\nACGTTCN\n>chr2\nTTGC\n", "other.fa"))

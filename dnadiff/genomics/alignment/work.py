@@ -347,7 +347,7 @@ class AlignJob(ResumableJob):
         state = self.gaps == "state"
         kappas = (self.kappa,) if self.kappa else KAPPAS
         model = fit(sample, codes[places], names, TARGET, self.newick, state, kappas=kappas)
-        log.info(f"columns of {len(codes):,} bases, by a tree of {len(chosen)} genomes")
+        log.info(f"columns of {len(codes):,} bases; genomes in the tree: {len(chosen)}")
         starts = range(0, len(codes), _PIECE)
         pieces = (model.columns(rows[chosen, start : start + _PIECE]) for start in starts)
         stored = {each.path for each in self.sources if isinstance(each, Stored)}
