@@ -40,16 +40,17 @@ class AlignOptions(ShardedOptions):
     near_copies: Annotated[float, Interval(gt=0, le=1)] | None = 0.96
     """genomes of at least this identity are left out; null: none but the target itself"""
     tree: str | None = None
-    """Newick file with a leaf for each genome and one called target; null: neighbor joining"""
+    """Newick file with a leaf for each genome that is used and one called target; null: neighbor
+    joining"""
     kappa: Positive | None = None
-    """rate of transitions over that of transversions; null: the likeliest of a few"""
+    """rate of transitions over that of transversions; null: the likeliest of eight from 1 to 15"""
     gaps: Literal["missing", "state"] = "missing"
     """missing data, or a fifth state, which is better for genes of RNA"""
     tracks: str | None = None
     """beginning of the names of bigWig files: rate, depth, log posterior of the genome's base, and
     phase, a track of coding phase (needs pip install -e '.[tracks]')"""
     resume: bool = False
-    """continue the unfinished output"""
+    """continue the unfinished output; near_copies, tree, gaps and kappa may be others"""
 
 
 @command(AlignOptions)

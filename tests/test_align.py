@@ -216,7 +216,36 @@ def test_relatives_that_cannot_be_used_are_an_error(clade, tmp_path):
     message = "related: none of 2 genomes can be used: does not align, the target itself"
     with pytest.raises(ValueError, match=message):
         align(genome=str(clade / "t.fa"), related=related, output=str(tmp_path / "x.aln"))
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_what_the_columns_depend_on_may_change_when_it_is_resumed(clade, tmp_path, caplog):
+    given = {
+        "genome": str(clade / "t.fa"),
+        "related": [str(clade / "related" / f"{name}.fa.gz") for name in ("near", "self")],
+        "output": str(tmp_path / "x.aln"),
+    }
+    message = (
+        r"none of 2 genomes can be used: a near copy .*resume=true, which keeps the alignments"
+    )
+    with pytest.raises(ValueError, match=message):
+        align(**given)
+    with pytest.raises(FileExistsError, match=r"/x\.aln is unfinished \(2 genomes\); set resume"):
+        align(**given)
+    (tmp_path / "x.nwk").write_text("(other:.1,target:.02);")
+    with pytest.raises(
+        ValueError, match=r"one leaf .* for near; .*change near_copies or tree with"
+    ):
+        align(**given, near_copies=None, tree=str(tmp_path / "x.nwk"), resume=True)
+    with pytest.raises(ValueError, match=r"/x\.aln was started with related="):
+        align(**{**given, "related": given["related"][:1]}, resume=True)
+    caplog.set_level("INFO", "dnadiff")
+    align(**given, near_copies=None, resume=True)
+    assert "resuming after 2 genomes" in caplog.text
+    assert [each.name for each in Alignment.open(given["output"]).genomes] == ["near"]
+    assert not list(tmp_path.glob(".*"))
+    about = json.loads((tmp_path / "x.aln.json").read_text())["settings"]
+    assert about["near_copies"] is None and about["genome"]
 
 
 @pytest.mark.parametrize(
@@ -234,11 +263,18 @@ def test_bad_options_are_refused(clade, given, message):
         align(**{**arguments(clade), "output": "x.aln", **given})
 
 
-def test_a_tree_without_a_genome_is_refused_before_aligning(clade, tmp_path):
-    (tmp_path / "x.nwk").write_text("((a:.1,b:.1):.1,target:.02);")
-    with pytest.raises(ValueError, match=r"the tree must have one leaf .* for c"):
+def test_a_tree_without_the_target_is_refused_before_aligning(clade, tmp_path):
+    (tmp_path / "x.nwk").write_text("((a:.1,b:.1):.1,c:.02);")
+    with pytest.raises(ValueError, match=r"the tree must have one leaf .* for target"):
         align(**arguments(clade), output=str(tmp_path / "x.aln"), tree=str(tmp_path / "x.nwk"))
     assert [path.name for path in tmp_path.iterdir()] == ["x.nwk"]
+
+
+def test_a_tree_needs_no_leaf_for_genomes_that_are_left_out(clade, made, tmp_path):
+    (tmp_path / "x.nwk").write_text("((a:.1,b:.1):.1,c:.3,target:.02);")
+    output = tmp_path / "x.aln"
+    align(**arguments(clade), output=str(output), tree=str(tmp_path / "x.nwk"))
+    assert Alignment.open(output).left_out == made.left_out
 
 
 def test_an_alignment_of_another_assembly_is_refused(clade, made, tmp_path):

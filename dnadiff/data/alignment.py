@@ -54,7 +54,7 @@ class RelatedGenome:
     """What is known of the alignment of one genome.
 
     Attributes:
-        name: in tables and in the tree.
+        name: its name in tables and in the tree.
         file: that it was read from.
         identity: of the aligned bases, those that are the target's.
         coverage: of the target's bases, those with a base of this genome.

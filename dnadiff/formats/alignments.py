@@ -18,7 +18,7 @@ from dnadiff.store.files import bare_name, open_binary, open_text, resolve
 
 _SNIFFED = 1 << 20  # bytes
 _GAP_IN_FASTA = re.compile(rb"^[^>\n]*-", re.MULTILINE)
-_SCORE = re.compile(r"\bscore=([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)")
+_SCORE = re.compile(r"\bscore=(?:([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)(?!\S))?")
 _CS = re.compile(r"([:=*+~-])(\w+)")
 _ROW = re.compile(
     r"s\s+(?P<name>\S+)\s+(?P<start>\d+)\s+(?P<size>\d+)\s+(?P<strand>[+-])\s+(?P<total>\d+)\s+"
@@ -116,6 +116,8 @@ class Maf(AlignmentFormat):
                     yield from cls._block(where, score, rows, lengths)
                     rows = []
                     found = _SCORE.search(line)
+                    if found and not found[1]:
+                        raise ValueError(f"{where}: the score is not a number; write it again")
                     score = float(found[1]) if found else 0.0
 
     @classmethod

@@ -8,7 +8,7 @@ shards.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from types import MappingProxyType
@@ -115,11 +115,14 @@ class ResumableJob(Job):
         items: what they are called in messages.
         bgzip: whether a name that ends in `.gz` means bgzip.
         converts: whether `convert` makes the file of the collected results.
+        of_convert: keys of the settings that `convert` alone depends on: they may change when an
+            unfinished file is resumed.
     """
 
     items = "records"
     bgzip = False
     converts = False
+    of_convert: Collection[str] = ()
     position = 0
 
     def __init__(self) -> None:

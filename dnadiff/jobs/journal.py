@@ -85,6 +85,8 @@ class ResumableOutput:
             items are cheap, waiting for the disk after each `append` would take most of the time. A
             killed process loses what it appended since the last time.
         bgzip: whether a compressed file has bgzip blocks, which tabix can index.
+        name: of the file that is made of it, for messages; None is its own.
+        items: what they are called in messages.
 
     Attributes:
         done: finished items.
@@ -105,8 +107,11 @@ class ResumableOutput:
         earlier: Earlier = _NOTHING,
         interval: float = 0.0,
         bgzip: bool = False,
+        name: Path | None = None,
+        items: str = "items",
     ) -> None:
         self.output = output
+        self.name = name or output
         self.settings = plain(settings)
         self.earlier = earlier
         self.interval = interval
@@ -124,7 +129,7 @@ class ResumableOutput:
         if self.journal.is_file() and (resume or not overwrite):
             if not resume:
                 raise FileExistsError(
-                    f"{output} is unfinished ({read_journal(output)['done']:,} sequences); set "
+                    f"{self.name} is unfinished ({read_journal(output)['done']:,} {items}); set "
                     "resume=true to resume it, or overwrite=true to start over"
                 )
             self._resume(read_journal(output))
@@ -137,7 +142,7 @@ class ResumableOutput:
         if (differs := first_difference(before, self.settings, self.earlier)) is not None:
             key, was, now = differs
             raise ValueError(
-                f"{self.output} was started with {key}={was}, not {now}; resume with the same, or "
+                f"{self.name} was started with {key}={was}, not {now}; resume with the same, or "
                 f"{remedy}"
             )
         self.done = found["done"]
@@ -187,7 +192,7 @@ class ResumableOutput:
         except OSError:
             file.close()
             raise ValueError(
-                f"{self.output} is being written by another process; wait for it, or choose "
+                f"{self.name} is being written by another process; wait for it, or choose "
                 "another name"
             ) from None
         if is_new:

@@ -199,12 +199,14 @@ def _opened(job: ResumableJob, options: RunOptions) -> ResumableOutput:
         check_output(file, options.overwrite or has_journal)
     stream = ResumableOutput(
         job.collected,
-        job.settings,
+        {key: value for key, value in job.settings.items() if key not in job.of_convert},
         options.resume,
         options.overwrite,
         job.earlier,
         _MERGE_INTERVAL if options.merged is not None else 0.0,
         job.bgzip,
+        job.output,
+        job.items,
     )
     job.resume(stream.done, stream.notes)
     if job.output.exists() and not stream.done and not stream.complete:

@@ -172,12 +172,19 @@ def test_several_genomes_need_names_with_the_genome(tmp_path):
 
 
 def test_a_name_that_means_a_record_is_the_whole_name(tmp_path):
-    text = "a score=abc\ns 1 0 2 + 20 AC\ns c1 0 2 + 9 AC\n\na\ns 1 0 2 + 20 AC\ns 1 0 2 + 9 AC\n"
+    text = "a score=1.5e1\ns 1 0 2 + 20 AC\ns c1 0 2 + 9 AC\n\na\ns 1 0 2 + 20 AC\ns 1 0 2 + 9 AC\n"
     found = list(Maf.blocks(written(tmp_path, "x.maf", text), LENGTHS))
     assert [(b.record, b.genome, b.other_record, b.score) for b in found] == [
-        ("chr1", "", "c1", 0.0),
+        ("chr1", "", "c1", 15.0),
         ("chr1", "", "1", 0.0),
     ]
+
+
+@pytest.mark.parametrize("score", ["abc", "nan", "1.5x", ""])
+def test_a_score_that_is_no_number_is_refused(tmp_path, score):
+    text = f"a score={score}\ns 1 0 2 + 20 AC\ns c1 0 2 + 9 AC\n"
+    with pytest.raises(ValueError, match=r"x\.maf: line 1: the score is not a number"):
+        list(Maf.blocks(written(tmp_path, "x.maf", text), LENGTHS))
 
 
 def test_names_of_genomes_may_have_dots(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from dnadiff.data.alignment import ABSENT, GAP, write_alignment
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.alignments import Block
-from dnadiff.formats.sequences import Record, write_fasta
+from dnadiff.formats.sequences import Record, read_sequences, write_fasta
 from dnadiff.genomics.alignment.engines import Engine, Last, Mappy, Minimap2, installed
 from dnadiff.genomics.alignment.work import Aligned, Sequences, Stored, Target, relatives
 
@@ -69,6 +69,15 @@ def test_a_gap_uses_no_base(target):
     assert filled(target, first, again) == "A--TA.........."
     again = block(6, "GT", "CC", 1, at=3)
     assert filled(target, first, again) == "A--TA.CC......."
+
+
+def test_a_gap_counts_only_beside_a_base_of_the_same_alignment(target):
+    first = block(0, "ACGT", "AAAA", 2, at=10)
+    # its bases 12 and 13 are used, and 14 is not
+    paralog = block(4, "ACGTA", "C-C-C", 1, at=12)
+    assert filled(target, first, paralog) == "AAAA....C......"
+    paralog = block(4, "ACGTAC", "C-CC-C", 1, at=12)
+    assert filled(target, first, paralog) == "AAAA...C-C....."
 
 
 def test_equal_signs_are_bases_of_the_target(target):
@@ -135,12 +144,48 @@ def test_engines_align_both_strands_of_a_homolog(kind, homologs, tmp_path):
     assert target.engine.version()[0].isdigit()
 
 
+def test_coverage_by_chance_is_that_of_pieces_of_the_whole_genome(target, tmp_path):
+    class Counted(Engine):
+        def prepare(self, target, lengths):
+            pass
+
+        def blocks(self, query):
+            (record,) = read_sequences(query)
+            queries.append(record.sequence)
+            return iter([block(0, "ACG", "ACG", of="x")])
+
+    size = 5_000_000
+    text = np.random.default_rng(0).choice(list(b"ACGT"), size).astype(np.uint8).tobytes()
+    queries = []
+    target.engine = Counted()
+    write_fasta(tmp_path / "o.fa", [Record("o", "", text)])
+    ((genome, _),) = Sequences("o", str(tmp_path / "o.fa")).rows(target)
+    reverse, whole = queries
+    assert whole == text and len(reverse) == size / 5
+    assert reverse[::-1][50_000:100_000] == text[250_000:300_000]
+    # five samples, each with 3 of 15 bases by chance
+    assert genome.coverage == 3 / 15 and math.isclose(genome.chance, 1 - (12 / 15) ** 5)
+    queries.clear()
+    write_fasta(tmp_path / "s.fa", [Record("s", "", text[:120_000])])
+    ((genome, _),) = Sequences("s", str(tmp_path / "s.fa")).rows(target)
+    assert queries[0][::-1] == text[:120_000] and math.isclose(genome.chance, 3 / 15)
+
+
 def test_a_program_that_fails_is_named(homologs):
     engine = engine_of(Last)
     engine.options = ("--no-such-option",)
     target = Target(Genome.open(homologs[0] / "t.fa"), engine)
     with pytest.raises(ValueError, match=r"engine=last: lastal ended with status \d+ \(.*option"):
         list(Sequences("o", str(homologs[0] / "o.fa")).rows(target))
+
+
+def test_a_program_that_cannot_run_is_named(monkeypatch, tmp_path):
+    for name in Last.executables:
+        (tmp_path / name).write_text("#!/bin/sh\necho no library >&2\nexit 3\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ValueError, match=r"engine=last: lastal ended with status 3 \(no library\)"):
+        Last().version()
 
 
 def test_without_a_program_the_error_says_how_to_install_one(monkeypatch, target, tmp_path):

@@ -266,7 +266,7 @@ def test_other_settings_cannot_be_resumed(cli, trained, records, tmp_path, monke
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     status, _, err = cli("score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv")
-    assert status == 1 and "s.tsv is unfinished (5 sequences); set resume=true" in err
+    assert status == 1 and "s.tsv is unfinished (5 records); set resume=true" in err
     (tmp_path / "x.fa").write_text(">a\nACGT\n")
     status, _, err = cli(
         "score", f"checkpoint={trained}", "input=x.fa", "output=s.tsv", "resume=true"

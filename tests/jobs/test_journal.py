@@ -75,7 +75,7 @@ def test_an_unfinished_file_is_neither_lost_nor_mixed(tmp_path):
     write(tmp_path / "a", BATCHES[:2]).close()
     with pytest.raises(
         FileExistsError,
-        match=r"a is unfinished \(2 sequences\); set resume=true .* or overwrite=true",
+        match=r"a is unfinished \(2 items\); set resume=true .* or overwrite=true",
     ):
         ResumableOutput(tmp_path / "a", {"seed": 1, "of": "x"})
     with pytest.raises(ValueError, match=r"was started with seed=1, not 2; resume with the same"):

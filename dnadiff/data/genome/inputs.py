@@ -206,10 +206,11 @@ class ArrayInput(SequenceInput):
         self.given = None
         if columns is not None:
             self.given = [np.asarray(each, np.float32) for each in columns]
-            if [x.shape for x in self.given] != [(len(x), CHANNELS) for x in sequences]:
+            shapes = [x.shape for x in self.given if np.isfinite(x).all()]
+            if shapes != [(len(x), CHANNELS) for x in sequences]:
                 raise ValueError(
                     "columns must be an array of each sequence, with a row of "
-                    f"{CHANNELS} numbers for each base (Alignment.columns)"
+                    f"{CHANNELS} finite numbers for each base (Alignment.columns)"
                 )
         self.regions = _whole(self.names, map(len, self.sequences))
         content = b"\xff".join(ids.tobytes() for ids in self.sequences)

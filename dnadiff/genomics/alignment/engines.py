@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from dnadiff.formats.alignments import Block, Maf, Paf, texts_of_cs
@@ -29,7 +30,7 @@ class Engine:
     name: ClassVar[str] = "none"
 
     def version(self) -> str:
-        """Of the program."""
+        """The version of the program."""
         return ""
 
     def prepare(self, target: Path, lengths: Mapping[str, int]) -> None:
@@ -47,22 +48,24 @@ class Program(Engine):
     executables: ClassVar[Sequence[str]]
 
     def __post_init__(self) -> None:
-        if missing := [each for each in self.executables if shutil.which(each) is None]:
+        if missing := [name for name in self.executables if shutil.which(name) is None]:
             raise ValueError(f"engine={self.name}: {missing[0]} is not installed; {_INSTALL}")
 
     def version(self) -> str:
-        said = subprocess.check_output([self.executables[0], "--version"], text=True)
-        return said.split()[-1]
+        with TemporaryDirectory() as folder:
+            output = self.run(Path(folder) / "version", self.executables[0], "--version")
+            return Path(output).read_text().split()[-1]
 
     def run(self, output: Path, *command: str | Path) -> str:
         """Write what a command prints to a file."""
         with output.open("wb") as file:
             done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, check=False)
         if done.returncode:
-            said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            message = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
             raise ValueError(
-                f"engine={self.name}: {command[0]} ended with status {done.returncode} ({said}); "
-                "check engine.options, and whether memory or disk were full"
+                f"engine={self.name}: {command[0]} ended with status {done.returncode} "
+                f"({message}); check its installation and engine.options, and whether memory or "
+                "disk were full"
             )
         return str(output)
 

@@ -38,20 +38,22 @@ from dnadiff.genomics.phylogeny import KAPPAS, fit, phase_contrast, sample_posit
 from dnadiff.genomics.scores import big_wig_runs, library, write_big_wig
 from dnadiff.genomics.trees import read_newick
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import discard
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import content_hash, write_bytes
 from dnadiff.store.files import read_text, resolve
 from dnadiff.store.objects import build
 
-_SAME = 6  # code of "as in the target"
+_AS_IN_TARGET = 6  # code
 _CODE_OF_LETTER = np.full(256, ABSENT, np.uint8)
-_CODE_OF_LETTER[list(b"ACGTUacgtu-=")] = [0, 1, 2, 3, 3] * 2 + [GAP, _SAME]
-_PIECE = 1 << 18  # positions whose columns are computed at once
-_NULL = 1_000_000  # bases of a genome that are aligned reversed
-_COPY = 0.9999  # identity of the target with itself
-_LEAST = 5e-4  # coverage
+_CODE_OF_LETTER[list(b"ACGTUacgtu-=")] = [0, 1, 2, 3, 3] * 2 + [GAP, _AS_IN_TARGET]
+_BLOCK = 1 << 18  # positions whose columns are computed at once
+# Of a genome, a part of at least so many bases, and of at least a twentieth, is aligned reversed.
+NULL_BASES = 1_000_000
+MAX_NULL_SPACING = 20
+NULL_PIECE = 50_000  # bases; the pieces are evenly spaced
+TARGET_IDENTITY = 0.9999  # of the target with itself
+MIN_COVERAGE = 5e-4
 TARGET = "target"  # in trees
 TRACKS = ("rate", "depth", "log_posterior", "phase")
 _HEADER = ("genome", "identity", "coverage", "by_chance", "paralogs", "left_out", "file")
@@ -71,7 +73,7 @@ class Target:
 
     @cached_property
     def codes(self) -> Codes:
-        """Of all bases `(L,)`, one record after the other."""
+        """The codes of all bases `(L,)`, one record after the other."""
         windows = (self.genome.window(name, 0, n) for name, n in self.genome.lengths.items())
         return CODE_OF_ID[np.concatenate(list(windows))]
 
@@ -103,7 +105,7 @@ class Target:
         records = self.genome.lengths
         starts = offsets(self.genome.lengths)
         row = np.full_like(self.codes, ABSENT)
-        depth = np.zeros(len(self.codes), np.uint16)
+        depth = np.zeros(len(self.codes), np.uint8)  # 2 is several
         used: dict[str, np.ndarray] = {}
         for block in sorted(blocks, key=lambda each: -each.score):
             own, other = (
@@ -122,9 +124,9 @@ class Target:
                 outside |= last > records[block.record]
                 if outside or ((given != bases) & (given < GAP) & (bases < GAP)).any():
                     raise ValueError
-                found = np.where(found == _SAME, bases, found)
+                found = np.where(found == _AS_IN_TARGET, bases, found)
                 taken = used.setdefault(block.other_record, np.zeros(block.other_size, bool))
-                free = (row[here] == ABSENT) & ((found >= GAP) | ~taken[place])
+                free = (row[here] == ABSENT) & ~taken[place]
             except (ValueError, IndexError):
                 raise ValueError(
                     f"{file}: {name} is aligned to {block.record}:{block.start + 1}-{last} with "
@@ -133,7 +135,7 @@ class Target:
                 ) from None
             row[here][free] = found[free]
             taken[place[free & (found < GAP)]] = True
-            depth[here] += 1
+            depth[here] = np.minimum(depth[here] + 1, 2)
         aligned = (row < GAP) & (self.codes < GAP)
         identity = float((row == self.codes)[aligned].mean()) if aligned.any() else 0.0
         coverage = float((row < GAP).mean())
@@ -166,11 +168,15 @@ class Sequences(Relative):
     def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
         records = [x for x in iter_sequences(self.path) if self.part in (None, x.name)]
         whole = b"".join(each.sequence for each in records)
-        reverse = Record("reverse", "", whole[:_NULL][::-1])
+        spacing = min(max(len(whole) // NULL_BASES, 1), MAX_NULL_SPACING)
+        starts = range(0, len(whole), spacing * NULL_PIECE)
+        sample = b"".join(whole[start : start + NULL_PIECE] for start in starts)
+        reverse = Record("reverse", "", sample[::-1])
         null, _ = target.fill(self.name, self.path, target.align([reverse]))
         genome, row = target.fill(self.name, self.path, target.align(records))
-        share = len(reverse.sequence) / len(whole)
-        yield replace(genome, chance=null.coverage / share), row
+        # of so many samples, each of which covers as much at places of its own
+        chance = 1 - (1 - null.coverage) ** (len(whole) / len(sample))
+        yield replace(genome, chance=chance), row
 
 
 class Aligned(Relative):
@@ -245,6 +251,7 @@ class AlignJob(ResumableJob):
     stream = label = "align"
     items = "genomes"
     converts = True
+    of_convert = "near_copies", "tree", "gaps", "kappa"
 
     output: Path
     draw: Callable[[Path, Sequence[RelatedGenome]], object]
@@ -267,8 +274,7 @@ class AlignJob(ResumableJob):
         self.sources = relatives(self.related, self.each_record, self.target.genome)
         self.newick = None if self.tree is None else read_text(self.tree)
         if self.newick is not None:
-            known = [each.name for each in self.sources if not isinstance(each, Aligned)]
-            read_newick(self.newick, [*known, TARGET])
+            read_newick(self.newick, [TARGET])
         self.settings = {
             "genome": self.target.genome.digest,
             "related": [[x.name, content_hash(resolve(x.path))] for x in self.sources],
@@ -315,8 +321,8 @@ class AlignJob(ResumableJob):
             genome = RelatedGenome(**each)
             first = copies.setdefault(zlib.crc32(row.tobytes()), genome.name)
             reasons = {
-                "does not align": genome.coverage <= max(2 * (genome.chance or 0), _LEAST),
-                "the target itself": genome.identity >= _COPY,
+                "does not align": genome.coverage <= max(2 * (genome.chance or 0), MIN_COVERAGE),
+                "the target itself": genome.identity >= TARGET_IDENTITY,
                 f"a near copy of the target (near_copies={self.near_copies})": (
                     genome.identity >= (self.near_copies or 1)
                 ),
@@ -334,22 +340,24 @@ class AlignJob(ResumableJob):
         rows = np.memmap(collected, np.uint8, "r").reshape(-1, len(codes))
         genomes = self.judged(rows)
         chosen = [number for number, each in enumerate(genomes) if each.reason is None]
-        if not chosen:
-            discard(self.collected)
-            why = ", ".join(dict.fromkeys(str(each.reason) for each in genomes))
-            raise ValueError(
-                f"related: none of {len(genomes)} genomes can be used: {why}; give others, or set "
-                "near_copies"
-            )
         places = sample_positions([*records.values()])
-        sample = np.stack([rows[number][places] for number in chosen])
         names = [genomes[number].name for number in chosen]
         state = self.gaps == "state"
         kappas = (self.kappa,) if self.kappa else KAPPAS
-        model = fit(sample, codes[places], names, TARGET, self.newick, state, kappas=kappas)
+        try:
+            if not chosen:
+                why = ", ".join(dict.fromkeys(str(each.reason) for each in genomes))
+                raise ValueError(f"none of {len(genomes)} genomes can be used: {why}")
+            sample = np.stack([rows[number][places] for number in chosen])
+            model = fit(sample, codes[places], names, TARGET, self.newick, state, kappas=kappas)
+        except ValueError as error:
+            raise ValueError(
+                f"related: {error}; change near_copies or tree with resume=true, which keeps the "
+                "alignments, or give other genomes with overwrite=true"
+            ) from error
         log.info(f"columns of {len(codes):,} bases; genomes in the tree: {len(chosen)}")
-        starts = range(0, len(codes), _PIECE)
-        pieces = (model.columns(rows[chosen, start : start + _PIECE]) for start in starts)
+        starts = range(0, len(codes), _BLOCK)
+        pieces = (model.columns(rows[chosen, start : start + _BLOCK]) for start in starts)
         stored = {each.path for each in self.sources if isinstance(each, Stored)}
         genomes += [each for path in sorted(stored) for each in Alignment.open(path).left_out]
         about = {

@@ -298,8 +298,7 @@ class Network:
 
 @dataclass(frozen=True)
 class AlignedGenome:
-    """What stands in the place of a network for a method that needs no model: the predictions of an
-    alignment.
+    """An alignment behind the interface of `Network`, for a method that needs no model.
 
     Attributes:
         stranded: give the values of one strand alone; those of both are the same.
@@ -308,6 +307,7 @@ class AlignedGenome:
     denoiser = None
     window = 0
     sites_per_window = 1
+    seed = 0
     shared: ClassVar[Sequence[Site]] = ()
 
     reference: Any

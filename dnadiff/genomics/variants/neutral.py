@@ -28,6 +28,7 @@ NUM_INDELS = 64
 _FEWEST = 16  # indels of a kind that a genome must have
 _RUN = 4  # equal bases that are a homopolymer run
 _TRIES = 40_000  # places at which indels of a kind are looked for
+_KEYS = "window", "stranded", "sites_per_window", "seed"  # of a network
 _PACKAGE = Path(__file__).parents[2]
 
 
@@ -148,7 +149,7 @@ class Neutral:
             "genome": network.reference.digest,
             "alignment": network.alignment and network.alignment.identity,
             "variant_method": method.settings(),
-            **{key: getattr(network, key) for key in ("window", "stranded", "sites_per_window")},
+            **{key: getattr(network, key) for key in _KEYS},
         }
 
     def scale(self, edit: Edit) -> list[float]:
@@ -163,7 +164,8 @@ class Neutral:
         if folder.is_relative_to(_PACKAGE) or not os.access(folder, os.W_OK):
             # A model that ships with the package may bring its own.
             files.append(cache_dir("variants") / f"{key}.json")
-        with locked(files[-1].with_suffix(".lock"), f"{files[-1]}: another process adds {kind}"):
+        lock = cache_dir("variants") / f"{json_hash(str(files[-1]))[:16]}.lock"
+        with locked(lock, f"{files[-1]}: another process adds {kind}"):
             content: JsonDict = {}
             for file in files:
                 content = read_json(file) if file.is_file() else {}

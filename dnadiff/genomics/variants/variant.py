@@ -32,7 +32,7 @@ TOKENIZER = DNATokenizer()
 _COMPLEMENT = np.array(TOKENIZER.vocab.complement, np.uint8)
 Ids = NDArray[np.integer]
 Places = NDArray[np.int64]
-WindowColumns = NDArray[np.float32]  # of an alignment, (L, CHANNELS)
+WindowColumns = NDArray[np.float32]  # (L, CHANNELS) of a window of an alignment
 
 
 class Sequences:
