@@ -22,6 +22,7 @@ from dnadiff.data.text.corpus import Documents, Encoder, Files, Paths
 from dnadiff.data.text.datamodule import TextDataModule
 from dnadiff.data.text.pretrained import TokenizerSource
 from dnadiff.data.tokenizer import END, SEPARATOR, TextTokenizer, marks
+from dnadiff.data.windows import TiledWindows
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.formats.documents import read_sides
 from dnadiff.store.disk import json_hash
@@ -140,17 +141,23 @@ class PairsDataModule(TextDataModule):
     def _check_special_tokens(self) -> None:
         self.separator, _ = marks(self._tokenizer)
 
-    def _check_countable(self) -> None:
+    def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
+        found = super().test_windows(split, length)
+        self._check_sources(length or self.length)
+        return found
+
+    def _check_sources(self, length: int) -> None:
+        """Refuse a source that leaves no room in a window, in any part that has been read."""
         for (part, *_), tokens in self._opened.items():
             starts = tokens.ends - np.diff(tokens.ends, prepend=0)
             places = np.flatnonzero(tokens.tokens == self.separator)
             sizes = places[np.searchsorted(places, starts)] + 1 - starts
-            for number in np.flatnonzero(sizes >= self.length)[:1].tolist():
+            for number in np.flatnonzero(sizes >= length)[:1].tolist():
                 pairs: Pairs = self.documents_in(part)  # type: ignore[assignment]
                 where, _ = next(pairs.placed(number))
                 raise ValueError(
                     f"{where} has a source of {sizes[number]} tokens with its separator, which "
-                    f"leaves nothing of {self.length} for the target; shorten or remove it, or "
+                    f"leaves nothing of {length} for the target; shorten or remove it, or "
                     "increase data.length"
                 )
 

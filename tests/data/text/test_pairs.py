@@ -129,3 +129,7 @@ def test_a_source_leaves_room_for_its_target(tmp_path):
     ):
         with pytest.raises(ValueError, match=wrong):
             PairsDataModule(parts, 12, 2, 4).check_training()
+    tested = PairsDataModule({"train": str(tmp_path / "a"), "test": str(tmp_path / "c")}, 16, 2, 4)
+    assert len(tested.test_windows()) == 2
+    with pytest.raises(ValueError, match=wrong):
+        tested.test_windows(length=12)
