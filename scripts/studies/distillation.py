@@ -29,7 +29,7 @@ TEACHERS = {
 LENGTHS = {"dna": 200, "text": 128}
 ENDINGS = {"dna": "fa", "text": "jsonl"}
 COLUMNS = ("samples", "bound, bits", "lost structure", "6-mers or perplexity", "AUROC or entropy")
-FULL = {"steps": 1500, "calls": (8, 13, 52), "samples": 500}
+FULL = {"steps": 1500, "calls": (8, 16, 64), "samples": 500}
 QUICK = {"steps": 1, "calls": (2, 4), "samples": 20}
 
 
