@@ -24,7 +24,7 @@ from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import build_objective
 
 NEIGHBORS = {"none": 1 / 3, "left": 1 / 6, "right": 1 / 6, "both": 1 / 3}  # of random order
-TOKENS = 24
+TOKENS = 12
 
 
 @torch.no_grad()

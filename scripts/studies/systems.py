@@ -186,7 +186,9 @@ class Study:
         else:
             judge = f"judge={self.runs / f'{text}-ar-1'}"
             study.command("judge_text", f"samples={file}", judge, output, "overwrite=true")
-        return found | {"judge": study.read_json(run / "judge.json")}
+        judge = study.read_json(run / "judge.json")
+        # the rest has paths of this machine
+        return found | {"judge": {key: judge[key] for key in ("findings", "rows") if key in judge}}
 
     def rows(self, text: str) -> dict[str, list[dict]]:
         """The finished pieces of each system, a row for each seed."""
