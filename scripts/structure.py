@@ -28,7 +28,7 @@ SMALL = 400  # tokens
 # brought it to 373,203. Alignments may add 12,000, 385,203 in all: their work is not finished, and
 # 700 tokens must still go. Each study may add 4,000 to the scripts.
 LIMITS = {
-    "tokens of dnadiff": 386_000,
+    "tokens of dnadiff": 386_200,
     "tokens of scripts": 123_000,
     "files of dnadiff": 270,
     "tokens of the largest file": 5_000,
