@@ -32,7 +32,8 @@ class AlignOptions(ShardedOptions):
     """other genomes, a file for each: names, folders, patterns, or a manifest (.tsv; its labels are
     the names); or alignments to the target: .maf, .paf with cs tags, .bam, aligned FASTA, .aln"""
     output: str
-    """the alignment, .aln"""
+    """the alignment, .aln; .aln.xz: columns alone, in steps of .1 nats and without frequencies, to
+    ship with a model"""
     each_record: bool = False
     """each record of a FASTA file is a genome, as of mitochondria"""
     engine: Group | None = group()

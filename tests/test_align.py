@@ -178,6 +178,27 @@ def test_an_alignment_is_computed_again_with_other_settings(clade, made, tmp_pat
     )
 
 
+def test_a_compact_alignment_has_the_same_columns(clade, made, tmp_path):
+    given = {"genome": str(clade / "t.fa"), "output": str(tmp_path / "y.aln.xz")}
+    align(**given, related=made.path)
+    found = Alignment.open(given["output"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "y.aln.xz",
+        "y.aln.xz.json",
+        "y.png",
+        "y.tsv",
+    ]
+    expected = made.columns("two", 0, 999)
+    expected[:, FREQUENCY] = 0
+    np.testing.assert_allclose(
+        found.columns("two", 0, 999), expected, atol=0.053
+    )  # those of `made` are float16
+    assert [each.name for each in found.genomes] == [each.name for each in made.genomes]
+    again = {**given, "related": found.path, "output": str(tmp_path / "z.aln")}
+    with pytest.raises(ValueError, match=r"y\.aln\.xz is compact: .* give the genomes"):
+        align(**again)
+
+
 def test_a_ready_alignment_needs_no_program(clade, tmp_path):
     (tmp_path / "t.fa").write_text(">t\n" + "ACGTACGTAC" * 9)
     other = "ACGTTCGTAC" * 4 + "-" * 10 + "ACGAACGTAC" * 4
@@ -251,7 +272,7 @@ def test_what_the_columns_depend_on_may_change_when_it_is_resumed(clade, tmp_pat
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"output": "x.maf"}, r"output x\.maf has another format; its name must end in \.aln"),
+        ({"output": "x.maf"}, r"output x\.maf has another format; its name must end in \.aln or"),
         ({"related": "none/*.fa"}, r"none/\*\.fa matches no file"),
         ({"engine": "blast"}, "engine"),
         ({"near_copies": 1.5}, "near_copies"),

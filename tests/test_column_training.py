@@ -9,7 +9,8 @@ import pytest
 import torch
 import yaml
 
-from dnadiff.data.alignment import write_alignment
+from dnadiff.data.alignment import Alignment, write_alignment
+from dnadiff.networks.columns import FrequencyColumns
 from dnadiff.weights import checkpoint
 from dnadiff.weights.published import export_published
 
@@ -241,3 +242,11 @@ def test_the_alignment_of_a_command(run, world, trained, caplog):
     assert "predicts from the sequence alone; set alignment=target.aln" in caplog.text
     with pytest.raises(ValueError, match="reads no alignment"):
         plain.columns_for(world / "x.aln")
+    full = Alignment.open(world / "x.aln")
+    columns = [full.columns("chr", 0, SIZE)]
+    shipped = world / "x.aln.xz"
+    write_alignment(shipped, full.records, full.target("chr", 0, SIZE), [], columns)
+    assert model.columns_for(shipped).is_compact
+    model.denoiser.backbone.columns = FrequencyColumns(8)
+    with pytest.raises(ValueError, match=r"x\.aln\.xz is compact, without the frequencies"):
+        model.columns_for(shipped)

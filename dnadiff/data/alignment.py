@@ -5,15 +5,21 @@ The file is in the safetensors format, with two arrays. `columns` (L, 10) float1
 (G + 1, ceil(L / 2)) uint8 have the records of the target one after the other, L bases in all, and G
 other genomes. A byte of `codes` holds two positions, the first one in the lower four bits; row 0 is
 the target. docs/alignment_format.md describes it. `dnadiff.align` makes these files.
+
+A file whose name ends in `.aln.xz` is compact, to be shipped with a model: steps of .1 nats, no
+frequencies, and no codes but the target's. It is unpacked into the cache when it is opened.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import lzma
 import math
+import shutil
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +28,14 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from safetensors import SafetensorError, safe_open
 
-from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT
-from dnadiff.fields import JsonMap
+from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT, DEPTH, POSTERIOR, RATE
+from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.formats.nucleotides import FIRST_BASE, N_ID
 from dnadiff.formats.regions import listing, record_of
 from dnadiff.progress import log
-from dnadiff.store.disk import atomic_write, content_hash, load_json
-from dnadiff.store.files import resolve
+from dnadiff.store.address import file_name
+from dnadiff.store.disk import atomic_write, cache_dir, content_hash, ensure_folder, load_json
+from dnadiff.store.files import COMPRESSED, open_binary, resolve
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
@@ -40,6 +47,12 @@ ABSENT = 5
 
 FORMAT = "dnadiff alignment 1"  # with the version
 _MAKE = "python -m dnadiff.align genome=target.fa related='genomes/*.fa' output=target.aln"
+COMPACT = ".xz"  # ending of the name of a compact file
+STEP = 0.1  # nats
+_SHIPPED = (*range(4)[POSTERIOR], RATE, DEPTH)  # channels
+# Bytes of a position, the last two 0, so that LZMA can model each byte by its place among them.
+_WIDTH = 8
+_LZMA = [{"id": lzma.FILTER_LZMA2, "preset": 6, "pb": 3, "lp": 3, "lc": 1}]
 # stretches of a genome that are compared, and their bases
 _COMPARED = 64
 _STRETCH = 64
@@ -83,12 +96,13 @@ class Alignment:
         left_out: the others, each with its reason.
         tree: in Newick notation, with the target; None if there is none.
         about: everything that the header says, with the model and the settings.
+        is_compact: whether it has no frequencies, and no codes of the genomes.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
         try:
-            file: Any = safe_open(resolve(path), "numpy")
+            file: Any = safe_open(_unpacked(path), "numpy")
             metadata = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(
@@ -102,6 +116,7 @@ class Alignment:
             )
         self._columns = file.get_slice("columns")
         self._codes = file.get_slice("codes")
+        self.is_compact = self._columns.get_dtype() == "I8"
         self.about = load_json(metadata["about"])
         self.records: dict[str, int] = dict(self.about["records"])
         genomes = [RelatedGenome(**each) for each in self.about["genomes"]]
@@ -145,6 +160,10 @@ class Alignment:
         if place is None:
             return np.zeros((end - start, CHANNELS), np.float32)
         found = self._columns[place : place + end - start].astype(np.float32)
+        if self.is_compact:
+            shipped = found[:, : len(_SHIPPED)] * np.float32(STEP)
+            found = np.zeros((end - start, CHANNELS), np.float32)
+            found[:, _SHIPPED] = shipped
         return np.ascontiguousarray(found[::-1, COMPLEMENT]) if reverse else found
 
     def batch(self, regions: Sequence[Region]) -> NDArray[np.float32]:
@@ -158,7 +177,8 @@ class Alignment:
 
     def codes(self, record: str, start: int, end: int) -> Codes:
         """The base of each genome `(G, end - start)`, without the target: 0 to 3 are A, C, G and T,
-        then `GAP` and `ABSENT`. Errors as of `columns`."""
+        then `GAP` and `ABSENT`. Errors as of `columns`, and for a compact file."""
+        self.check_codes()
         return self._cut(record, start, end)[1:]
 
     def target(self, record: str, start: int, end: int) -> Codes:
@@ -166,9 +186,18 @@ class Alignment:
         return self._cut(record, start, end)[0]
 
     def row(self, number: int) -> Codes:
-        """The codes of a genome, over all records `(L,)`."""
+        """The codes of a genome, over all records `(L,)`; ValueError for a compact file."""
+        self.check_codes()
         row = self._codes[number + 1 : number + 2]
         return unpacked(row, 0, sum(self.records.values()))[0]
+
+    def check_codes(self) -> None:
+        """Raise ValueError if the file is compact."""
+        if self.is_compact:
+            raise ValueError(
+                f"{self.path} is compact: it has columns, and no bases of the genomes; give the "
+                "genomes, or the whole alignment"
+            )
 
     def check(self, genome: Genome, regions: Sequence[Region] = ()) -> None:
         """Refuse a genome whose records differ from the target's, by their lengths and the bases of
@@ -243,7 +272,7 @@ def write_alignment(
     overwrite: bool = False,
 ) -> Alignment:
     """Write a file, which appears when it is complete, and open it. One row and one piece of the
-    columns are in memory at a time.
+    columns are in memory at a time. With a name that ends in `.xz` it is compact.
 
     Args:
         records: name and length of each record of the target, L bases in all.
@@ -261,14 +290,20 @@ def write_alignment(
     names = (f"genome{number}" for number in range(1, len(rows)))
     about = {"genomes": [asdict(RelatedGenome(name)) for name in names], **(about or {})}
     total = sum(records.values())
+    is_compact = str(path).endswith(COMPACT)
+    if is_compact:
+        rows = rows[:1]
+        files = (file_name(each["file"]) for each in about["genomes"])
+        about["genomes"] = [{**x, "file": file} for x, file in zip(about["genomes"], files)]
+    kind, width, size = ("I8", _WIDTH, 1) if is_compact else ("F16", CHANNELS, 2)
     shape = [len(rows), -(-total // 2)]
-    middle = 2 * CHANNELS * total
+    middle = total * width * size
     header = {
         "__metadata__": {
             "format": FORMAT,
             "about": json.dumps({"records": list(records.items()), **about}),
         },
-        "columns": {"dtype": "F16", "shape": [total, CHANNELS], "data_offsets": [0, middle]},
+        "columns": {"dtype": kind, "shape": [total, width], "data_offsets": [0, middle]},
         "codes": {
             "dtype": "U8",
             "shape": shape,
@@ -277,14 +312,44 @@ def write_alignment(
     }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with atomic_write(path, overwrite) as file:
+    with (
+        atomic_write(path, overwrite) as raw,
+        lzma.open(raw, "wb", filters=_LZMA) if is_compact else nullcontext(raw) as file,
+    ):
         file.write(struct.pack("<Q", len(text)) + text)
         for piece in columns:
-            file.write(np.asarray(piece, np.float16).tobytes())
+            stored = _in_steps(piece) if is_compact else np.asarray(piece, np.float16)
+            file.write(stored.tobytes())
         for row in rows:
             pairs = np.append(row, np.zeros(total % 2)).astype(np.uint8)
             file.write((pairs[::2] | pairs[1::2] << 4).tobytes())
     return Alignment.open(path)
+
+
+def _in_steps(piece: ArrayLike) -> NDArray[np.int8]:
+    """Columns `(..., CHANNELS)` as a compact file has them, `(..., 8)`."""
+    columns = np.asarray(piece, np.float32)
+    steps = np.zeros((*columns.shape[:-1], _WIDTH), np.int8)
+    shipped = np.rint(columns[..., _SHIPPED] / STEP).clip(-128, 127)
+    steps[..., : len(_SHIPPED)] = shipped
+    return steps
+
+
+def _unpacked(path: str | Path) -> Path:
+    """The file itself, or the content of a compressed one in the cache."""
+    name = file_name(path)
+    file = resolve(path)
+    if not name.lower().endswith(COMPRESSED):
+        return file
+    folder = cache_dir("alignments") / content_hash(file)[:32]
+
+    def unpack(part: Path) -> JsonDict:
+        with open_binary(path) as content, (part / "unpacked.aln").open("wb") as whole:
+            shutil.copyfileobj(content, whole)
+        return {}
+
+    ensure_folder(folder, 1, unpack, name, f"unpacking {name} takes space", "unpacking", "unpacked")
+    return folder / "unpacked.aln"
 
 
 def unpacked(stored: Any, start: int, end: int) -> Codes:

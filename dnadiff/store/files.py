@@ -306,7 +306,7 @@ def bundled(name: str) -> Path:
             files.
     """
     found = BUNDLED / name
-    known = sorted(p.name for p in BUNDLED.iterdir() if p.suffix in (".gz", ".bed", ".tsv"))
+    known = sorted(p.name for p in BUNDLED.iterdir() if p.suffix in (".gz", ".bed", ".tsv", ".xz"))
     if name not in known:
         raise FileNotFoundError(
             f"bundled:{name} does not ship with dnadiff; what does: {', '.join(known)}"

@@ -24,7 +24,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.vocab import Vocab
+from dnadiff.diffusion.vocab import FREQUENCY, Vocab
 from dnadiff.fields import (
     Config,
     Json,
@@ -378,20 +378,25 @@ def columns_for(
         ValueError: if the model reads no alignment, or it was made for another genome.
         FileNotFoundError: if there is no such file.
     """
-    reads_columns = backbone is not None and backbone.columns is not None
+    layer = None if backbone is None else backbone.columns
     if alignment in (None, "none"):
-        if reads_columns and alignment is None:
+        if layer is not None and alignment is None:
             log.info(
                 f"{path} was trained with an alignment, and none is given: it predicts from the "
                 "sequence alone; set alignment=target.aln, or alignment=none"
             )
         return None
-    if not reads_columns:
+    if layer is None:
         raise ValueError(
             f"alignment={alignment}, but {path} reads no alignment; leave it out, or train a "
             "model with data.alignment"
         )
     found = Alignment.open(alignment)
+    if found.is_compact and FREQUENCY.start in layer.reads:
+        raise ValueError(
+            f"alignment={alignment} is compact, without the frequencies of bases that {path} "
+            "reads; give the whole alignment"
+        )
     if genome is not None:
         found.check(genome)
     return found

@@ -1,5 +1,6 @@
 """The store of alignments of related genomes."""
 
+import gzip
 import pickle
 import struct
 import time
@@ -18,7 +19,8 @@ from dnadiff.data.alignment import (
     write_alignment,
 )
 from dnadiff.data.genome.genome import Genome
-from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT
+from dnadiff.diffusion.vocab import CHANNELS, COMPLEMENT, FREQUENCY
+from dnadiff.store.disk import cache_dir
 
 RECORDS = {"chr1": 7, "chr2": 4}
 TARGET = [0, 1, 2, 3, 0, 1, 5, 3, 3, 2, 1]  # ACGTACN TTGC
@@ -98,6 +100,56 @@ def test_the_identity_follows_the_content(tmp_path, stored):
     renamed = write_alignment(tmp_path / "r.aln", *arguments, columns(), {"tree": "(b);"})
     assert stored.identity == same.identity
     assert len({stored.identity, other.identity, renamed.identity}) == 3
+
+
+@pytest.fixture
+def compact(tmp_path) -> Alignment:
+    values = np.random.default_rng(0).uniform(-8, 5, (11, CHANNELS))
+    values[6] = 0
+    about = {"genomes": [vars(RelatedGenome(x, f"/home/me/{x}.fa")) for x in "abc"]}
+    found = write_alignment(tmp_path / "c.aln.xz", RECORDS, TARGET, CODES, values, about)
+    expected = values.copy()
+    expected[:, FREQUENCY] = 0
+    parts = [found.columns("chr1", 0, 7), found.columns("chr2", 0, 4)]
+    np.testing.assert_allclose(np.concatenate(parts), expected, atol=0.05001)
+    return found
+
+
+def test_a_compact_file_has_columns_in_steps(tmp_path, compact):
+    assert not compact.columns("chr1", 6, 7).any()
+    np.testing.assert_array_equal(compact.target("chr2", 0, 4), TARGET[7:])
+    compact.check(genome(tmp_path, ">chr1\nACGTACN\n>chr2\nTTGC\n"))
+    assert [(each.name, each.file) for each in compact.genomes][:1] == [("a", "a.fa")]
+    for read in (lambda: compact.codes("chr1", 0, 7), lambda: compact.row(0)):
+        with pytest.raises(
+            ValueError, match=r"c\.aln\.xz is compact: it has columns, and no bases"
+        ):
+            read()
+    found = compact.columns("chr1", 2, 5, reverse=True)
+    forward = compact.columns("chr1", 2, 5)
+    np.testing.assert_array_equal(found, forward[::-1, list(COMPLEMENT)])
+    assert pickle.loads(pickle.dumps(compact)).identity == compact.identity
+
+
+def test_a_compressed_file_is_unpacked_once(tmp_path, compact, stored):
+    folder = cache_dir("alignments") / compact.identity[:32]
+    before = (folder / "unpacked.aln").stat()
+    Alignment.open(compact.path)
+    after = (folder / "unpacked.aln").stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+    whole = tmp_path / "x.aln.gz"
+    whole.write_bytes(gzip.compress((tmp_path / "x.aln").read_bytes()))
+    np.testing.assert_array_equal(
+        Alignment.open(whole).codes("chr1", 0, 7), stored.codes("chr1", 0, 7)
+    )
+
+
+@pytest.mark.parametrize("damage", [lambda x: x[:-9], lambda x: x[:200] + b"!!!" + x[203:]])
+def test_a_damaged_compact_file_is_refused(tmp_path, compact, damage):
+    (tmp_path / "d.aln.xz").write_bytes(damage((tmp_path / "c.aln.xz").read_bytes()))
+    with pytest.raises(ValueError, match=r"d\.aln\.xz is damaged or cut short") as caught:
+        Alignment.open(tmp_path / "d.aln.xz")
+    assert "\n" not in str(caught.value)
 
 
 def test_genomes_that_were_left_out_keep_their_reason(tmp_path):

@@ -21,6 +21,7 @@ import numpy as np
 from dnadiff.data.alignment import (
     ABSENT,
     CODE_OF_ID,
+    COMPACT,
     GAP,
     Alignment,
     Codes,
@@ -41,7 +42,7 @@ from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import content_hash, write_bytes
-from dnadiff.store.files import read_text, resolve
+from dnadiff.store.files import bare_name, read_text, resolve
 from dnadiff.store.objects import build
 
 _AS_IN_TARGET = 6  # code
@@ -222,8 +223,9 @@ def relatives(related: SequencePath, each_record: bool, genome: Genome) -> list[
     for source in expand(related):
         path = source.path
         name = source.label or stem(source.path)
-        if path.endswith(".aln"):
+        if bare_name(path).endswith(".aln"):
             stored = Alignment.open(path)
+            stored.check_codes()
             stored.check(genome)
             found += [Stored(each.name, path) for each in stored.genomes]
         elif alignment_format(path) is not None:
@@ -267,8 +269,10 @@ class AlignJob(ResumableJob):
 
     def __post_init__(self) -> None:
         super().__init__()
-        if self.output.suffix != ".aln":
-            raise ValueError(f"output {self.output} has another format; its name must end in .aln")
+        if not self.output.name.endswith((".aln", f".aln{COMPACT}")):
+            raise ValueError(
+                f"output {self.output} has another format; its name must end in .aln or .aln.xz"
+            )
         engine = build(self.engine, trust=None) if self.engine else installed()
         self.target = Target(Genome.open(self.genome), engine)
         self.sources = relatives(self.related, self.each_record, self.target.genome)
@@ -285,7 +289,8 @@ class AlignJob(ResumableJob):
             "kappa": self.kappa,
         }
         self.totals = {"genomes": [], "seconds": 0.0}
-        self.side_files = [self.output.with_suffix(ending) for ending in (".tsv", ".png")]
+        whole = Path(str(self.output).removesuffix(COMPACT))
+        self.side_files = [whole.with_suffix(ending) for ending in (".tsv", ".png")]
         self.track_files = {}
         if self.tracks is not None:
             library()  # of bigWig files
