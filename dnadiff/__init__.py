@@ -3,30 +3,29 @@
     import dnadiff
     model = dnadiff.load("RUN")
     model.sample(10, length=512); model.nll(sequences); model.embed(sequences)
+    dnadiff.Genome("g.fa")["chr1"][100:200]
 
 Not to be confused with MUMmer's `dnadiff`, a tool for comparing two genomes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from dnadiff.renamed import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dnadiff.model import Model, load
-    from dnadiff.supervised.ensemble import ClassifierEnsemble
-
-__version__ = VERSION
-__all__ = ["load"]
-
-
-def __getattr__(name: str) -> Callable[..., Model | ClassifierEnsemble]:
-    # `load` imports torch, which `--help` and the version do not need.
-    if name not in __all__:
-        raise AttributeError(f"module 'dnadiff' has no attribute {name!r}")
+    from dnadiff.data.genome.genome import Genome
     from dnadiff.model import load
 
-    return load
+__version__ = VERSION
+__all__ = ["Genome", "load"]
+_HOMES = {"Genome": "data.genome.genome", "load": "model"}
+
+
+def __getattr__(name: str) -> Any:
+    # They import torch, which `--help` and the version do not need.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dnadiff' has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -63,7 +63,7 @@ class DNADataModule(SequenceDataModule):
     """Base class of the data modules for DNA.
 
     Args:
-        path: what `Genome.open` takes: a FASTA, 2bit or GenBank file, an address, a folder, a
+        path: what `Genome` takes: a FASTA, 2bit or GenBank file, an address, a folder, a
             pattern, a manifest, several of them, `{label: path}`, a pyfaidx.Fasta.
         stranded: the sequences have a direction (promoters, transcripts), so that the strands are
             not interchangeable.

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from dnadiff.data.genome.packed import PackedFile, RecordInfo, pack_all
 from dnadiff.data.records import SOFT_MASKED, TOKEN, Integers, Mask, NRuns, StoredRecords
 from dnadiff.data.tokenizer import DNATokenizer, TokenIds
 from dnadiff.fields import Natural, checked
-from dnadiff.formats.regions import listing, records_of
+from dnadiff.formats.regions import listing, record_of, records_of
 from dnadiff.formats.sequences import endings
 from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import closest
@@ -49,56 +49,47 @@ IS_REVERSE = {"+": False, ".": False, "-": True}
 
 
 class Genome:
-    """Named records of nucleotides in packed files; use `Genome.open`.
+    """Named records of nucleotides in sequence files, which are packed into the cache when they are
+    used for the first time.
 
     Args:
+        path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, a pattern such as
+            `genomes/*.fa.gz`, a manifest (.tsv), several of them, `{label: path}`, or a
+            pyfaidx.Fasta. With labels the records are called `label:name`.
+        keep: names of the records to use, or a regular expression that must match the complete
+            name; None: all.
+        iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse`
+            raises an error.
+        num_workers: processes that pack files.
+
+    Attributes:
         files: the packed files, and the source of each.
         names: names of the records, in the order of the files.
         place: for each record its own number in its file, `(number of records,)`.
         records: their bases.
+
+    Raises:
+        FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a
+            record name. Those of a pattern or a manifest may: such records are called `file:name`.
+
+    Examples:
+        >>> genome = Genome("bundled:ecoli_K12_MG1655.fa.gz")
+        >>> genome
+        Genome(bundled:ecoli_K12_MG1655.fa.gz: 1 record, 4,641,652 bases)
+        >>> genome["U00096.3"][:9]
+        'AGCTTTTCA'
+        >>> genome["U00096.3"].window(0, 9, "-")
+        'TGAAAAGCT'
     """
 
+    @checked
     def __init__(
         self,
-        files: Sequence[tuple[Source, PackedFile]],
-        names: list[str],
-        place: Integers,
-        records: StoredRecords,
-    ) -> None:
-        self.files = files
-        self.names = names
-        self.place = place
-        self.records = records
-        self.tokenizer = DNATokenizer()
-        self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
-
-    @classmethod
-    @checked
-    def open(
-        cls,
         path: SequencePath | None,
         keep: str | Sequence[str | int] | None = None,
         iupac: Literal["unknown", "refuse"] = "unknown",
         num_workers: Natural = 0,
-    ) -> Genome:
-        """Open sequence files, which are packed into the cache when they are used for the first
-        time.
-
-        Args:
-            path: a FASTA, 2bit or GenBank file (plain, gzip, bgzip), a folder, a pattern such as
-                `genomes/*.fa.gz`, a manifest (.tsv), several of them, `{label: path}`, or a
-                pyfaidx.Fasta. With labels the records are called `label:name`.
-            keep: names of the records to use, or a regular expression that must match the complete
-                name; None: all.
-            iupac: what to do with ambiguity codes such as R: `unknown` reads them as N, `refuse`
-                raises an error.
-            num_workers: processes that pack files.
-
-        Raises:
-            FileNotFoundError, ValueError: naming file, line and remedy; also if two files share a
-                record name. Those of a pattern or a
-                manifest may: such records are called `file:name`.
-        """
+    ) -> None:
         sources = expand(path)
         files = list(zip(sources, pack_all([source.path for source in sources], num_workers)))
         if not files:
@@ -138,7 +129,40 @@ class Genome:
             names = [names[each] for each in kept]
             numbers, place, *about = (each[kept] for each in (numbers, place, *about))
         stored = [file.stored for _, file in files]
-        return cls(files, names, place, StoredRecords(stored, numbers, *about))
+        self.files: Sequence[tuple[Source, PackedFile]] = files
+        self.names = names
+        self.place: Integers = place
+        self.records = StoredRecords(stored, numbers, *about)
+        self.tokenizer = DNATokenizer()
+        self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
+
+    @classmethod
+    def open(cls, *args: Any, **options: Any) -> Genome:
+        """The same as the constructor."""
+        return cls(*args, **options)
+
+    def __getitem__(self, name: str) -> GenomeRecord:
+        """A record by its name, with or without `chr`; ValueError if there is none."""
+        return GenomeRecord(self, self._known(name, "genome"))
+
+    def __contains__(self, name: object) -> bool:
+        return record_of(str(name), self._number_of) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __bool__(self) -> bool:
+        return True  # also without records: `if genome` asks whether there is a genome
+
+    def __repr__(self) -> str:
+        what = f"{len(self.files)} files"
+        if len(self.files) == 1:
+            what = file_name(self.files[0][0].path)
+        records = f"{len(self):,} record{'s' * (len(self) != 1)}"
+        return f"Genome({what}: {records}, {self.total:,} bases)"
 
     def row(self, number: int) -> RecordInfo:
         """What is known of a record."""
@@ -230,17 +254,51 @@ class Genome:
     def _number_of(self) -> dict[str, int]:
         return {name: number for number, name in enumerate(self.names)}
 
+    def _known(self, record: str, where: str) -> str:
+        return records_of([record], self._number_of, where)[record]
+
     def _cut(self, record: str, start: int, end: int, strand: str) -> TokenIds:
         """The stored bytes of a window in the order of its strand."""
         if strand not in IS_REVERSE:
             raise ValueError(f"strand is {strand!r}; expected '+', '-' or '.'")
-        known = records_of([record], self._number_of, "window")[record]
-        packed = self.records.packed(self._number_of[known])
+        packed = self.records.packed(self._number_of[self._known(record, "window")])
         if not 0 <= start < end <= len(packed):
             raise ValueError(
                 f"window {record}:{start}-{end} is not inside the record, 0-{len(packed)}"
             )
         return packed[start:end][:: -1 if IS_REVERSE[strand] else 1]
+
+
+class GenomeRecord:
+    """One record of a genome, `genome["chr1"]`: indices and slices are its letters in upper case,
+    as of a string, with N for ambiguity codes."""
+
+    def __init__(self, genome: Genome, name: str) -> None:
+        self.genome = genome
+        self.name = name
+
+    def __len__(self) -> int:
+        return self.genome.lengths[self.name]
+
+    def __getitem__(self, place: int | slice) -> str:
+        chosen = range(len(self))[place]
+        if isinstance(chosen, int):
+            chosen = range(chosen, chosen + 1)
+        if chosen.step != 1:
+            raise ValueError(
+                f"slices of record {self.name} have a step of 1, got {chosen.step}; "
+                'window(start, end, "-") is the reverse complement'
+            )
+        return self.window(chosen.start, chosen.stop) if chosen else ""
+
+    def window(self, start: int, end: int, strand: str = "+") -> str:
+        """The letters of `[start, end)` on a strand; errors as `Genome.window`."""
+        genome = self.genome
+        ids = genome.window(self.name, start, end, strand)
+        return genome.tokenizer.letters(ids).tobytes().decode("ascii")
+
+    def __repr__(self) -> str:
+        return f"GenomeRecord({self.name}, {len(self):,} bases)"
 
 
 def unique_names(names: list[str], sources: Sequence[Source], number: Integers) -> list[str]:

@@ -1,8 +1,11 @@
+import itertools
+
 import pytest
 from Bio.Seq import Seq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dnadiff
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats.sequences import read_sequences
 
@@ -76,3 +79,36 @@ def test_real_genomes_come_back_letter_by_letter(shared_data):
     for record, ids in zip(read_sequences(path), genome.records):
         plain = bytes(b if b in b"ACGT" else ord("N") for b in record.sequence.upper())
         assert genome.tokenizer.decode(ids).encode() == plain
+
+
+def test_a_record_is_sliced_like_a_string(tiny):
+    record = tiny["a"]
+    letters = "ACGTNACGTN"
+    assert (len(record), record.name, record[4], record[-1]) == (10, "a", "N", "N")
+    bounds = [None, -11, -3, -1, 0, 2, 10, 12]
+    for start, end in itertools.product(bounds, bounds):
+        assert record[start:end] == letters[start:end]
+    assert (record[:], record.window(0, 6, "-")) == (letters, "TNACGT")
+    with pytest.raises(IndexError):
+        record[10]
+    with pytest.raises(ValueError, match="slices of record a have a step of 1, got -1; window"):
+        record[::-1]
+
+
+def test_a_genome_is_read_by_the_names_of_its_records(tiny):
+    assert (list(tiny), len(tiny), bool(tiny)) == (["a", "b"], 2, True)
+    assert "a" in tiny and "chrb" in tiny and "c" not in tiny and tiny["chrb"].name == "b"
+    assert repr(tiny) == "Genome(g.fa: 2 records, 13 bases)"
+    assert repr(tiny["b"]) == "GenomeRecord(b, 3 bases)"
+    with pytest.raises(ValueError, match="genome: no record is called c; the records are a, b"):
+        tiny["c"]
+
+
+def test_the_package_opens_genomes(tmp_path):
+    for name in ("1.fa", "2.fa"):
+        (tmp_path / name).write_text(f">{name[0]}\nAC\n")
+    genome = dnadiff.Genome([tmp_path / "1.fa", tmp_path / "2.fa"], keep=["2"])
+    assert (type(genome), genome["2"][:]) == (Genome, "AC")
+    assert repr(genome) == "Genome(2 files: 1 record, 2 bases)"
+    with pytest.raises(ValueError, match="iupac 'maybe' is not known; choose one of"):
+        dnadiff.Genome(tmp_path / "1.fa", iupac="maybe")
