@@ -5,14 +5,14 @@ from typing import Self
 
 from pydantic import model_validator
 
-from dnadiff.fields import PositiveInt, as_list
+from dnadiff.fields import Name, PositiveInt, as_list
+from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
 from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
-TRACKS = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
 PLACES = ("genome", "regions", "feature", "alignment")
 
 
@@ -21,11 +21,13 @@ class PredictOptions(ShardedOptions):
 
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=x.fa output=p.tsv
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=table.csv label_column=label
-        output=p.tsv python -m dnadiff.predict checkpoint=FINETUNE_RUN input=genome.fa window=200
-        stride=100 track=p.bedgraph track_class=CLASS output=p.tsv.gz
+        output=p.tsv
+        python -m dnadiff.predict checkpoint=FINETUNE_RUN input=genome.fa window=200 stride=100
+        track=p.bw track_class=CLASS output=p.tsv.gz
         python -m dnadiff.predict checkpoint=FINETUNE_RUN genome=g.fa regions=r.bed alignment=g.aln
 
-    Columns: name, start and end (0-based, half-open) of windows, length, predicted, p_CLASS
+    Columns: chrom, start, end and strand of regions and their windows in the genome, or name, and
+    start and end of windows in the record (0-based, half-open), length, predicted, p_CLASS
     (averaged over the seeds), spread (largest minus smallest probability of the predicted class
     over the seeds), with label_column label and log_p_CLASS_seed_N; of a regression
     predicted_COLUMN and spread_COLUMN; of several labels p_LABEL and spread_LABEL. Summary and
@@ -57,8 +59,9 @@ class PredictOptions(ShardedOptions):
     per_seed: bool = False
     """true: also the predictions of each seed; a label_column implies it"""
     track: str | None = None
-    """bedGraph file of the probability of track_class, plain or .gz"""
-    track_class: str | None = None
+    """.bedgraph, .bedgraph.gz or .bw file of the probability of track_class (.bw needs pip install
+    -e '.[tracks]')"""
+    track_class: Name | None = None
     """a class, or a column of a regression; null: the only one"""
     batch_size: PositiveInt | None = None
     """null: as the test items of the task were predicted"""
@@ -73,19 +76,9 @@ class PredictOptions(ShardedOptions):
         if self.stride is not None and self.window is None:
             raise ValueError(f"stride={self.stride} needs window=, the bases in a window")
         if self.track_class is not None and self.track is None:
-            raise ValueError(
-                f"track_class={self.track_class} needs track=, the bedGraph file to write"
-            )
-        if self.track is not None and self.genome is not None:
-            raise ValueError(
-                "track= has the coordinates of the records of input=; leave it out, or set "
-                f"input={self.genome} and window="
-            )
-        if self.track is not None and not self.track.lower().endswith(TRACKS):
-            raise ValueError(
-                f"track {self.track} has an unknown extension; it is written as bedGraph: "
-                f"{', '.join(TRACKS)}"
-            )
+            raise ValueError(f"track_class={self.track_class} needs track=, the file to write")
+        if self.track is not None:
+            is_big_wig(self.track, "track")  # refuses other formats
         return self
 
 
@@ -140,7 +133,12 @@ def predict(options: PredictOptions) -> list[Job]:
     )
     has_labels = labels is not None
     columns = predictions.PredictionTable(
-        target, model.seeds, options.window is not None, has_labels, has_labels or options.per_seed
+        target,
+        model.seeds,
+        options.window is not None,
+        has_labels,
+        has_labels or options.per_seed,
+        source.regions if source is not None and options.genome else None,
     )
     keys = ("sequence_column", "name_column", "label_column", "window", "stride", "per_seed")
     shown = options.only("input", "label_column", "window", "stride", "track")

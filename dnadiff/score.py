@@ -2,6 +2,7 @@
 and the information content of each base."""
 
 from dnadiff.fields import PositiveInt
+from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
 from dnadiff.options.base import ModelOptions, ShardedOptions
 from dnadiff.options.command import command
@@ -57,7 +58,7 @@ class ScoreOptions(ModelOptions, ShardedOptions):
 def score(options: ScoreOptions) -> list[Job]:
     """The table, and the track if there is one."""
     from dnadiff.data.genome.inputs import open_input
-    from dnadiff.genomics.scores import ScoreJob, TrackJob, is_big_wig
+    from dnadiff.genomics.scores import ScoreJob, TrackJob
     from dnadiff.weights import checkpoint
 
     for key in options.given("spacing", "stranded") if options.per_base is None else ():

@@ -5,8 +5,10 @@ import functools
 import gzip
 import hashlib
 import json
+import math
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +21,13 @@ import dnadiff
 from dnadiff import finetune
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.table import has_page_checksums
+from dnadiff.formats.tracks import mean_coverage
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.options.command import compose
 from dnadiff.supervised import predictions
 from dnadiff.supervised.ensemble import Query, chunks
 from dnadiff.supervised.finetuning import print_tables
-from dnadiff.supervised.predictions import mean_coverage, window_bounds
+from dnadiff.supervised.predictions import window_bounds
 from dnadiff.weights.loaded import build_denoiser
 
 DIT = (
@@ -203,6 +206,54 @@ def test_long_records_are_cut_into_windows_and_written_as_a_track(predict, world
         ]
         assert track[base] == pytest.approx(np.mean(covering), abs=1e-5)
     assert track[103:] == pytest.approx(alone[-1], abs=1e-5) and "p.tsv.gz and t.bedgraph" in out
+
+
+def test_regions_have_genome_coordinates_in_the_table_and_the_track(predict, world, tmp_path):
+    genome = "AACCGGTTACGT"
+    (tmp_path / "g.fa").write_text(f">c1\nTTTT\n>c2\n{genome}\n")
+    (tmp_path / "r.bed").write_text("c2\t1\t9\tgene\t0\t-\nc2\t6\t12\tb\t0\t.\nc1\t0\t4\tc\t0\t.\n")
+    args = ("genome=g.fa", "regions=r.bed", "window=4", "stride=3", "track_class=rich")
+    status, _, err = predict(*args, "track=t.bedgraph", "output=p.tsv")
+    assert status == 0, err
+    rows = rows_of(tmp_path / "p.tsv")
+    assert list(rows[0])[:6] == ["chrom", "start", "end", "strand", "name", "length"]
+    places = [(row["chrom"], int(row["start"]), int(row["end"]), row["strand"]) for row in rows]
+    assert places == [  # windows of a region on strand - begin at its end in the genome
+        ("c2", 5, 9, "-"),
+        ("c2", 2, 6, "-"),
+        ("c2", 1, 5, "-"),
+        ("c2", 6, 10, "."),
+        ("c2", 8, 12, "."),
+        ("c1", 0, 4, "."),
+    ]
+    model = dnadiff.load(world / "run", device="cpu")
+    turned = {"A": "T", "C": "G", "G": "C", "T": "A"}
+    letters = [
+        "".join(turned[base] for base in genome[start:end][::-1])
+        if strand == "-"
+        else {"c1": "TTTT", "c2": genome}[chrom][start:end]
+        for chrom, start, end, strand in places
+    ]
+    probs = model.predict(letters).probs[:, 1]
+    np.testing.assert_allclose([float(row["p_rich"]) for row in rows], probs, atol=1e-6)
+    lines = [line.split("\t") for line in (tmp_path / "t.bedgraph").read_text().splitlines()]
+    found = {(c, i): float(v) for c, a, b, v in lines for i in range(int(a), int(b))}
+    assert [(c, int(a)) for c, a, _, _ in lines] == sorted((c, int(a)) for c, a, _, _ in lines)
+    for chrom, size in (("c1", 4), ("c2", 12)):
+        for base in range(size):
+            covering = [p for (c, a, b, _), p in zip(places, probs) if c == chrom and a <= base < b]
+            assert bool(covering) == ((chrom, base) in found)
+            if covering:
+                assert found[chrom, base] == pytest.approx(np.mean(covering), abs=1e-5)
+    pyBigWig = pytest.importorskip("pyBigWig", reason="extra tracks: pyBigWig is not installed")
+    status, _, err = predict(*args, "track=t.bw", "output=q.tsv")
+    assert status == 0, err
+    with closing(pyBigWig.open(str(tmp_path / "t.bw"))) as track:
+        assert track.chroms() == {"c1": 4, "c2": 12}
+        values = {(c, i): v for c in track.chroms() for i, v in enumerate(track.values(c, 0, 4))}
+    for (chrom, base), value in values.items():
+        assert math.isnan(value) == ((chrom, base) not in found)
+        assert math.isnan(value) or value == pytest.approx(found[chrom, base], rel=1e-5)
 
 
 def test_windows_of_n_have_no_prediction_and_enter_neither_counts_nor_tracks(
@@ -471,8 +522,8 @@ def test_a_process_that_is_killed_before_it_writes_the_json_file_is_completed(
         (["input=x.fa", "track=x.bdg", "track_class=rich"], "x.bdg exists; set overwrite=true"),
         (["input=x.fa", "resume=true"], "resume=true needs output="),
         (
-            ["input=x.fa", "track=t.bw", "track_class=rich"],
-            "track t.bw has an unknown extension; it is written as bedGraph: .bedgraph",
+            ["input=x.fa", "track=t.wig", "track_class=rich"],
+            "track t.wig has an unknown extension; known are .bedgraph",
         ),
         (["input=x.fa", "output=p.tsv"], "p.tsv.json exists; set overwrite=true"),
         (

@@ -5,15 +5,10 @@ depend on the number of records or their lengths."""
 from __future__ import annotations
 
 import math
-import os
-import struct
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
-from types import ModuleType
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -23,11 +18,10 @@ from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.records import Interval, grouped, padded_batches, pieces
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.fields import Json, JsonDict
+from dnadiff.formats.tracks import LONGEST_NAME, bed_graph, big_wig_runs, is_big_wig, write_big_wig
 from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.progress import log, table
-from dnadiff.store.disk import sync_folder
-from dnadiff.store.objects import optional_package
 from dnadiff.weights.loaded import Loaded
 from dnadiff.weights.tensors import earlier_identities, identity
 
@@ -254,93 +248,6 @@ class ScoreJob(ResumableJob):
         return f"{table(rows)}\n{super().closing(seconds)}"
 
 
-_BED_GRAPH = (".bedgraph", ".bedgraph.gz", ".bdg", ".bdg.gz")
-_BIG_WIG = (".bw", ".bigwig")
-_HEAD = struct.Struct("<III")  # record, first position and number of values of a run
-_LONGEST_RUN = 1 << 18  # values written together
-_LONGEST_NAME = 255  # bytes
-
-
-def is_big_wig(path: str | Path) -> bool:
-    """Whether a file of this name is a bigWig file; otherwise it is bedGraph.
-
-    Raises:
-        ValueError: if it has neither's extension, or `pyBigWig` is not installed.
-    """
-    name = Path(path).name.lower()
-    if name.endswith(_BIG_WIG):
-        library()
-    elif not name.endswith(_BED_GRAPH):
-        known = ", ".join((*_BED_GRAPH, *_BIG_WIG))
-        raise ValueError(f"per_base {path} has an unknown extension; known are {known}")
-    return name.endswith(_BIG_WIG)
-
-
-def library() -> ModuleType:
-    """The package `pyBigWig`; raises ValueError if it is not installed."""
-    return optional_package("pyBigWig", "per_base: bigWig", "tracks", "; or write a .bedgraph")
-
-
-def bed_graph(name: str, start: int, values: NDArray[np.float32]) -> bytes:
-    """A line for each base from `start` on that has a value: name, start, end (0-based, half-open)
-    and the value with four decimals."""
-    lines = enumerate(values.tolist(), start)
-    return "".join(
-        f"{name}\t{i}\t{i + 1}\t{value:.4f}\n" for i, value in lines if not math.isnan(value)
-    ).encode()
-
-
-def big_wig_runs(record: int, start: int, values: NDArray[np.float32]) -> bytes:
-    """Values of consecutive bases of a record as `write_big_wig` reads them; NaN is no value."""
-    edges = np.flatnonzero(np.diff(~np.isnan(values), prepend=False, append=False))
-    return b"".join(
-        _HEAD.pack(record, start + low, high - low) + values[low:high].astype("<f4").tobytes()
-        for low, high in edges.reshape(-1, 2).tolist()
-    )
-
-
-def write_big_wig(records: Sequence[tuple[str, int]], values: BinaryIO, path: Path) -> None:
-    """Write a bigWig file with zoom levels of `big_wig_runs`, which replaces a file of this name;
-    `records` are the names and lengths of all sequences."""
-    # A name that `discard` removes if this process is killed.
-    made = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        _fill_big_wig(records, values, made)
-        with made.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(made, path)
-        sync_folder(path.parent)
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _fill_big_wig(records: Sequence[tuple[str, int]], values: BinaryIO, path: Path) -> None:
-    """Runs that continue each other are joined: pyBigWig writes a block for each."""
-    target = library().open(str(path), "w")
-    if target is None:
-        raise OSError(
-            f"{path} could not be written by pyBigWig; choose a folder that you may write to"
-        )
-    try:
-        target.addHeader(list(records))
-        run: list[float] = []
-        record = start = 0
-        while head := values.read(_HEAD.size):
-            of_record, first, count = _HEAD.unpack(head)
-            follows = (of_record, first) == (record, start + len(run))
-            if run and (not follows or len(run) >= _LONGEST_RUN):
-                target.addEntries(records[record][0], start, values=run, span=1, step=1)
-                run = []
-            if not run:
-                record = of_record
-                start = first
-            run += np.frombuffer(values.read(4 * count), "<f4").tolist()
-        if run:
-            target.addEntries(records[record][0], start, values=run, span=1, step=1)
-    finally:
-        target.close()
-
-
 @dataclass(eq=False)
 class TrackJob(ResumableJob):
     """The information content of all bases of an input. Items are windows that predict their
@@ -376,7 +283,7 @@ class TrackJob(ResumableJob):
         self.source, self.sites = self.source.sites()
         self.records = [(region.chrom, region.end) for region in self.source.regions]
         self.converts = is_big_wig(self.output)
-        too_long = (name for name, _ in self.records if len(name.encode()) > _LONGEST_NAME)
+        too_long = (name for name, _ in self.records if len(name.encode()) > LONGEST_NAME)
         if self.converts and (wrong := next(too_long, None)):
             raise ValueError(
                 f"per_base: a name of {len(wrong):,} characters ({wrong[:40]}...) does not fit "

@@ -37,7 +37,7 @@ import uuid
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from pathlib import Path
@@ -560,6 +560,22 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
             "remove it"
         )
     return arrays
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write arrays as `numpy.savez` does, which replace what is there, but atomically."""
+    with atomic_write(path, overwrite=True) as file, zipfile.ZipFile(file, "w") as archive:
+        add_arrays(archive, arrays)
+
+
+def add_arrays(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray]) -> None:
+    """Add arrays to a file; the same arrays give the same bytes."""
+    import numpy as np
+
+    for name, array in arrays.items():
+        # A name alone would get the current time, and the same arrays other bytes.
+        with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+            np.lib.format.write_array(entry, array, allow_pickle=False)
 
 
 HOST = re.sub(r"\W", "", platform.node())

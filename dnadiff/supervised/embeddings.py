@@ -29,7 +29,7 @@ from dnadiff.jobs.job import Job, Result
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant
 from dnadiff.progress import log, table
-from dnadiff.store.disk import atomic_write
+from dnadiff.store.disk import add_arrays, atomic_write
 from dnadiff.store.objects import optional_package
 from dnadiff.supervised.classifier import is_strand_invariant, keep_first_layers, pooled_width
 from dnadiff.supervised.items import reverse_complement_columns, reverse_complement_rows
@@ -376,14 +376,11 @@ def write_npz(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
     shape = (int(job.offsets[-1]), job.embedder.width)
     header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     with zipfile.ZipFile(file, "w") as archive:
-        # A name alone would get the current time, and the same input other bytes.
         with archive.open(zipfile.ZipInfo("embeddings.npy"), "w", force_zip64=True) as entry:
             np.lib.format.write_array_header_1_0(entry, header)
             for vectors in itertools.chain.from_iterable(groups):
                 entry.write(np.ascontiguousarray(vectors, dtype).tobytes())
-        for name, array in about.items():
-            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, array, allow_pickle=False)
+        add_arrays(archive, about)
 
 
 def write_parquet(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:

@@ -5,7 +5,8 @@ import csv
 import io
 import itertools
 import math
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,20 +14,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy import ndarray
 
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.genome.inputs import open_input as open_input
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.formats.regions import Region
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table, write_parquet
+from dnadiff.formats.tracks import mean_coverage, write_track
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import json_path
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user, refuse_controls
-from dnadiff.store.disk import atomic_write, hash_file, read_json
+from dnadiff.store.disk import hash_file, read_json
 from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.ensemble import (
@@ -44,6 +46,7 @@ from dnadiff.supervised.targets import Predicted, TaskTarget
 from dnadiff.supervised.tasks import label_keys
 
 PARQUET = ".parquet"
+_GENOMIC = ("chrom", "start", "end", "strand")
 NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
 
 
@@ -168,7 +171,8 @@ def window_bounds(
 class PredictionTable:
     """Columns and rows of a table of predictions, tab-separated.
 
-    `name`, with windows `start` and `end` (0-based, half-open), `length`, and the columns of the
+    `chrom`, `start`, `end` and `strand` in the genome if there are `regions`, `name`, with windows
+    `start` and `end` in the record otherwise (0-based, half-open), `length`, and the columns of the
     target. Those of classes are `predicted`, `p_CLASS` averaged over the seeds, `spread`, with
     labels `label`, and with `per_seed` the natural logarithm `log_p_CLASS_seed_N` for each seed.
     """
@@ -178,13 +182,21 @@ class PredictionTable:
     windows: bool
     labels: bool
     per_seed: bool
+    regions: Sequence[Region] | None = None
 
     @property
     def columns(self) -> list[str]:
         """The names of the columns."""
-        place = ["name", *(["start", "end"] if self.windows else []), "length"]
+        in_record = ["start", "end"] if self.windows else []
+        place = ["name", *in_record] if self.regions is None else [*_GENOMIC, "name"]
         label = self.target.label_columns if self.labels else []
-        return [*place, *self.target.columns, *label, *(self.of_seeds if self.per_seed else [])]
+        return [
+            *place,
+            "length",
+            *self.target.columns,
+            *label,
+            *(self.of_seeds if self.per_seed else []),
+        ]
 
     @property
     def of_seeds(self) -> list[str]:
@@ -199,11 +211,11 @@ class PredictionTable:
         """The lines of some queries."""
         lines = []
         for i, (query, cells) in enumerate(zip(queries, found.rows())):
-            place = [
-                query.name,
-                *([query.start, query.end] if self.windows else []),
-                query.end - query.start,
-            ]
+            place = [query.name, *([query.start, query.end] if self.windows else [])]
+            if self.regions is not None:
+                part = self.regions[query.record].part(query.start, query.end)
+                place = [*(getattr(part, key) for key in _GENOMIC), query.name]
+            place.append(query.end - query.start)
             label = self.target.label_cells(query.label) if self.labels else []
             seeds = [str(x) for x in found.each_seed[:, i].ravel()] if self.per_seed else []
             lines.append([*place, *cells, *label, *seeds])
@@ -216,7 +228,7 @@ class PredictionTable:
 
     def write_parquet(self, source: Path, target: Path) -> None:
         """Write the rows of a file as Parquet."""
-        text = {"name"} | self.target.text_columns
+        text = {"name", "chrom", "strand"} | self.target.text_columns
         types = {
             name: "string" if name in text else "int64" if name in NUMBERS else "float64"
             for name in self.columns
@@ -228,20 +240,24 @@ class PredictionTable:
         )
         write_parquet(rows, target, types)
 
-    def write_track(self, source: Path, target: Path, name: str) -> None:
-        """Write the probability of a class, or the values of a target, as bedGraph; where windows
-        overlap, the mean over those that cover a base."""
+    def write_track(
+        self, source: Path, target: Path, name: str, lengths: Mapping[str, int]
+    ) -> None:
+        """Write the probability of a class, or the values of a target, as bedGraph or bigWig; where
+        windows overlap, the mean over those that cover a base. `lengths` are of all records."""
         column = self.target.track_column(name)
-        with atomic_write(target, overwrite=True) as file:
-            for record, rows in itertools.groupby(self.read(source), key=lambda row: row["name"]):
-                places = [
-                    (row.get("start", 0), row["end" if self.windows else "length"], row[column])
-                    for row in rows
-                ]
-                found = np.array(places, np.float64)
-                start, end, value = found[~np.isnan(found).any(1)].T
-                for first, last, mean in mean_coverage(start.astype(int), end.astype(int), value):
-                    file.write(f"{chrom_of(record)}\t{first}\t{last}\t{mean:.6g}\n".encode())
+        of_record = defaultdict[str, Any](lambda: array("d"))
+        for row in self.read(source):
+            place = (row.get("start", 0), row["end" if "end" in row else "length"], row[column])
+            of_record[row.get("chrom") or chrom_of(row["name"])].extend(map(float, place))
+
+        def along(values: Any) -> Iterator[tuple[int, int, float]]:
+            found = np.frombuffer(values).reshape(-1, 3)
+            start, end, value = found[~np.isnan(found).any(1)].T
+            return mean_coverage(start.astype(int), end.astype(int), value)
+
+        known = (record for record in lengths if record in of_record)
+        write_track(target, lengths, ((record, along(of_record[record])) for record in known))
 
     def metrics(self, source: Path, count: int) -> JsonDict:
         """`each_seed`: the metrics of the seeds with their mean, as `finetune` reports them;
@@ -287,22 +303,6 @@ class PredictionTable:
         }
 
 
-def mean_coverage(start: ndarray, end: ndarray, value: ndarray) -> Iterator[tuple[int, int, float]]:
-    """Disjoint intervals, ascending, each with the mean value (W,) of the intervals `start` to
-    `end` (W,) that cover it."""
-    edges = np.unique(np.concatenate([start, end]))
-    first = np.searchsorted(edges, start)
-    last = np.searchsorted(edges, end)
-    total, count = np.zeros((2, len(edges)))
-    # Sums of the values themselves: differences of running sums would leave rounding errors that
-    # exceed small probabilities.
-    for low, high, one in zip(first, last, value):
-        total[low:high] += one
-        count[low:high] += 1
-    for i in np.flatnonzero(count):
-        yield int(edges[i]), int(edges[i + 1]), float(total[i] / count[i])
-
-
 def chrom_of(name: str) -> str:
     """The name of a record in a track, which has no white space."""
     return "_".join(name.split())
@@ -321,7 +321,7 @@ class PredictJob(ResumableJob):
     Args:
         predictions: the columns of the table.
         batch_size: None is that of the task's test items.
-        track, track_class: a bedGraph file of a class or target; None for none.
+        track, track_class: a bedGraph or bigWig file of a class or target; None for none.
         settings: of the input that the rows depend on.
         inputs: what was asked for, for the JSON file.
     """
@@ -374,18 +374,20 @@ class PredictJob(ResumableJob):
                 name, whose intervals would overlap.
         """
         self.count = self.unknown = longest = 0
-        names = set()
+        self.lengths: dict[str, int] = {}  # of the records of a track
         for query in itertools.islice(self.source, first, last):
             self.count, longest = self.count + 1, max(longest, len(query.ids))
             self.unknown += query.is_unknown
-            if self.track is not None and query.start == 0:
-                if (chrom := chrom_of(query.name)) in names:
-                    raise ValueError(
-                        f"{self.source.path} has several records of the name {chrom}, which would "
-                        "overlap in the track; set name_column to a column of distinct names, "
-                        "leave name_column out to number the rows, or leave track out"
-                    )
-                names.add(chrom)
+            if self.track is None or self.predictions.regions is not None:
+                continue
+            chrom = chrom_of(query.name)
+            if query.start == 0 and chrom in self.lengths:
+                raise ValueError(
+                    f"{self.source.path} has several records of the name {chrom}, which would "
+                    "overlap in the track; set name_column to a column of distinct names, "
+                    "leave name_column out to number the rows, or leave track out"
+                )
+            self.lengths[chrom] = query.end
         if last is None and longest > 4 * self.model.longest and not self.predictions.windows:
             log.warning(
                 f"the longest sequence has {longest:,} bases, and the task {self.model.longest:,}; "
@@ -438,7 +440,11 @@ class PredictJob(ResumableJob):
         model = self.model
         predictions = self.predictions
         if self.track is not None and self.track_class is not None:
-            predictions.write_track(collected, self.track, self.track_class)
+            source = self.source.source
+            lengths = self.lengths
+            if source is not None and predictions.regions is not None:
+                lengths = source.genome.lengths
+            predictions.write_track(collected, self.track, self.track_class, lengths)
         if predictions.labels and self.unknown < self.count:
             self.metrics = predictions.metrics(collected, self.count)
         return {

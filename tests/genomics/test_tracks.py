@@ -17,8 +17,8 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.denoiser import CausalDenoiser, MaskedDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.formats import tracks
 from dnadiff.formats.regions import Region
-from dnadiff.genomics import scores
 from dnadiff.genomics.information import Information, tiles
 from dnadiff.jobs.journal import ResumableOutput
 from dnadiff.networks.backbone.mamba import Mamba
@@ -181,20 +181,20 @@ def test_later_tiles_do_not_depend_on_skipped_ones():
 def test_bed_graph_leaves_out_bases_without_a_value():
     values = np.array([np.nan, 0.5, 1.23456, np.nan, 2], np.float32)
     assert (
-        scores.bed_graph("chr1", 3, values)
+        tracks.bed_graph("chr1", 3, values)
         == b"chr1\t4\t5\t0.5000\nchr1\t5\t6\t1.2346\nchr1\t7\t8\t2.0000\n"
     )
-    assert scores.bed_graph("chr1", 0, np.full(3, np.nan, np.float32)) == b""
+    assert tracks.bed_graph("chr1", 0, np.full(3, np.nan, np.float32)) == b""
 
 
 def test_an_unknown_extension_and_a_missing_package_are_refused(monkeypatch):
     with pytest.raises(
         ValueError, match=r"per_base x.wig has an unknown extension; known are .bedgraph"
     ):
-        scores.is_big_wig("x.wig")
+        tracks.is_big_wig("x.wig")
     monkeypatch.setitem(__import__("sys").modules, "pyBigWig", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[tracks\]'"):
-        scores.is_big_wig("x.bw")
+        tracks.is_big_wig("x.bw")
 
 
 TEXT = {
