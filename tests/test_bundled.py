@@ -7,12 +7,16 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import dnadiff
+from dnadiff.data.alignment import Alignment
+from dnadiff.data.genome.genome import Genome, read_manifest
 from dnadiff.data.splits import FractionSplit, RegionSplit
 from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.diffusion.vocab import DEPTH
 from dnadiff.export import export
 from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization
@@ -90,6 +94,15 @@ def test_a_bundled_model_knows_its_data(bundled):
         memorization.searched_data(loaded, data) is data
         and evaluation.training_data(loaded, data, []) is data
     )
+
+
+def test_the_alignment_that_ships_with_the_package_is_that_of_the_bundled_genome():
+    alignment = Alignment.open("bundled:enterobacteria.aln.xz")
+    alignment.check(Genome.open(GENOME))
+    listed = [source.label for source in read_manifest("bundled:enterobacteria.tsv")]
+    assert sorted(genome.name for genome in alignment.genomes) == sorted(listed)
+    depth = alignment.columns("U00096.3", 70_387, 71_265)[:, DEPTH]  # araC
+    assert 30 < np.expm1(depth.mean()) < 45
 
 
 def test_the_wheel_holds_the_bundled_models():

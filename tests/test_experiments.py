@@ -5,14 +5,10 @@ import json
 import re
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.alignment import write_alignment
-from dnadiff.diffusion.vocab import CHANNELS
 from dnadiff.distill import distill
-from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.options.command import compose
 from dnadiff.store.objects import build, config_dir
 from dnadiff.train import train
@@ -62,14 +58,6 @@ def stand_in(name, shared_data, tmp_path):
             "data/split=chr20",
             "data.num_workers=0",
         ]
-    if data.get("alignment") == "???":
-        letters = np.random.default_rng(0).integers(0, 4, 2000).astype(np.uint8)
-        write_fasta(
-            tmp_path / "x.fa", [Record("x", "", np.array([*b"ACGT"], np.uint8)[letters].tobytes())]
-        )
-        columns = np.full((2000, CHANNELS), -1.0)
-        write_alignment(tmp_path / "x.aln", {"x": 2000}, letters, letters[None], columns)
-        return [f"data.path={tmp_path / 'x.fa'}", f"data.alignment={tmp_path / 'x.aln'}"]
     if data["path"] == "???":
         return [f"data.path={shared_data / 'genomes' / 'GRCh37_chr20.fa.gz'}"]
     return []
@@ -127,7 +115,9 @@ def test_every_experiment_takes_two_steps(name, accelerator, precision, shared_d
         f"trainer.accelerator={accelerator}",
     ]
     metrics = train.start([*args, f"hydra.run.dir={tmp_path / 'run'}"]).content
-    assert metrics["finished"] and metrics["step"] == 2 and 0.5 < metrics["valid_nll"] < 20
+    # Columns of related genomes predict much without training.
+    least = 0.1 if published(name)["data"].get("alignment") else 0.5
+    assert metrics["finished"] and metrics["step"] == 2 and least < metrics["valid_nll"] < 20
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 2
 
 

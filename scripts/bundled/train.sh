@@ -7,9 +7,10 @@
 #   scripts/bundled/train.sh yeast GENOMES
 #   scripts/bundled/train.sh human_chr20 GENOMES
 #   scripts/bundled/train.sh multi GENOMES
-#   scripts/bundled/train.sh enterobacteria ALIGNMENT
+#   scripts/bundled/train.sh enterobacteria [ALIGNMENT]
 #
-# ALIGNMENT is what `python -m dnadiff.align genome=bundled:ecoli_K12_MG1655.fa.gz related=bundled:enterobacteria.tsv kappa=3 output=ALIGNMENT` writes.
+# ALIGNMENT is a file of `python -m dnadiff.align genome=bundled:ecoli_K12_MG1655.fa.gz`, without it bundled:enterobacteria.aln.xz. With this model
+# the ranks of random SNVs ship too, for percentile=true of `variants`.
 # GENOMES is a folder with scerevisiae_R64-1-1.fa.gz, GRCh37_chr20.fa.gz and celegans_WBcel235_chrI.fa.gz. The parts held out of `multi` are
 # those of the other models.
 name=${1:?usage: scripts/bundled/train.sh ecoli|yeast|human_chr20|multi|enterobacteria [GENOMES or ALIGNMENT]} genomes=
@@ -20,8 +21,11 @@ case $name in
     genomes=$(CDPATH= cd -- "$2" && pwd) || exit 1
     ;;
   enterobacteria)
-    : "${2:?enterobacteria needs the alignment as the second argument}"
-    alignment=$(CDPATH= cd -- "$(dirname -- "$2")" && pwd)/$(basename -- "$2") || exit 1
+    alignment=${2:-bundled:enterobacteria.aln.xz}
+    case $alignment in
+      bundled:*) ;;
+      *) alignment=$(CDPATH= cd -- "$(dirname -- "$alignment")" && pwd)/$(basename -- "$alignment") || exit 1 ;;
+    esac
     ;;
   *) echo "unknown model $name; choose ecoli, yeast, human_chr20, multi or enterobacteria" >&2; exit 1 ;;
 esac
@@ -60,4 +64,12 @@ else
   data=()
 fi
 [ -f "$run/evaluate.json" ] || python -m dnadiff.evaluate checkpoint="$run" ${data[@]+"${data[@]}"} length=4096 num_draws=$draws output="$run/evaluate.json"
-python -m dnadiff.export checkpoint="$run" output="dnadiff/bundled/$name" "${export[@]}"
+output=dnadiff/bundled/$name neutral=neutral_variants.json
+rm -f "$output/$neutral" # export replaces a folder with files of its own only
+python -m dnadiff.export checkpoint="$run" output="$output" "${export[@]}"
+if [ "$name" = enterobacteria ]; then
+  # The command scores random SNVs for each of the twelve changes of these three, once, and keeps them in the run folder.
+  python -m dnadiff.variants checkpoint="$run" genome=bundled:ecoli_K12_MG1655.fa.gz "alignment='$alignment'" \
+    saturate=U00096.3:1000001-1000040 percentile=true output="$run/saturated.tsv" overwrite=true
+  cp "$run/$neutral" "$output"
+fi
