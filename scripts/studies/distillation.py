@@ -14,13 +14,14 @@ results of a model.
 from functools import partial
 from pathlib import Path
 
+import pandas
 import study
 
 SAMPLERS = {"ancestral": "num_steps", "grouped": "num_groups", "spaced": "num_groups"}
 # The command, what it compares samples with, and what is shown of its results.
 JUDGES = {
     "dna": ("judge", "data=ecoli", "js_6", "discriminator_auroc"),
-    "text": ("judge_text", "judge=runs/systems/runs/book-ar-1", "perplexity", "entropy"),
+    "text": ("judge_text", "judge=runs/systems/runs/book-ar-1", "entropy", "perplexity"),
 }
 TEACHERS = {
     "dna": ["checkpoint=ecoli", "data=ecoli", "data.length=200"],
@@ -28,7 +29,7 @@ TEACHERS = {
 }
 LENGTHS = {"dna": 200, "text": 128}
 ENDINGS = {"dna": "fa", "text": "jsonl"}
-COLUMNS = ("samples", "bound, bits", "lost structure", "6-mers or perplexity", "AUROC or entropy")
+COLUMNS = ("samples", "bound, bits", "lost structure", "6-mers or entropy", "AUROC or perplexity")
 FULL = {"steps": 1500, "calls": (8, 16, 64), "samples": 500}
 QUICK = {"steps": 1, "calls": (2, 4), "samples": 20}
 
@@ -43,12 +44,15 @@ class Study:
         self.pieces = {}
         for data, (teacher, *same) in TEACHERS.items():
             run = self.runs / f"{data}-run"
-            rounds = ["objective.num_steps=64", "objective.num_rounds=3"]
+            rounds = "objective.num_steps=64", "objective.num_rounds=3"
             arguments = [teacher, *same, *rounds, f"trainer.max_steps={size['steps']}"]
-            self.pieces[f"{data}-student"] = partial(study.train, run, arguments, distill)
+            self.pieces[f"{data}-student"] = partial(
+                study.train, run, arguments, lambda _, *how: study.command("distill", *how)
+            )
             for model, name in (("teacher", teacher), ("student", f"checkpoint={run}")):
-                results = partial(self.results, data, f"{data}-{model}", [name, *same])
-                self.pieces[f"{data}-{model}-results"] = results
+                self.pieces[f"{data}-{model}-results"] = partial(
+                    self.results, data, f"{data}-{model}", [name, *same]
+                )
 
     def results(self, data: str, model: str, given: list[str]) -> dict:
         """`COLUMNS` for each sampler and number of calls."""
@@ -66,9 +70,11 @@ class Study:
                 study.command("sample", given[0], *how, "resume=true")
                 judged = self.run(judge, f"{name}.json", against, f"samples={file}")
                 if data == "dna":
-                    values = [judged["findings"][key]["samples"] for key in keys]
+                    row = judged["findings"]
+                    values = [[row[key][end] for end in ("samples", "low", "high")] for key in keys]
                 else:
-                    values = [judged["rows"]["samples"][key] for key in keys]
+                    row = judged["rows"]["samples"]
+                    values = [[row[key + end] for end in ("", "_low", "_high")] for key in keys]
                 found[name] = [bits, lost[number]["lost_structure"], *values]
         return found
 
@@ -80,15 +86,24 @@ class Study:
         return study.read_json(path)
 
     def table(self) -> str:
-        """A row for each number of calls."""
+        """A row for each number of calls, and a picture for each kind of data."""
         names = [name for name in self.pieces if name.endswith("results") and name in self.kept]
+        rows, points = [], []
         found = [each for name in names for each in self.kept[name].items() if "-" in each[0]]
-        return study.markdown(COLUMNS, [[name, *map(str, row)] for name, row in found])
-
-
-def distill(_: str, *arguments: str) -> None:
-    """Train a student."""
-    study.command("distill", *arguments)
+        for name, (bits, lost, *values) in found:
+            cells = ["{:.4g} ({:.4g} to {:.4g})".format(*each) for each in values]
+            rows.append([name, f"{bits:.4f}", f"{lost:.1%}", *cells])
+            sampler, calls = name.rsplit("-", 1)
+            points.append([int(calls), sampler, values[-1][0]])
+        lines = (
+            pandas.DataFrame(points).pivot(index=0, columns=1, values=2).rename_axis(columns=None)
+        )
+        for data, (*_, label) in JUDGES.items():
+            axes = lines.filter(like=data).plot(
+                marker="o", xticks=self.size["calls"], xlabel="network calls", ylabel=label
+            )
+            axes.figure.savefig(self.runs / f"{data}.svg", metadata={"Date": None})
+        return study.markdown(COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import peer_methods as peers
@@ -142,13 +142,6 @@ class Found(NamedTuple):
     rewards: list[float]
     groups: list[int]
     calls: int
-
-
-class Method(Protocol):
-    """A design method with its number of reward calls for each design."""
-
-    def __call__(self, task: Task, num: int, calls: int, seed: int, **settings: Any) -> Found:
-        """The designs."""
 
 
 def run_method(
