@@ -6,20 +6,19 @@ from __future__ import annotations
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.fields import Json
 from dnadiff.options.base import Options, Result, ShardedOptions
-from dnadiff.options.command import command, command_names, named, result_of
+from dnadiff.options.command import Command, command, command_names, named, result_of
 from dnadiff.options.compose import yaml_file
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, config_dir, locate
 
 if TYPE_CHECKING:
-    from dnadiff.jobs.job import Job
     from dnadiff.jobs.shards import Manifest, MergeMark, ShardFolder
 
 
@@ -80,7 +79,9 @@ def merged(options: MergeOptions) -> Path:
         )
     resume = mark.is_under_way and not options.overwrite
     check_output(output, options.overwrite or resume)
-    jobs = jobs_of(options, manifest, folder, resume)
+    found, chosen = command_of(options, manifest, folder, resume)
+    jobs = found.function(chosen)
+    assert isinstance(jobs, list)  # what has shards
     if not resume:
         mark.set()
     # A job that is written at once writes its output last. What is next to it was refused by the
@@ -94,7 +95,7 @@ def merged(options: MergeOptions) -> Path:
         merged=folder,
     )
     try:
-        runner.run_jobs(jobs, run_options)
+        found.write_page(chosen, result_of(runner.run_jobs(jobs, run_options)))
     except FileExistsError:
         if not resume:
             mark.remove()
@@ -125,10 +126,11 @@ def finish(mark: MergeMark, folder: ShardFolder | None) -> Path:
     return mark.output
 
 
-def jobs_of(
+def command_of(
     options: MergeOptions, manifest: Manifest, folder: ShardFolder, resume: bool
-) -> Sequence[Job]:
-    """The jobs that the shards are of, for merging them: no network runs, so they need no GPU.
+) -> tuple[Command[...], ShardedOptions]:
+    """The command that the shards are of, and its options for merging them: no network runs, so
+    they need no GPU.
 
     Raises:
         ValueError: if the manifest is of no command with shards, or names modules or classes that
@@ -161,9 +163,7 @@ def jobs_of(
         "reward": on_cpu(settings.get("reward")),
     }
     changed = {key: value for key, value in set_here.items() if key in settings}
-    jobs = found.function(chosen.model_copy(update=changed))
-    assert isinstance(jobs, list)  # what has shards
-    return jobs
+    return found, chosen.model_copy(update=changed)
 
 
 def on_cpu(settings: Json) -> Json:

@@ -31,6 +31,9 @@ NEVER = {
     "formats": AROUND - {"formats"} | {"genomics", "report", "diffusion", "networks"},
 }
 ONLY = {
+    "altair": {"report"},
+    "vl_convert": {"report"},
+    "matplotlib": {"plot", "report"},
     "lightning": {"training", "supervised", "train"},
     "hydra": {"options"},
     "omegaconf": {"options"},
@@ -135,7 +138,7 @@ def test_help_does_not_wait_for_torch_or_lightning():
 import importlib, sys
 for module in sys.argv[1:]:
     importlib.import_module(module)
-    if found := {"torch", "lightning", "hydra", "matplotlib", "sklearn"} & sys.modules.keys():
+    if found := {"torch", "lightning", "hydra", "matplotlib", "altair", "sklearn"} & sys.modules.keys():
         raise SystemExit(f"{module} imports {found}")
 """
     modules = ["dnadiff", "dnadiff.__main__", *(f"dnadiff.{name}" for name in sorted(COMMANDS))]

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from dnadiff.fields import Built, Natural, NonNegative, PositiveInt, check_value
@@ -220,6 +228,19 @@ class ShardedOptions(Options):
     """run all shards: processes or ray, launcher.shards=N"""
     shard: Any = None
     """i/n: part i of n, for python -m dnadiff.merge (docs/scaling.md)"""
+
+
+class Reported(Options):
+    """Of commands whose result has a page, which `dnadiff.report.NAME.page` makes."""
+
+    report: str | None = None
+    """.html page: one sentence, pictures, a table; opens without a network"""
+
+    @model_validator(mode="after")
+    def _is_page(self) -> Self:
+        if self.report is not None and not self.report.lower().endswith(".html"):
+            raise ValueError(f"report {self.report} has another format; its name must end in .html")
+        return self
 
 
 class TrainingOptions(Options):

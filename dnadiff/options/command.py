@@ -16,6 +16,7 @@ import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
@@ -23,11 +24,21 @@ import yaml
 from pydantic import ValidationError
 
 from dnadiff.fields import described
-from dnadiff.options.base import Config, Options, Result, ShardedOptions, Start, hint_of, pages
+from dnadiff.options.base import (
+    Config,
+    Options,
+    Reported,
+    Result,
+    ShardedOptions,
+    Start,
+    hint_of,
+    pages,
+)
 from dnadiff.options.compose import Composition, import_plugins, override
 from dnadiff.progress import PrintableOutput, configure_logging, log, pasted, printable
-from dnadiff.store.address import is_remote, shortened
+from dnadiff.store.address import expand_user, is_remote, shortened
 from dnadiff.store.address import parse as parse_address
+from dnadiff.store.disk import check_output
 from dnadiff.store.objects import build, check, imported, leaves
 from dnadiff.supervised.runs import MODELS, refuse_classifier
 
@@ -46,6 +57,7 @@ _LARGEST = 2**31 - 1
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Keys of commands that name a file to write.
 OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
+_RESTARTS = ("resume", "overwrite", "report")  # say how files are written, not what is in them
 
 
 class Interrupted(SystemExit):
@@ -148,14 +160,11 @@ class Command(Generic[P]):
 
     def _checked(self, options: Any, values: Config) -> Result:
         """Check what the configuration builds, and run with a local file for each remote output."""
-        first = all(
-            os.environ.get(rank, "0") == "0" for rank in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-        )  # of several processes
         refuse_classifier(values, self.name)
         from dnadiff.store.remote import check_names, uploading
 
         check_names(values, MODELS)
-        if first and "torch" not in sys.modules:  # seconds, before the first result
+        if is_first() and "torch" not in sys.modules:  # seconds, before the first result
             log.info(
                 f"{self.name}: loading PyTorch" + (" and Lightning" if "trainer" in values else "")
             )
@@ -192,7 +201,30 @@ class Command(Generic[P]):
             return self.run(options.model_copy(update=local) if local else options)
 
     def run(self, options: Any) -> Result:
-        """Compute what the function returns, and run its jobs."""
+        """Compute what the function returns, run its jobs, and write the page of `report=`."""
+        path = page_path(options)
+        if path is not None:
+            check_output(path, options.overwrite or getattr(options, "resume", False))
+        result = self._run(options)
+        self.write_page(options, result)
+        return result
+
+    def write_page(self, options: Any, result: Result) -> None:
+        """Write the page of `report=` from the finished files of a run: `page(result, options)` of
+        the module of `dnadiff.report` with the name of the command. A shard has none."""
+        path = page_path(options)
+        if path is None:
+            return
+        page = imported(f"dnadiff.report.{self.name}").page(result, options)
+        if page is None:
+            return
+        if not page.commands:
+            given = [o for o in options.overrides if o.partition("=")[0] not in _RESTARTS]
+            line = shlex.join(["python", "-m", f"dnadiff.{self.name}", *given])
+            page = replace(page, commands=(line,))
+        imported("dnadiff.report.page").write(page, path)
+
+    def _run(self, options: Any) -> Result:
         if not isinstance(options, ShardedOptions):
             return self.function(options)
         from dnadiff.jobs.runner import RunOptions, run_jobs
@@ -240,6 +272,20 @@ class Command(Generic[P]):
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+def page_path(options: Options) -> Path | None:
+    """The file of the page that this process writes, if it writes one."""
+    divided = getattr(options, "shard", None) is not None
+    if not isinstance(options, Reported) or options.report is None or divided or not is_first():
+        return None
+    return expand_user(options.report)
+
+
+def is_first() -> bool:
+    """Whether this is the only process of a launch, or the first."""
+    ranks = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return all(os.environ.get(rank, "0") == "0" for rank in ranks)
 
 
 def command(options: Callable[P, O]) -> Callable[[Callable[[O], Result | list[Job]]], Command[P]]:

@@ -1,57 +1,98 @@
-"""Pages of HTML from the templates next to this file, and the figures on them.
+"""Pages of HTML, and what they are made of: pictures, tables, facts.
 
-Templates escape all text that they get. A panel is a function that draws on matplotlib axes, in the
-file of the page that shows it. Drawing and saving happen inside `style`, so that matplotlib's
-settings stay as the user has them; pyplot is not used. The same input gives the same bytes.
+`write` puts a `Page` into the template next to this file: one sentence, the pictures, the table,
+sections, and how it was made. A page is one file that opens without a network; its templates escape
+all text that they get. The same input gives the same bytes.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jinja2 import Environment, PackageLoader, Template
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
-from numpy import ndarray
 
 from dnadiff.fields import Json, is_number
+from dnadiff.plot.style import (
+    BAND,
+    DOTTED,
+    FAINT,
+    LINE,
+    MODEL,
+    OTHER,
+    REAL,
+    WIDTH,
+    figure,
+    forest,
+    interval_line,
+    label_rows,
+    legend_below,
+    logo,
+    logo_figure,
+    mark_tens,
+    number,
+    panel,
+    percentages,
+    rendered,
+)
 from dnadiff.progress import without_controls
 from dnadiff.renamed import VERSION
+from dnadiff.report.charts import script, specification
 from dnadiff.store.disk import write_bytes
 from dnadiff.store.objects import config_dir
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_HERE = Path(__file__).parent
+    from dnadiff.report.charts import Chart
+
+__all__ = [
+    "BAND",
+    "DOTTED",
+    "ENVIRONMENT",
+    "FAINT",
+    "LINE",
+    "MODEL",
+    "OTHER",
+    "REAL",
+    "WIDTH",
+    "Facts",
+    "Page",
+    "Picture",
+    "Results",
+    "Section",
+    "Table",
+    "figure",
+    "forest",
+    "inline_svg",
+    "interval",
+    "interval_line",
+    "label_rows",
+    "legend_below",
+    "logo",
+    "logo_figure",
+    "mark_tens",
+    "number",
+    "panel",
+    "percentages",
+    "rendered",
+    "shown",
+    "write",
+    "write_page",
+]
+_TEMPLATES = Path(__file__).parent / "templates"
+MAX_ROWS = 1000  # of a table on a page
+# Colors of the figures that follow the text of a page, which is light in dark mode.
+_OF_PAGE = {"#24292e|#4a4f55|#3d3d3d": "currentColor", "#6b7075": "var(--soft)"}
+_OF_PAGE |= {"#e6e8eb": "var(--line)", "#ffffff": "var(--paper)"}
 Results = Mapping[str, Json]  # the content of a JSON file
-# inches: half the width of a page, about the width of a phone
-WIDTH = 4.7
-HEIGHT = 3.3
-# Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
-# marker
-MODEL = "#0072B2"
-OTHER = "#D55E00"
-REAL = "#3D3D3D"
-FAINT = "#B4BCC4"
-BAND: Json = {"color": FAINT, "alpha": 0.55, "lw": 0}  # of real windows
-DOTTED: Json = {"color": REAL, "lw": 1, "ls": (0, (1, 1.5))}
-LOGO_COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
-LINE = 60  # positions in a line of a picture, at most
-_SMALLEST_LETTER = 0.01  # of the axis; smaller letters are left out
-_LOGO_TOPS = (0.25, 0.5, 1.0, 2.0)  # bits
-_METADATA: dict[str, dict[str, str | None]] = {
-    "png": {"Software": None},
-    "svg": {"Date": None},
-}  # None: left out
 _PATHS = {"path": 1, "checkpoint": 3}  # names of files, and how many of their last parts are shown
 _LABELS = {
     "n_policy": "N policy",
@@ -62,43 +103,134 @@ _LABELS = {
 }
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
-    import matplotlib
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, in two columns."""
 
-    settings: Json = dict(matplotlib.rc_params_from_file(_HERE / "figures.mplstyle"))
-    del settings["backend"]  # the user's
-    with matplotlib.rc_context(settings):
-        yield
+    heading: str
+    values: Mapping[str, Json]
 
 
-@contextmanager
-def figure(
-    width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
-) -> Iterator[tuple[Figure, list[Axes]]]:
-    """A figure, in inches, with its axes row by row, which are drawn on in this context."""
-    from matplotlib.figure import Figure
+@dataclass(frozen=True)
+class Table:
+    """A table that the reader can sort by each column, and filter if it is long.
 
-    with style():
-        made = Figure(figsize=(width, height), layout="constrained")
-        yield made, list(made.subplots(rows, columns, squeeze=False, **grid).ravel())
+    Attributes:
+        head: names of the columns.
+        rows: text, or numbers, which are shown with four digits; the first column has the names of
+            the rows. The first 1,000 rows are on the page.
+        numbers: columns that are aligned on the right; those that hold only numbers are, too.
+        links: addresses of cells (row, column), such as `#section-2`.
+        folded: whether the reader opens it first.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Json]]
+    caption: str = ""
+    numbers: Collection[int] = ()
+    links: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    folded: bool = False
+
+    @property
+    def shown(self) -> Sequence[Sequence[Json]]:
+        """The rows on the page."""
+        return self.rows[:MAX_ROWS]
+
+    @property
+    def text(self) -> str:
+        """The caption, with what is left out."""
+        left = len(self.rows) - len(self.shown)
+        more = f"The first {MAX_ROWS:,} of {len(self.rows):,} rows; the output has all."
+        return f"{self.caption} {more}".strip() if left else self.caption
+
+    @property
+    def aligned(self) -> set[int]:
+        """The columns that are aligned on the right."""
+        columns = enumerate(zip(*self.rows))
+        of_numbers = {
+            i
+            for i, values in columns
+            if any(map(is_number, values))
+            and all(value is None or isinstance(value, int | float) for value in values)
+        }
+        return of_numbers | set(self.numbers)
 
 
-def panel(draw: Callable[..., None], height: float = HEIGHT, **values: object) -> Figure:
-    """A figure with one panel: `draw(axes, **values)`."""
-    with figure(WIDTH, height) as (made, (axes,)):
-        draw(axes, **values)
-    return made
+@dataclass(frozen=True)
+class Picture:
+    """A Matplotlib figure, or an interactive chart of `dnadiff.report.charts`.
+
+    Attributes:
+        name: unique on the page.
+        label: the text for screen readers, which says what is drawn.
+        caption: how to read it.
+        wide: whether it has the whole width of the page.
+    """
+
+    name: str
+    label: str
+    caption: str
+    figure: Figure | None = None
+    chart: Chart | None = None
+    wide: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.label or (self.figure is None) == (self.chart is None):
+            raise ValueError(
+                f"picture {self.name!r} has a label, and either a figure or a chart; set them"
+            )
+
+    @property
+    def drawn(self) -> Markup:
+        """The element that shows it."""
+        if self.chart is None:
+            assert self.figure is not None
+            return inline_svg(self.figure, self.name, self.label)
+        spec = htmlsafe_json_dumps(specification(self.chart, self.label))
+        kind = 'type="application/json"'
+        label = escape(self.label)
+        return Markup(
+            f'<div class="chart" role="group" aria-label="{label}"><script {kind}>{spec}</script>'
+            "<noscript>This picture is drawn by JavaScript.</noscript></div>"
+        )
 
 
-def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
-    """The bytes of a picture, `png` or `svg`, `pixels` wide; None is the size of the figure."""
-    buffer = io.BytesIO()
-    dpi = "figure" if pixels is None else pixels / figure.get_figwidth()
-    with style():
-        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_METADATA[kind])
-    return buffer.getvalue()
+Part = Picture | Table | Facts | str
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, and what is below it; a text is a paragraph."""
+
+    heading: str
+    parts: Sequence[Part]
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """One sentence with the result, pictures, a table, and what explains them.
+
+    Attributes:
+        made: how it was made, by name; after the sections, folded.
+        commands: command lines that make it again.
+        synthetic: whether it shows generated sequences: the page then says what they are not.
+    """
+
+    title: str
+    sentence: str
+    pictures: Sequence[Picture] = ()
+    table: Table | None = None
+    sections: Sequence[Section] = ()
+    made: Mapping[str, Json] = field(default_factory=dict)
+    commands: Sequence[str] = ()
+    synthetic: bool = False
+
+    @property
+    def has_charts(self) -> bool:
+        """Whether a part is drawn by JavaScript."""
+        inner = [part for section in self.sections for part in section.parts]
+        return any(isinstance(p, Picture) and p.chart is not None for p in [*self.pictures, *inner])
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> Markup:
@@ -109,120 +241,10 @@ def inline_svg(figure: Figure, name: str, label: str) -> Markup:
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
     for size in ("height", "width"):
         text = re.sub(rf'(<svg[^>]*?) {size}="[^"]*"', r"\1", text, count=1)
+    for colors, of_page in _OF_PAGE.items():
+        text = re.sub(colors, of_page, text)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text).strip()
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
-
-
-def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0) -> None:
-    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width`
-    positions and `top` bits; NaN is nothing."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.textpath import TextPath
-    from matplotlib.transforms import Affine2D
-
-    shapes = {base: TextPath((0, 0), base, size=1) for base in LOGO_COLORS}
-    for place, of_position in enumerate(np.nan_to_num(heights)):
-        bottom = 0.0
-        for height, base in sorted(zip(of_position, LOGO_COLORS)):
-            if height >= _SMALLEST_LETTER * top:
-                box = shapes[base].get_extents()
-                fit = Affine2D()
-                fit.translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height)
-                shape = shapes[base].transformed(fit.translate(place - 0.45, bottom))
-                axes.add_patch(PathPatch(shape, color=LOGO_COLORS[base], lw=0))
-                bottom += height
-    axes.set(
-        xlim=(-0.5, width - 0.5), ylim=(0, top), yticks=(0, top / 2, top), xticks=(), ylabel="bits"
-    )
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.grid(False)
-
-
-def logo_figure(heights: ndarray) -> Figure:
-    """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that
-    ends at 0.25, 0.5, 1 or 2 bits."""
-    size = len(heights)
-    lines = -(-size // LINE)
-    width = -(-size // lines)
-    top = next((top for top in _LOGO_TOPS if heights.sum(1).max() <= top), _LOGO_TOPS[-1])
-    with figure(10.5, 1.25 * lines + 0.3, lines) as (made, every):
-        for first, axes in zip(range(0, size, width), every):
-            part = heights[first : first + width]
-            logo(axes, part, width, top)
-            mark_tens(axes, first + 1, len(part), "{}")
-        every[-1].set_xlabel("position, 1-based")
-    return made
-
-
-def mark_tens(axes: Axes, first: int, count: int, form: str = "{:,}") -> None:
-    """Ticks at those of `count` positions from number `first` on that are multiples of 10."""
-    places = [i for i in range(count) if (first + i) % 10 == 0]
-    axes.set(xticks=places, xticklabels=[form.format(first + i) for i in places])
-
-
-def interval_line(axes: Axes, y: float, low: Json, high: Json, color: str, lw: float = 2) -> None:
-    """A horizontal line from `low` to `high`; nothing if one of them is not known."""
-    if is_number(low) and is_number(high):
-        axes.plot([low, high], [y, y], color=color, lw=lw)
-
-
-def forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
-    """Differences (name, value, low, high): blue if the first is better, orange if it is worse,
-    gray if the interval contains 0."""
-    axes.axvline(0, color=REAL, lw=1)
-    for y, (_, value, low, high) in enumerate(rows):
-        known = is_number(low) and is_number(high)
-        sign = int(low > 0) - int(high < 0) if known else 0
-        color = REAL if sign == 0 else (MODEL if sign == better else OTHER)
-        interval_line(axes, y, low, high, color)
-        if is_number(value):
-            axes.plot(value, y, "D", color=color, ms=5, mfc="white" if sign == 0 else color)
-    values = [number(value, form) if is_number(value) else "" for _, value, *_ in rows]
-    label_rows(axes, [name for name, *_ in rows], values)
-    axes.margins(x=0.08)
-
-
-def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: int = 17) -> None:
-    """Label rows with names on the left, in at most three lines, and values on the right, the first
-    row at the top."""
-    wrapped = [
-        [part for line in name.split("\n") for part in textwrap.wrap(line, width)] for name in names
-    ]
-    labels = ["\n".join(lines[:3] + ["…"] * (len(lines) > 3)) for lines in wrapped]
-    axes.set_yticks(range(len(names)), labels)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    beside: Json = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-    for y, text in enumerate(values):
-        axes.annotate(text, (1, y), (6, 0), va="center", fontsize=8.5, **beside)
-    axes.spines["left"].set_visible(False)
-
-
-def legend_below(axes: Axes) -> None:
-    """A legend below the label of the x axis, where it covers nothing."""
-    from matplotlib.transforms import ScaledTranslation
-
-    half_an_inch = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)
-    axes.legend(
-        loc="upper left",
-        bbox_to_anchor=(0, 0),
-        bbox_transform=axes.transAxes + half_an_inch,
-        ncols=2,
-        borderaxespad=0,
-        columnspacing=1,
-        handlelength=1.6,
-    )
-
-
-def percentages(values: ndarray, edges: ndarray) -> ndarray:
-    """% of the values in each bin."""
-    return 100 * np.histogram(values, edges)[0] / len(values)
-
-
-def number(value: Json, form: str = "{:.4f}") -> str:
-    """A number in a table, with a true minus sign; a dash if there is none."""
-    return form.format(value).replace("-", "−") if is_number(value) else "—"
 
 
 def interval(low: Json, high: Json, form: str = "{:.4f}", missing: str = "—") -> str:
@@ -274,7 +296,11 @@ ENVIRONMENT.filters |= {
 ENVIRONMENT.globals |= {
     "interval": interval,
     "panel": panel,
-    "style": Markup((_HERE / "templates" / "style.css").read_text(encoding="utf-8").rstrip("\n")),
+    "is_picture": lambda part: isinstance(part, Picture),
+    "is_table": lambda part: isinstance(part, Table),
+    "is_facts": lambda part: isinstance(part, Facts),
+    "sorting": Markup((_TEMPLATES / "table.js").read_text(encoding="utf-8").rstrip("\n")),
+    "style": Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8").rstrip("\n")),
     "version": VERSION,
     "responsible_use": lambda: (config_dir().parent / "RESPONSIBLE_USE.md").read_text("utf-8"),
 }
@@ -285,4 +311,14 @@ def write_page(path: str | os.PathLike[str], template: str | Template, **values:
     name = f"{template}.html.j2" if isinstance(template, str) else template
     content = ENVIRONMENT.get_template(name).render(values)
     write_bytes(Path(path), content.encode())
+    return Path(path)
+
+
+def write(page: Page, path: str | os.PathLike[str]) -> Path:
+    """Write a page atomically, and return its path."""
+    bundle = Markup(script()) if page.has_charts else None
+    template = ENVIRONMENT.get_template("page.html.j2")
+    content = template.render(page=page, bundle=bundle).encode()
+    write_bytes(Path(path), content)
+    print(f"the page is {path} ({len(content) / 1e6:.1f} MB)")
     return Path(path)

@@ -224,7 +224,7 @@ def confusion(axes: Axes, result: Results, name: str) -> None:
     centered: Json = {"ha": "center", "va": "center", "fontsize": 8.5}
     for (row, column), fraction in np.ndenumerate(fractions):
         text = f"{counts[row, column]:,.0f}\n{100 * fraction:.0f} %"
-        axes.text(column, row, text, color="white" if fraction > 0.55 else REAL, **centered)
+        axes.text(column, row, text, color="white" if fraction > 0.55 else "#1D2125", **centered)
     axes.set_xticks(range(len(classes)), classes)
     axes.set_yticks(range(len(classes)), classes)
     axes.grid(visible=False)

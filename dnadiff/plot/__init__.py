@@ -1,0 +1,1 @@
+"""Figures of what the package writes and returns, as Matplotlib axes."""
