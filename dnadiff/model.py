@@ -20,6 +20,7 @@ from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
+from dnadiff.design.pilot import Beta, Pilot
 from dnadiff.design.request import (
     Request,
     from_text,
@@ -219,7 +220,7 @@ class Model:
         reward: Reward | Callable[[Sequence[str]], ArrayLike],
         n: PositiveInt = 1,
         method: DesignMethod | None = None,
-        beta: float = 10.0,
+        beta: float | str = "auto",
         target: float | None = None,
         length: PositiveInt | None = None,
         template: str | None = None,
@@ -232,6 +233,7 @@ class Model:
         label: Labels = None,
         guidance: float = 1.0,
         num_draws: Natural = 8,
+        pilot: Natural | None = None,
     ) -> Designs:
         """Design sequences with a high reward; see docs/guided_design.md.
 
@@ -240,7 +242,9 @@ class Model:
             method: None is `BestOfN()`; see `dnadiff.design.method`. The `n` designs of `SMC` are
                 one population for each batch.
             beta: inverse temperature of methods that have one: their target distribution is p(x)
-                exp(beta reward(x)).
+                exp(beta reward(x)). `auto` is chosen so that the mean reward is the quantile 0.9
+                of unguided samples; `q0.95` is another quantile, `2sd` is 2 / their standard
+                deviation. With these three, designs with weights are drawn from 2 `n` proposals.
             target: a value that the reward approaches; None is as large as possible.
             length, template, motif: see `sample`.
             infill: (sequence, start, end): design the interval in its flanks, see `infill`; the
@@ -249,10 +253,13 @@ class Model:
             sampler, seed, batch_size, label, guidance: see `sample`.
             num_draws: network calls for the bound on the log-probability of each design; 0 leaves
                 it out.
+            pilot: unguided samples; None is 256, 512 for methods without weights, or 64 if beta is
+                a number.
 
         Returns:
             Strings with the numbers of their records as attributes
-            (`dnadiff.design.generate.Design`); `.to_frame()` makes a data frame.
+            (`dnadiff.design.generate.Design`); `.to_frame()` makes a data frame, `.unguided` are
+            the samples of the pilot, and `.beta` is the inverse temperature.
 
         Raises:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit
@@ -288,16 +295,26 @@ class Model:
         generator = self.conditional_sampler(
             sampler or self.default_sampler(request.lengths[1]), request, label, guidance
         )
-        designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
+        how = Beta.parse(beta) if method.uses_beta else Beta("number", 0.0)
+        designer = Designer(generator, method, as_reward(reward, target), num_draws=num_draws)
+        has_weights = bool(designer.has_weights(request))
+        resample = how.is_automatic and has_weights
+        request.each *= 1 + resample
         designer.check_request(request, batch_size)
+        size = how.pilot_size(pilot, has_weights)
+        counted = designer.goal.reward
+        unguided = Pilot.of(designer, counted, request, size, seed, batch_size)
+        designer = designer.with_choice(unguided.chosen(how, counted.name))
         found = designer.designs(request, seed, batch_size, num_draws)
-        return (
-            found
-            if infill is None
-            else Designs(
-                in_flanks(design, given, int(infill[1]), int(infill[2]), low) for design in found
-            )
-        )
+        found.beta = designer.goal.beta if method.uses_beta else None
+        if resample:
+            found = designer.resampled(found, n, seed)
+        found.unguided = unguided.designs
+        if infill is not None:
+            first, last = int(infill[1]), int(infill[2])
+            for each in (found, found.unguided):
+                each[:] = [in_flanks(design, given, first, last, low) for design in each]
+        return found
 
     def _starting(
         self, start: str, template: str | None, n: int, motif: str | Sequence[str] | None = None

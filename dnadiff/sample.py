@@ -3,8 +3,7 @@ templates and motifs, within a genome, or designed for a reward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from annotated_types import Interval
 from pydantic import model_validator
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
     from dnadiff.model import Model
 
-ONLY_WITH_REWARD = ("target", "report", "real", "beta", "num_draws")
+ONLY_WITH_REWARD = ("target", "report", "real", "beta", "pilot", "num_draws")
 DEFAULT_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
 # What samples depend on, besides names of files.
 VALUES = (
@@ -94,10 +93,12 @@ class SampleOptions(ModelOptions, ShardedOptions):
     """infill: window (with flanks) or designed (without)"""
     gc: Annotated[float, Interval(gt=0, lt=1)] | None = None
     """target mean fraction of G and C, calibrated on a pilot batch"""
-    resample: bool = False
-    """resample by importance weights from this many proposals (docs/designing.md)"""
+    resample: bool | None = None
+    """draw records by importance weights (docs/designing.md); null: designs whose beta is not a
+    number"""
     proposals: PositiveInt | None = None
-    """samples that resample draws num_samples from, for each target; null: the same number"""
+    """samples that resample draws num_samples from, for each target; null: as many, or twice as
+    many if beta is not a number"""
     copies: bool = False
     """report the longest exact match of each record with the training part, either strand"""
     output: str | None = None
@@ -116,8 +117,12 @@ class SampleOptions(ModelOptions, ShardedOptions):
     """time of the noise that is added to start= and reverted; 1 leaves nothing of it"""
     target: float | None = None
     """a value that the reward approaches; null: as large as possible"""
-    beta: NonNegative = 10.0
-    """with a reward: inverse temperature; larger values weight the reward more against the model"""
+    beta: float | str = "auto"
+    """with a reward: inverse temperature; larger values weight the reward more against the model;
+    auto: the mean reward is the quantile 0.9 of unguided samples; q0.95; 2sd: 2 / their sd"""
+    pilot: Natural | None = None
+    """with a reward: unguided samples, which choose beta; null: 256, 512 for methods without
+    weights, 64 if beta is a number"""
     num_draws: Natural = 8
     """with a reward, or several lengths of input=: network calls for the bound on each
     log-probability; 0 leaves it out, and with input= tries one length"""
@@ -129,7 +134,8 @@ class SampleOptions(ModelOptions, ShardedOptions):
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> Self:
-        if self.proposals is not None and not self.resample:
+        may_resample = self.reward and isinstance(self.beta, str) and self.resample is None
+        if self.proposals is not None and not (self.resample or may_resample):
             raise ValueError(
                 "proposals are what resample=true chooses from; set it, or leave proposals out"
             )
@@ -185,7 +191,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
 @command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import generate, reward, samples, translation
+    from dnadiff.design import designs, generate, pilot, reward, samples, translation
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.jobs.journal import temporary_path
@@ -199,6 +205,7 @@ def sample(options: SampleOptions) -> list[Job]:
         return disk.hash_file(files.resolve(name)) if is_file else name
 
     method = check_design(options)
+    beta = pilot.Beta.parse(options.beta)
     samples.check_settings(options.sampler)
     model = Model(checkpoint.load(options.checkpoint, options.trust), options.device)
     is_dna = model.tokenizer.vocab.complement is not None
@@ -241,6 +248,7 @@ def sample(options: SampleOptions) -> list[Job]:
     settings_of_output = {
         "model": disk.hash_file(model.path),
         **options.only(*VALUES),
+        "resample": bool(options.resample),
         "gc": gc,
         "template": content(options.template),
         "infill": content(options.infill),
@@ -251,15 +259,19 @@ def sample(options: SampleOptions) -> list[Job]:
         "sampler": settings,
         "device": model.device.type,
     }
-    about: JsonDict | None = None
-    page: Callable[[], object] | None = None
+    resample = bool(options.resample)
+    kind: type[samples.SampleJob] = samples.SampleJob
+    of_design: dict[str, Any] = {}
     of_method: JsonDict = {}
     if method is not None:
         of_method = {"method": options.method["_target_"].split(".")[-2]}
         of_method |= {} if of_method["method"] == "best_of_n" else {"beta": options.beta}
         given = options.only("reward", "target", "method", "beta", "start", "num_draws")
         num_draws = given.pop("num_draws")
-        about = given | ({} if method.uses_beta else {"beta": None})
+        if not method.uses_beta:
+            beta = pilot.Beta("number", 0.0)
+            if any(options.given("beta")):
+                log.info(f"beta is not used by {of_method['method']}")
         check(options.reward, (PACKAGE, *options.trust))
         built = build(options.reward, trust=None)  # an address on the command line is fetched
         if not isinstance(built, reward.Reward):
@@ -269,9 +281,14 @@ def sample(options: SampleOptions) -> list[Job]:
             )
         search = None if index is None else index.longest_match
         goal = reward.as_reward(built, options.target)
-        generator = made = Designer(
-            generator, method, goal, options.beta, options.num_draws, search
-        )
+        number = 0.0 if beta.is_automatic else beta.number
+        generator = made = Designer(generator, method, goal, number, options.num_draws, search)
+        has_weights = bool(made.has_weights(request)) and is_dna
+        if options.resample is None:
+            resample = options.proposals is not None or (beta.is_automatic and has_weights)
+        if resample and beta.is_automatic:
+            request.each = options.proposals or 2 * options.num_samples
+            settings_of_output |= {"resample": True, "proposals": request.each}
         made.check_request(request, options.batch_size)
         log.info(
             "designs are statistical samples without any claim of function; screen them before "
@@ -292,6 +309,11 @@ def sample(options: SampleOptions) -> list[Job]:
             "reward_inputs": built.inputs(),
             "copies": index is not None,
         }
+        size = beta.pilot_size(options.pilot, has_weights)
+        settings_of_output |= {"pilot": size} if beta.is_automatic else {}
+        kind = designs.DesignJob
+        about = given | ({} if method.uses_beta else {"beta": None})
+        of_design |= {"beta": beta, "pilot": size, "design": about}
         if options.report is not None and options.shard is None:  # shards have none
             from dnadiff.report.designs import DesignPage  # loads Lightning: not for sampling alone
 
@@ -299,8 +321,8 @@ def sample(options: SampleOptions) -> list[Job]:
             replace = options.overwrite or (options.resume and found)
             parts = {"designer": made, "request": request, "model": model.loaded}
             opened = options.into(DesignPage, path=options.report, **parts, replace=replace)
-            page = lambda: opened.write(output, options.overrides)  # noqa: E731
-    weighted = generate.check_weights(generator, request, options.resample, is_dna, options.length)
+            of_design["page"] = lambda: opened.write(output, options.overrides)
+    weighted = generate.check_weights(generator, request, resample, is_dna, options.length)
     label = options.label
     changed = {
         "label": (",".join(map(str, label)) if isinstance(label, list) else label, None),
@@ -309,7 +331,7 @@ def sample(options: SampleOptions) -> list[Job]:
         "start_t": (options.start_t, None),
     }
     return [
-        samples.SampleJob(
+        kind(
             model=model.loaded,
             generator=generator,
             request=request,
@@ -321,13 +343,12 @@ def sample(options: SampleOptions) -> list[Job]:
             ),
             weighted=weighted,
             gc=gc,
-            resampled=options.num_samples if options.resample else None,
+            resampled=options.num_samples if resample else None,
             settings=settings_of_output,
             started=sampler,
             inputs={k: v for k, v in options.only(*CONDITIONS).items() if v is not None},
             index=index,
-            design=about,
-            page=page,
+            **of_design,
         )
     ]
 

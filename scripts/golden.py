@@ -126,6 +126,10 @@ INTENDED = (
     Intended("intervals are exact, or include the seeds", "predict/*", "*printed*.out"),
     Intended("intervals are exact, or include the seeds", "predict/*", "*.json"),
     Intended("the remedy is said once", "error/not_fasta", "*printed*.err"),
+    Intended("unguided samples are next to designs", "design/*", "*unguided*"),
+    Intended("unguided samples are next to designs", "design/*", "*", "*unguided*"),
+    Intended("unguided samples are next to designs", "design/*", "*.json", "design*"),
+    Intended("the last stage resamples", "design/resample_move"),
 )
 
 # Times, and what else differs between two runs of the same version.

@@ -75,7 +75,15 @@ class Design(str):
 
 
 class Designs(list[Design]):
-    """Samples in their order."""
+    """Samples in their order.
+
+    Attributes:
+        unguided: of designs for a reward: samples of the same model without it; else None.
+        beta: of designs: the inverse temperature; None without one.
+    """
+
+    unguided: Designs | None = None
+    beta: float | None = None
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other
@@ -445,6 +453,11 @@ def systematic_resample(log_weight: ndarray, count: int, uniform: float) -> ndar
     return np.minimum(
         np.searchsorted(ends, (np.arange(count) + uniform) / count, side="right"), len(w) - 1
     )
+
+
+def resampling_uniform(seed: int, group: int) -> float:
+    """The uniform with which the proposals of template `group` are resampled."""
+    return (hash64(seed, "resample", group) + 0.5) / 2**64
 
 
 PILOT = 32

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedIOBase
@@ -17,12 +17,13 @@ from numpy import ndarray
 
 from dnadiff.design.generate import (
     ConditionalSampler,
+    SampleBatch,
     effective_size,
     fit_tilt,
+    resampling_uniform,
     systematic_resample,
 )
 from dnadiff.design.request import Request
-from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
@@ -229,21 +230,28 @@ def numbers_of(path: Path, name: str, compressed: bool) -> ndarray:
         return np.array([float(found[1]) for line in headers if (found := number.search(line))])
 
 
-def resample(source: Path, output: Path, each: int, keep: int, seed: int) -> tuple[int, int]:
+def resample(
+    source: Path,
+    output: Path,
+    each: int,
+    keep: int,
+    seed: int,
+    log_weight: ndarray | None = None,
+) -> tuple[int, int]:
     """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights;
     the file is written atomically.
 
-    The source has log weights in its headers, and is compressed if `output` is. A record that is
-    drawn twice is written twice. Names are numbered again; the original number of a record is its
+    The source is compressed if `output` is. Its headers have log weights, unless those of all
+    records are given. A record that is drawn twice is written twice. Names are numbered again; the original number of a record is its
     `proposal`. Returns the number of G and C in the designed parts of the records written, and of
     known bases.
     """
     compressed = is_compressed(output)
-    of_records = numbers_of(source, "log_weight", compressed)
+    if log_weight is None:
+        log_weight = numbers_of(source, "log_weight", compressed)
     times: list[int] = []  # how often each record is written
-    for group, log_weight in enumerate(of_records.reshape(-1, each)):
-        uniform = (hash64(seed, "resample", group) + 0.5) / 2**64
-        taken = systematic_resample(log_weight, keep, uniform)
+    for group, of_group in enumerate(log_weight.reshape(-1, each)):
+        taken = systematic_resample(of_group, keep, resampling_uniform(seed, group))
         times += np.bincount(taken, minlength=each).tolist()
     number = gc = known = 0
     with open_bytes(source, compressed) as file, atomic_write(output, overwrite=True) as target:
@@ -363,7 +371,6 @@ def check_suffix(output: Path, is_dna: bool) -> None:
         )
 
 
-_REWARDS: JsonDict = {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
 # Totals that are sums over batches.
 _ADDED = ("nfe", "rows", "tokens", "seconds")
 
@@ -381,13 +388,12 @@ class SampleJob(ResumableJob):
         started: options of the sampler as given, which a resumed file is compared with.
         inputs: what samples are conditioned on, for the JSON file.
         index: of the training data, in which copies are searched for.
-        design: what the JSON file says of the reward and the method of designs.
-        page: writes the page of designs.
     """
 
     stream = "samples"
     label = "sample"
     items = "sequences"
+    mass = "log mass of the constraints"  # the name of the log of the mean weight
 
     model: Loaded
     generator: ConditionalSampler
@@ -403,8 +409,6 @@ class SampleJob(ResumableJob):
     started: JsonMap
     inputs: JsonMap
     index: TrainingIndex | None = None
-    design: JsonMap | None = None
-    page: Callable[[], object] | None = None
 
     def __post_init__(self) -> None:
         self.converts = self.resampled is not None
@@ -417,7 +421,6 @@ class SampleJob(ResumableJob):
             "tilt": None,
             "sessions": 0,
             "sampler_options": self.started,
-            **({} if self.design is None else _REWARDS),
         }
         self.content: JsonDict = {}
         self._written_gc: tuple[int, int] | None = None
@@ -429,6 +432,31 @@ class SampleJob(ResumableJob):
     def starts(self) -> list[int]:
         return [*self.generator.batch_starts(self.request, self.batch_size), len(self.request)]
 
+    @property
+    def steps(self) -> int | None:
+        """An upper limit of the network calls that fill the masks of a batch, if there is one."""
+        return self.generator.sampler.num_steps_for(self.request.lengths[1])
+
+    @property
+    def made(self) -> JsonMap:
+        """How samples are made, for their headers."""
+        return self.header_of_records
+
+    def tuned(self) -> ConditionalSampler:
+        """The generator with what `prepare` found."""
+        tilt = self.prepared
+        return self.generator if tilt is None else self.generator.with_tilt(tilt["log_odds"])
+
+    def totals_of(self, batch: SampleBatch) -> JsonDict:
+        """The numbers of a batch that are added up."""
+        found: JsonDict = {"nfe": batch.nfe, "rows": batch.rows}
+        found["tokens"] = sum(map(len, batch.tokens))
+        return found | ({} if self.gc is None else {"gc": list(self.generator.gc(batch))})
+
+    def weights(self, collected: Path) -> ndarray:
+        """The log weights (S,) of the collected records."""
+        return numbers_of(collected, "log_weight", is_compressed(self.output))
+
     def prepare(self) -> Json:
         """The tilt for the target GC: its log-odds, what the pilot batch reaches, and the network
         calls that this takes."""
@@ -438,13 +466,9 @@ class SampleJob(ResumableJob):
         return fitted._asdict()
 
     def begin(self) -> None:
-        sampler, (low, high) = self.generator.sampler, self.request.lengths
+        low, high = self.request.lengths
         span = f"{high} tokens" if low == high else f"{low} to {high} tokens"
-        calls = (
-            f", at most {sampler.num_steps_for(high)} network calls per batch"
-            if self.design is None
-            else ""
-        )
+        calls = "" if self.steps is None else f", at most {self.steps} network calls per batch"
         if self.weighted and self.model.denoiser.block_size is not None:
             calls += ", and one for each token that is fixed in a later block"
         log.info(
@@ -473,14 +497,10 @@ class SampleJob(ResumableJob):
     def fold(self, result: Result) -> tuple[bytes, int]:
         totals = self.totals
         about = result.about
-        for key in _ADDED + (("reward_sum", "reward_calls") if self.design is not None else ()):
+        for key in _ADDED:
             totals[key] += about[key]
         if self.gc is not None:
             totals["gc"] = [a + b for a, b in zip(totals["gc"], about["gc"])]
-        if self.design is not None:
-            best = totals["reward_best"]
-            new = about["reward_best"]
-            totals["reward_best"] = new if best is None else max(best, new)
         folded = super().fold(result)
         rate = (self.position - self.first) / max(time.monotonic() - self.clock, 1e-9)
         notes = {"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"}
@@ -489,9 +509,9 @@ class SampleJob(ResumableJob):
 
     def convert(self, collected: Path) -> None:
         assert self.resampled is not None
-        self._written_gc = resample(
-            collected, self.output, self.request.each, self.resampled, self.seed
-        )
+        each, keep = self.request.each, self.resampled
+        weights = self.weights(collected)
+        self._written_gc = resample(collected, self.output, each, keep, self.seed, weights)
 
     def finish(self, collected: Path) -> JsonDict:
         totals = self.totals
@@ -503,9 +523,8 @@ class SampleJob(ResumableJob):
         if self.gc is not None:
             extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
         if self.weighted and not self.output.name.removesuffix(".gz").endswith(".txt"):
-            of_records = numbers_of(collected, "log_weight", is_compressed(self.output))
             sequences = sequences_of(collected, self.output)
-            extra["weights"] = summarize_weights(of_records, sequences, request.each)
+            extra["weights"] = summarize_weights(self.weights(collected), sequences, request.each)
         if self.resampled is not None:
             extra["weights"]["resampled"] = self.resampled
             number = request.num_groups * self.resampled
@@ -513,19 +532,6 @@ class SampleJob(ResumableJob):
             # The longest exact match of each record with the training part, either strand.
             found = memorization.of_file(self.output, self.index)
             extra["copies"] = memorization.summary(found)
-        steps: JsonDict = {}
-        if self.design is None:
-            # Upper limit of the network calls that fill the masks of a batch; methods of designs
-            # make more.
-            steps["steps"] = sampler.num_steps_for(request.lengths[1])
-        else:
-            reward = {"mean": totals["reward_sum"] / len(request), "best": totals["reward_best"]}
-            calls = {"calls": totals["reward_calls"]}
-            if self.resampled is not None:  # of the records written
-                written = numbers_of(self.output, "reward", is_compressed(self.output)).tolist()
-                calls = {"proposals": reward, **calls}
-                reward = {"mean": sum(written) / len(written), "best": max(written)}
-            extra["design"] = {**self.design, **reward, **calls}
         self.content = {
             "records": number,
             "model": {
@@ -537,7 +543,7 @@ class SampleJob(ResumableJob):
             "sampler_settings": sampler_settings(sampler),
             # As given, with defaults that depend on the model left open.
             "sampler_options": totals.get("sampler_options"),
-            **steps,
+            **({} if self.steps is None else {"steps": self.steps}),
             "network_calls": totals["nfe"],
             **{key: totals[key] for key in ("rows", "tokens")},
             "seconds": round(totals["seconds"], 3),
@@ -552,19 +558,18 @@ class SampleJob(ResumableJob):
         about = {"file": head["file"], "sha256": head["sha256"], "synthetic": True}
         return super().side_file({**about, "dnadiff": head["dnadiff"]}, content)
 
-    def after(self) -> None:
-        if self.page is not None:
-            self.page()
-
     def found_complete(self) -> None:
         if self.index is not None:
             log.info(f"python -m dnadiff.copies looks for copies in {self.output}")
-        self.after()
+
+    def table(self) -> dict[str, str]:
+        """What is printed of the finished file."""
+        return {}
 
     def closing(self, seconds: float) -> str:
         content = self.content
         generated = len(self.request)
-        gc, design, of_weights = (content.get(key) for key in ("gc", "design", "weights"))
+        gc, of_weights = (content.get(key) for key in ("gc", "weights"))
         pilot = f"; {gc['pilot_calls']:,} of them set the GC" if gc else ""
         calls = f"{content['network_calls']:,} ({content['rows']:,} sequences in them{pilot})"
         sequences = f"{content['records']:,} of {content['tokens'] / generated:,.0f} tokens"
@@ -577,17 +582,12 @@ class SampleJob(ResumableJob):
         }
         if gc:
             rows["GC"] = f"{gc['reached']:.4f}, target {gc['target']:g}"
-        mass = "log mass of the constraints"
-        if design:
-            mass = "log normalizing constant"
-            each = design["calls"] / generated
-            rows["reward"] = f"{design['mean']:.4f} on average, {design['best']:.4f} at best"
-            rows["reward calls"] = f"{design['calls']:,} ({each:.1f} for each design)"
+        rows |= self.table()
         if of_weights:
             drawn = ", resampled" if "resampled" in of_weights else ""
             size = f"{of_weights['effective_size']['mean']:.1f} of {of_weights['proposals']:,}"
             rows["effective sample size"] = f"{size} (copies count once){drawn}"
-            rows[mass] = f"{of_weights['log_mass']['mean']:.2f} nats"
+            rows[self.mass] = f"{of_weights['log_mass']['mean']:.2f} nats"
         if "copies" in content:
             longest = content["copies"]["longest"]
             text = f"{longest['max']} bases, {longest['mean']:.1f} on average"
@@ -597,30 +597,20 @@ class SampleJob(ResumableJob):
         )
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
-        generator = self.generator
+        generator = self.tuned()
         first = start + skip
         before = time.monotonic()
-        if self.prepared is not None:
-            generator = generator.with_tilt(self.prepared["log_odds"])
         for batch in generator.batches(self.request, self.seed, self.batch_size, first):
             numbers = range(first, first + len(batch.targets))
             content = b""
             found = generator.about(batch, numbers, self.seed)
             for row, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
-                about = {**self.header_of_records, "calls": batch.nfe, **target.about, **found[row]}
+                about = {**self.made, "calls": batch.nfe, **target.about, **found[row]}
                 if self.weighted and batch.log_weight is not None:
                     about["log_weight"] = f"{batch.log_weight[row]:.6f}"
                 text = generator.text(target, sequence)
                 content += record_of(self.output, target.name, text, about)
-            totals: JsonDict = {"nfe": batch.nfe, "rows": batch.rows}
-            totals["tokens"] = sum(map(len, batch.tokens))
-            if self.gc is not None:
-                totals["gc"] = list(generator.gc(batch))
-            if batch.rewards is not None:
-                totals["reward_sum"] = float(batch.rewards.sum())
-                totals["reward_best"] = float(batch.rewards.max())
-                totals["reward_calls"] = batch.reward_calls
-            totals["seconds"] = time.monotonic() - before
+            totals = self.totals_of(batch) | {"seconds": time.monotonic() - before}
             self.report(len(numbers), totals["tokens"])
             yield Result(len(numbers), content, totals)
             first = first + len(numbers)

@@ -175,7 +175,7 @@ def test_a_killed_run_is_resumed_with_the_same_bytes(cli, trained, tmp_path, pyt
     process.wait()
     assert part.exists() and not (tmp_path / "a.fa").exists()
     status, _, err = cli("sample", *args, "output=a.fa", "resume=true", "beta=9")
-    assert status == 1 and "was started with beta=10.0, not 9" in err
+    assert status == 1 and "was started with beta=auto, not 9" in err
     status, _, err = cli("sample", *args, "output=a.fa", "resume=true")
     assert status == 0, err
     assert cli("sample", *args, "output=b.fa")[0] == 0
@@ -302,7 +302,7 @@ def test_designs_in_python(trained):
         gc, 2, infill=(sequence, 20, 30), length=40, sampler=Grouped(4), num_draws=0
     )
     assert all(d.reward_calls == 16 and d.ess is None for d in [*found, *changed]) and all(
-        1 <= d.ess <= 3 for d in weighted
+        1 <= d.ess <= 6 for d in weighted
     )
     assert all(
         d[:20] == sequence[:20] and d[30:] == sequence[30:] and len(d) == 60 for d in changed

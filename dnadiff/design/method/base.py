@@ -22,9 +22,10 @@ predictions are accurate, and the mean weight is an unbiased estimate of its nor
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -36,10 +37,13 @@ from torch import Tensor
 
 from dnadiff.design.generate import (
     ConditionalSampler,
+    Designs,
     SampleBatch,
     effective_size,
+    resampling_uniform,
     systematic_resample,
 )
+from dnadiff.design.pilot import Choice, refined
 from dnadiff.design.request import Request, Target, dna_tokenizer
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.diffusion.draws import Draws, NoMassError, float64_device, hash64
@@ -63,10 +67,12 @@ LongestMatch = Callable[[Iterable[ndarray]], ndarray]
 @dataclass(frozen=True)
 class Goal:
     """What is optimized: `reward`, and `beta`, the inverse temperature of the target distribution
-    p(x) exp(beta reward(x))."""
+    p(x) exp(beta reward(x)); `level` is the mean reward that an automatic beta is chosen for, or
+    None."""
 
     reward: CountedReward
     beta: float
+    level: float | None = None
 
 
 class DesignMethod(Configurable, ABC):
@@ -246,6 +252,7 @@ class Designer(ConditionalSampler):
     """
 
     is_design = True
+    levels: Mapping[str, float] = {}
 
     def __init__(
         self,
@@ -274,6 +281,13 @@ class Designer(ConditionalSampler):
         """Sequences that the reward evaluated so far; a gradient counts twice, and the checks of
         `CountedReward` do not count."""
         return self.goal.reward.calls
+
+    def with_choice(self, choice: Choice) -> Designer:
+        """A copy with the inverse temperature that a pilot chose."""
+        other = copy.copy(self)
+        other.goal = replace(self.goal, beta=choice.beta)
+        other.levels = choice.levels
+        return other
 
     def has_weights(self, request: Request) -> bool | None:
         """True, or None if the method has no weights or the sampler does not support them."""
@@ -334,6 +348,7 @@ class Designer(ConditionalSampler):
         key = hash64(seed, "design")
         for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
             before = self.reward_calls
+            goal = replace(self.goal, level=self.levels.get(str(start // request.each)))
             targets = [request[i] for i in range(start, end)]
             problem = ValueError(
                 f"no design of the batch that begins with {targets[0].name} has a probability "
@@ -341,7 +356,7 @@ class Designer(ConditionalSampler):
                 "or set a larger batch_size"
             )
             try:
-                batch = self.method.run(self, self.goal, targets, range(start, end), key)
+                batch = self.method.run(self, goal, targets, range(start, end), key)
             except NoMassError as error:
                 raise problem from error
             weight = batch.log_weight
@@ -371,6 +386,19 @@ class Designer(ConditionalSampler):
             found = self.longest_match(bases(tokens[designed]) for tokens in batch.tokens)
             columns["longest_match"] = found.tolist()
         return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
+
+    def resampled(self, designs: Designs, count: int, seed: int) -> Designs:
+        """`count` of the designs of one template, drawn in proportion to their weights, with beta
+        `refined` on them."""
+        rewards = np.array([design.reward for design in designs])
+        log_weight = np.array([design.log_weight for design in designs])
+        beta = self.goal.beta
+        more = refined(rewards, log_weight, beta, self.levels.get("0"))
+        uniform = resampling_uniform(seed, 0)
+        chosen = systematic_resample(log_weight + more * rewards, count, uniform)
+        found = Designs(designs[i] for i in chosen)
+        found.beta = beta + more
+        return found
 
     def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
         """What `facts` says of each design and the bound on its log-probability, rounded."""

@@ -9,6 +9,7 @@ import torch
 from dnadiff.design.generate import SampleBatch, effective_size
 from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.design.method.metropolis import Metropolis, Move
+from dnadiff.design.pilot import refined
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Fraction, PositiveInt, checked
 
@@ -32,7 +33,8 @@ class ResampleMove(DesignMethod):
     p(x) exp(beta r(x)) as the population grows, and the mean weight is an unbiased estimate of its
     normalizing constant for a population of any size. Otherwise the designs have no weights: the
     samples that a population begins with have another distribution than the one that its moves
-    leave unchanged.
+    leave unchanged. Their last stage always resamples, so that no weights are lost, and its beta is
+    `refined` if a pilot chose it.
 
     Args:
         num_stages: steps of beta.
@@ -72,14 +74,21 @@ class ResampleMove(DesignMethod):
             x = x[ancestors.to(x.device)]
         move = Move(run, self.num_positions, self.num_groups)
         value = run.rewards(x)
-        rise = run.goal.beta / self.num_stages
+        weighted = self.supports_weights(run.generator.sampler, x.shape[1])
+        goal = run.goal
+        rise = goal.beta / self.num_stages
+        more = 0.0
         for stage in range(self.num_stages):
             log_weight = log_weight + rise * value
-            if effective_size(log_weight.cpu().numpy()) < self.threshold * len(x):
+            last = stage + 1 == self.num_stages and not weighted
+            if last:
+                weights = log_weight.cpu().numpy()
+                more = refined(value.cpu().numpy(), weights, goal.beta, goal.level)
+                log_weight = log_weight + more * value
+            if last or effective_size(log_weight.cpu().numpy()) < self.threshold * len(x):
                 ancestors, log_weight = run.resampled(log_weight, stage)
                 x = x[ancestors.to(x.device)]
                 value = value[ancestors.to(value.device)]
             for number in range(stage * self.num_moves, (stage + 1) * self.num_moves):
-                x, value = move(x, value, rise * (stage + 1), number)
-        weighted = self.supports_weights(run.generator.sampler, x.shape[1])
+                x, value = move(x, value, rise * (stage + 1) + more, number)
         return run.batch(x, value, log_weight if weighted else None)

@@ -23,7 +23,8 @@ class SMC(Stepwise):
     the size of the batch, the particles are drawn again in proportion to their weights, by
     systematic resampling: particles with a large weight are copied, others dropped. Their weights
     are then equal, and keep the estimate of the normalizing constant, so that populations of
-    several batches can be combined. A population of one has nothing to be drawn from, and is not
+    several batches can be combined. With a sampler that supports no weights they are drawn again
+    after the last step too. A population of one has nothing to be drawn from, and is not
     steered. Reward calls per design: steps / `every`.
 
     Args:
@@ -54,19 +55,21 @@ class SMC(Stepwise):
         run = step.run
         particles = step.moved(step.drawn(step.log_probs_now, "token", run.generation))
         log_weight = particles.log_weight
-        if (
-            bool(step.done.all())
-            or not bool(step.evaluated.any())
-            or log_weight.isneginf().all()
-            or effective_size(log_weight.cpu().numpy()) >= self.threshold * len(log_weight)
-        ):
+        if not bool(step.evaluated.any()) or log_weight.isneginf().all():
+            return particles
+        if bool(step.done.all()):  # records have the weights, or nothing has
+            kept = run.generator.sampler.supports_weights(step.now.shape[1]) or not self.threshold
+        else:
+            effective = effective_size(log_weight.cpu().numpy())
+            kept = effective >= self.threshold * len(log_weight)
+        if kept:
             return particles
         ancestors, log_weight = run.resampled(log_weight, step.index)
         if (constrained := run.prepared.constrained) is not None:
             constrained.log_mass = constrained.log_mass[ancestors.to(constrained.log_mass.device)]
         run.generation += 1
-        kept: dict[str, Any] = {
+        copied: dict[str, Any] = {
             name: None if each is None else each[ancestors.to(each.device)]
             for name, each in vars(particles).items()
         }
-        return Particles(**kept | {"log_weight": log_weight})
+        return Particles(**copied | {"log_weight": log_weight})

@@ -30,6 +30,7 @@ from dnadiff.genomics.metrics.composition import (
 
 _COLUMNS = ("reward", "log_prob", "log_weight", "longest_match")
 _NUM_SPLITS = 40  # random sets of real sequences
+_FEW_SPLITS = 10  # of unguided samples
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class DesignTable:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def gc(self) -> float:
+        """The mean GC fraction of `sequences`; a ValueError if one has no known base."""
+        return float(gc_content(self.sequences, "the designs").mean())
 
     @property
     def hamming(self) -> float | None:
@@ -145,6 +151,19 @@ class DesignComparison:
     design_gc: ndarray
     real_gc: ndarray
     num_compared: int
+
+
+def sixmer_distance(
+    designs: Sequence[ndarray], unguided: Sequence[ndarray], seed: int
+) -> tuple[float, float] | None:
+    """Jensen-Shannon divergence in bits of the 6-mers of designs from unguided samples, and that of
+    as many unguided samples from the others; None for fewer than 4 or for shorter ones."""
+    if len(unguided) < 4 or min(map(len, [*designs, *unguided])) < KMER_LENGTHS[-1]:
+        return None
+    sets = RandomSets.draw(len(designs), len(unguided), _FEW_SPLITS, seed)
+    ours, theirs = (kmer_counts(x, KMER_LENGTHS[-1], False) for x in (designs, unguided))
+    found = sets.distance(jensen_shannon, ours, theirs)
+    return found.samples, found.baseline
 
 
 def compare_designs(

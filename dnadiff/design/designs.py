@@ -1,0 +1,202 @@
+"""The file of designs: a file of samples whose records have rewards, with unguided samples of the
+same model next to it, and an inverse temperature that these may choose."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy import ndarray
+
+from dnadiff.design.generate import SampleBatch
+from dnadiff.design.method.base import Designer
+from dnadiff.design.pilot import Beta, Choice, Pilot, refined
+from dnadiff.design.samples import SampleJob, numbers_of, record_of
+from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.genomics.metrics.designs import DesignTable, sixmer_distance
+from dnadiff.jobs.job import Result
+from dnadiff.jobs.journal import is_compressed
+from dnadiff.progress import log
+from dnadiff.store.disk import write_bytes
+
+
+def unguided_path(output: Path) -> Path:
+    """The file of the unguided samples next to a file of designs: `x.unguided.fa` of `x.fa.gz`."""
+    name, _, kind = output.name.removesuffix(".gz").rpartition(".")
+    return output.with_name(f"{name}.unguided.{kind}")
+
+
+@dataclass(eq=False, kw_only=True)
+class DesignJob(SampleJob):
+    """The designs of a request.
+
+    Args:
+        generator: with a `beta` that is replaced by the chosen one.
+        beta: as given.
+        pilot: number of unguided samples; 0 makes none.
+        design: what the JSON file says of the reward and the method.
+        page: writes the page of designs.
+    """
+
+    generator: Designer
+    beta: Beta
+    pilot: int
+    design: JsonMap
+    page: Callable[[], object] | None = None
+    mass = "log normalizing constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.side_files = [unguided_path(self.output)] if self.pilot else []
+        self.totals |= {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0, "pilot": None}
+        if self.design["beta"] is None:  # not used; what was the default
+            self.earlier = {"beta": lambda: (10.0,)}
+        self._records = ""
+        self._more = 0.0  # what resampling adds to beta, on average over the templates
+
+    @property
+    def steps(self) -> None:
+        """Methods make more network calls than a sampler."""
+
+    @property
+    def choice(self) -> Choice:
+        """What the pilot chose."""
+        return Choice(**self.prepared["choice"])
+
+    @property
+    def made(self) -> JsonMap:
+        chosen = {"beta": float(f"{self.choice.beta:.6g}")} if self.beta.is_automatic else {}
+        return {**self.header_of_records, **chosen}
+
+    def tuned(self) -> Designer:
+        return self.generator.with_choice(self.choice)
+
+    def prepare(self) -> Json:
+        """The choice of beta, the records of the unguided samples, and what the JSON file says of
+        them."""
+        generator = self.generator
+        reward = generator.goal.reward
+        pilot = Pilot.of(generator, reward, self.request, self.pilot, self.seed, self.batch_size)
+        records = b"".join(
+            record_of(self.output, f"unguided_{i}", design, {**target.about, **vars(design)})
+            for i, (target, design) in enumerate(zip(pilot.targets, pilot.designs), 1)
+        )
+        return {
+            "choice": pilot.chosen(self.beta, reward.name)._asdict(),
+            "unguided": pilot.summary() if self.pilot else None,
+            "records": records.decode(),
+        }
+
+    def begin(self) -> None:
+        super().begin()
+        if self.totals["pilot"] is None:
+            # Drawn now or, for shards, when they were started.
+            start = time.monotonic()
+            found = self.prepared or self.prepare()
+            self._records = found["records"]
+            self.totals["pilot"] = {key: found[key] for key in ("choice", "unguided")}
+            self.totals["seconds"] += time.monotonic() - start
+        self.prepared = self.totals["pilot"]
+        if self.beta.is_automatic:
+            log.info(f"beta: {self._chosen()}")
+
+    def _chosen(self) -> str:
+        choice = self.choice
+        number = self.prepared["unguided"]["number"]
+        of = f"of {number:,} unguided samples"
+        if not choice.levels:
+            return f"{choice.beta:.4g}, {self.beta.number:g} / standard deviation {of}"
+        level = np.mean([*choice.levels.values()])
+        return (
+            f"{choice.beta:.4g}, for a mean reward of {level:.4g}, quantile {self.beta.number:g} "
+            f"{of} (effective sample size {choice.effective:.1f})"
+        )
+
+    def fold(self, result: Result) -> tuple[bytes, int]:
+        if self._records:  # with the first designs: nothing is left of a run without any
+            write_bytes(unguided_path(self.output), self._records.encode())
+            self._records = ""
+        totals = self.totals
+        for key in ("reward_sum", "reward_calls"):
+            totals[key] += result.about[key]
+        best, new = totals["reward_best"], result.about["reward_best"]
+        totals["reward_best"] = new if best is None else max(best, new)
+        return super().fold(result)
+
+    def totals_of(self, batch: SampleBatch) -> JsonDict:
+        assert batch.rewards is not None
+        rewards = {
+            "reward_sum": float(batch.rewards.sum()),
+            "reward_best": float(batch.rewards.max()),
+        }
+        return super().totals_of(batch) | rewards | {"reward_calls": batch.reward_calls}
+
+    def weights(self, collected: Path) -> ndarray:
+        found = super().weights(collected)
+        choice = self.choice
+        if self.resampled is None or not choice.levels:
+            return found
+        rewards = numbers_of(collected, "reward", is_compressed(self.output))
+        log_weight, rewards = (x.reshape(-1, self.request.each) for x in (found, rewards))
+        levels = [choice.levels.get(str(group)) for group in range(len(rewards))]
+        of_groups = zip(rewards, log_weight, levels)
+        more = [refined(r, w, choice.beta, level) for r, w, level in of_groups]
+        self._more = float(np.mean(more))
+        return (log_weight + np.array(more)[:, None] * rewards).ravel()
+
+    def finish(self, collected: Path) -> JsonDict:
+        content = super().finish(collected)
+        totals = self.totals
+        reward = {
+            "mean": totals["reward_sum"] / len(self.request),
+            "best": totals["reward_best"],
+        }
+        design: JsonDict = {"calls": totals["reward_calls"]}
+        if self.resampled is not None:  # of the records written
+            design["proposals"] = reward
+            written = numbers_of(self.output, "reward", is_compressed(self.output))
+            reward = {"mean": float(written.mean()), "best": float(written.max())}
+        unguided = totals["pilot"]["unguided"]
+        if self.model.tokenizer.vocab.complement is not None:
+            ours = DesignTable.read(self.output, content["records"])
+            design |= {"distinct": ours.num_distinct, "gc": ours.gc}
+            if unguided is not None:
+                theirs = DesignTable.read(unguided_path(self.output), unguided["number"])
+                distance = sixmer_distance(ours.sequences, theirs.sequences, self.seed)
+                design["js_6"], js_6 = distance or (None, None)
+                unguided = {**unguided, "gc": theirs.gc, "js_6": js_6}
+        if self.beta.is_automatic:
+            choice = self.choice
+            levels = [*choice.levels.values()]
+            design["steering"] = {
+                "beta": choice.beta + self._more,
+                "beta_of_pilot": choice.beta,
+                "level": float(np.mean(levels)) if levels else None,
+                "effective_size": choice.effective,
+                "sd": choice.sd,
+            }
+        content["design"] = {**self.design, **reward, **design}
+        if unguided is not None:
+            content["unguided"] = unguided
+        return content
+
+    def after(self) -> None:
+        if self.page is not None:
+            self.page()
+
+    def found_complete(self) -> None:
+        super().found_complete()
+        self.after()
+
+    def table(self) -> dict[str, str]:
+        design = self.content["design"]
+        unguided = self.content.get("unguided")
+        each = design["calls"] / len(self.request)
+        rows = {"reward": f"{design['mean']:.4f} on average, {design['best']:.4f} at best"}
+        if unguided:
+            of = f"{unguided['number']:,} samples, {unguided['network_calls']:,} network calls"
+            rows["unguided"] = f"{unguided['reward']['mean']:.4f} on average ({of})"
+        if self.beta.is_automatic:
+            rows["beta"] = self._chosen()
+        return rows | {"reward calls": f"{design['calls']:,} ({each:.1f} for each design)"}
