@@ -233,10 +233,14 @@ class MambaBackbone(Backbone):
         stream = self.embedded(ids, cond)
         branch = None
         tensors = list[Tensor]()
+        scan = self.scan
+        weight = self.embedding.weight
+        if SCANS[choose(scan, weight.device.type, weight.dtype)].lacks_states:
+            scan = "portable"
         for number, layer in enumerate(self.layers):
             stream, hidden, gate = layer.enter(stream, branch, condition)
             past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
-            mixed, past, h = layer.mixer.carry(hidden, past, h, valid, self.scan)
+            mixed, past, h = layer.mixer.carry(hidden, past, h, valid, scan)
             branch = mixed if gate is None else gate * mixed
             tensors += [past, h]
         return stream, branch, State(tensors, (0 if state is None else state.length) + ids.shape[1])
@@ -385,31 +389,12 @@ class Mamba(MambaBackbone, CausalBackbone):
     def step(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        self.check_inputs(ids[:, None], None, cond)
-        if state is None:
-            zero = (layer.mixer.fwd.initial_state(len(ids)) for layer in self.layers)
-            state = State([x for pair in zero for x in pair])
-        condition = self.conditioned(None, cond)
-        stream = self.embedded(ids[:, None], cond)[:, 0]
-        tensors: list[Tensor] = []
-        for number, layer in enumerate(self.layers):
-            hidden = layer.norm(stream).to(layer.norm.weight.dtype)
-            gate = None
-            if condition is not None:
-                shift, scale, gate = (x[:, 0] for x in layer.adaLN_modulation(condition))
-                hidden = modulate(hidden, shift, scale)
-            past, h = state.tensors[2 * number : 2 * number + 2]
-            change, past, h = layer.mixer.step(hidden, past, h)
-            stream = stream + (change if gate is None else (1 + gate) * change)
-            tensors += [past, h]
-        return self.norm_f(stream).to(self.norm_f.weight.dtype), State(tensors, state.length + 1)
+        found, state = self.read(ids[:, None], state, cond)
+        return found[:, 0], state
 
     def read(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
         self.check_inputs(ids, None, cond)
-        weight = self.embedding.weight
-        if SCANS[choose(self.scan, weight.device.type, weight.dtype)].lacks_states:
-            return super().read(ids, state, cond)
         stream, branch, state = self.carried(ids, state, cond, None)
         return self.normalized(stream, branch), state

@@ -127,34 +127,6 @@ class Direction(nn.Module):
         A = -torch.exp(at_least_float32(self.A_log))
         return ScanInputs(x, delta, A, B, C, self.D, self.dt_bias)
 
-    def initial_state(self, batch_size: int) -> tuple[Tensor, Tensor]:
-        """The state of `step` before the first position: the last K - 1 inputs (B, K-1, E) and the
-        states (B, E, N), all zero.
-
-        The states are at least float32: in bfloat16 a decay just below 1 rounds to 1, and sums over
-        many positions stop changing.
-        """
-        width, taps = self.conv_weight.shape
-        wide = torch.promote_types(self.A_log.dtype, torch.float32)
-        past = self.conv_weight.new_zeros(batch_size, taps - 1, width)
-        return past, self.A_log.new_zeros(batch_size, width, self.d_state, dtype=wide)
-
-    def step(self, x: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One position of the forward direction in plain PyTorch: x (B, E) -> output (B, E), and
-        the new state."""
-        window = torch.cat([past, x[:, None]], dim=1)  # (B, K, E)
-        x = nn.functional.silu(self.conv_bias + (window * self.conv_weight.T).sum(1))
-        low, B, C = nn.functional.linear(x, self.x_proj.weight).split(
-            [self.dt_rank, self.d_state, self.d_state], dim=-1
-        )
-        step = nn.functional.softplus(
-            nn.functional.linear(low, self.dt_weight).to(h.dtype) + self.dt_bias.to(h.dtype)
-        )
-        decay = torch.exp(step[..., None] * -torch.exp(self.A_log.to(h.dtype)))
-        h = decay * h + (step * x.to(h.dtype))[..., None] * B[:, None, :].to(h.dtype)  # (B, E, N)
-        y = (h * C[:, None, :].to(h.dtype)).sum(-1) + (self.D * x).to(h.dtype)
-        return y.to(x.dtype), window[:, 1:], h
-
 
 class ForwardMixer(nn.Module, ABC):
     """What `UniMamba` and `BiMamba` share: the forward direction over one piece of a sequence after
@@ -235,12 +207,6 @@ class UniMamba(ForwardMixer):
         before, _ = others.edges(x, x, self.fwd.conv_weight.shape[1])
         (y,) = others.scans([self.fwd.inputs(x, valid, scan, before)], scan)
         return self._out(y, z, scan)
-
-    def step(self, hidden: Tensor, past: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """One position: hidden (B, D) -> (B, D), and the new state of `Direction.step`."""
-        x, z = nn.functional.linear(hidden, self.in_proj.weight).chunk(2, dim=-1)
-        y, past, h = self.fwd.step(x, past, h)
-        return nn.functional.linear(y * nn.functional.silu(z), self.out_proj.weight), past, h
 
 
 class BiMamba(ForwardMixer):
