@@ -5,11 +5,11 @@ from typing import Literal
 
 from dnadiff.fields import PositiveInt
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
+from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, ShardedOptions
 from dnadiff.options.command import command
 
 
-class EmbedOptions(ShardedOptions):
+class EmbedOptions(PlacedOptions, ShardedOptions):
     """The network's features of each sequence, for classifiers, clustering and search.
 
         python -m dnadiff.embed checkpoint=RUN input=x.fa output=e.npz
@@ -21,16 +21,8 @@ class EmbedOptions(ShardedOptions):
     """
 
     checkpoint: Checkpoint
-    input: str | list[str]
-    """FASTA, plain or gzip; with genome: BED, GTF or GFF file, chrom:first-last (1-based), or a
-    list of these"""
-    genome: str | None = None
-    """FASTA, 2bit or GenBank file with the regions"""
-    feature: str | None = None
-    """rows of a GTF or GFF file with this third column, null: all"""
-    alignment: str | None = None
-    """of related genomes, made for this genome (docs/related_genomes.md); for models that read one
-    """
+    input: str | list[str] | None = None
+    """FASTA, plain or gzip; with genome also what regions= takes"""
     output: str | None = None
     """.npz, .parquet or .h5ad; null: embeddings.npz in the run folder"""
     pool: Literal["mean", "max", "none"] = "mean"
@@ -56,7 +48,7 @@ def embed(options: EmbedOptions) -> list[Job]:
 
     output = options.output_path("embeddings.npz")
     writer_of(output, options.pool)
-    if options.genome is None and not isinstance(options.input, str):
+    if isinstance(options.input, list) and options.genome is None:
         raise ValueError(
             f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"
         )
@@ -66,8 +58,10 @@ def embed(options: EmbedOptions) -> list[Job]:
             f"input is read as DNA, but {model.path} was trained on text; give a model of DNA"
         )
     model.denoiser.to(options.device)
-    fasta, regions = (options.input, None) if options.genome is None else (None, options.input)
-    source = options.into(open_input, fasta=fasta, regions=regions, key="input")
+    placed = {"fasta": options.input}
+    if options.genome is not None and options.regions is None:
+        placed = {"fasta": None, "regions": options.input, "key": "input"}
+    source = options.into(open_input, **placed)
     source.align(model.columns_for(options.alignment))
     return [options.into(EmbedJob, model=model, source=source, output=output)]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from dnadiff.fields import Json, Natural
-from dnadiff.options.base import Group, Result, ShardedOptions, group
+from dnadiff.options.base import Group, RegionOptions, Result, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
 from dnadiff.store.address import expand_user
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SHOWN = 40  # records in the table
 
 
-class GenomeOptions(ShardedOptions):
+class GenomeOptions(RegionOptions, ShardedOptions):
     """Pack a genome into the cache, verify or describe it, or extract regions of it.
 
     python -m dnadiff.genome data.path=my.fa.gz                       lengths, GC, N, soft-masked
@@ -41,10 +41,6 @@ class GenomeOptions(ShardedOptions):
     data: Group = group("fasta")
     action: Literal["describe", "pack", "verify", "extract"] = "describe"
     """pack, verify, extract"""
-    regions: str | list[str] | None = None
-    """extract: a BED, GTF or GFF file, chr:first-last, a record, or a list of these"""
-    feature: str | None = None
-    """extract: third column of the GTF or GFF rows that are wanted"""
     output: str | None = None
     """extract: the FASTA file; describe and pack: a JSON file, null: none"""
     seed: Natural = 1
@@ -57,8 +53,8 @@ class GenomeOptions(ShardedOptions):
             )
         if self.output is not None and self.action == "verify":
             raise ValueError("action=verify writes no file; leave output out")
-        for key in ("regions", "feature") if self.action != "extract" else ():
-            if getattr(self, key) is not None:
+        for key in ("regions", "feature", "spliced") if self.action != "extract" else ():
+            if getattr(self, key):
                 raise ValueError(
                     f"{key} belongs to action=extract; leave it out, or set action=extract"
                 )

@@ -8,15 +8,15 @@ from pydantic import model_validator
 from dnadiff.fields import Name, PositiveInt, as_list
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, ShardedOptions
+from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
-PLACES = ("genome", "regions", "feature", "alignment")
+PLACES = ("genome", "regions", "feature", "spliced", "alignment")
 
 
-class PredictOptions(ShardedOptions):
+class PredictOptions(PlacedOptions, ShardedOptions):
     """Class probabilities or values of new sequences by the networks of a fine-tuned run.
 
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=x.fa output=p.tsv
@@ -37,15 +37,6 @@ class PredictOptions(ShardedOptions):
     checkpoint: Checkpoint
     input: str | None = None
     """FASTA, or a table (.csv, .tsv, .parquet), plain or gzip; or genome and regions"""
-    genome: str | None = None
-    """FASTA, 2bit or GenBank file with the regions"""
-    regions: str | list[str] | None = None
-    """BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"""
-    feature: str | None = None
-    """rows of a GTF or GFF file with this third column, null: all"""
-    alignment: str | None = None
-    """of related genomes, made for this genome (docs/related_genomes.md); for networks that read
-    one"""
     sequence_column: str = "sequence"
     """of a table; with labels, metrics are printed and written"""
     name_column: str | None = None
@@ -99,7 +90,7 @@ def predict(options: PredictOptions) -> list[Job]:
     model = ensemble.load(options.checkpoint, options.trust, options.device)
     alignment = model.columns_for(options.alignment)
     source = None
-    given = {k: v for k, v in options.only(*PLACES).items() if v not in (None, "none")}
+    given = {k: v for k, v in options.only(*PLACES).items() if v not in (None, "none", False)}
     if given or options.input is None:
         source = options.into(predictions.open_input, fasta=options.input)
         source.align(alignment)

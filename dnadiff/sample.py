@@ -9,7 +9,7 @@ from annotated_types import Interval
 from pydantic import model_validator
 
 from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveFraction, PositiveInt
-from dnadiff.options.base import Group, ModelOptions, ShardedOptions, group
+from dnadiff.options.base import Group, ModelOptions, PlacedOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.objects import PACKAGE, build, check, without_key
@@ -28,12 +28,12 @@ VALUES = (
     *("gc", "resample", "proposals", "write"),
 )
 CONDITIONS = (
-    *("motif", "prompt", "label", "feature", "template", "infill", "genome"),
+    *("motif", "prompt", "label", "feature", "spliced", "template", "infill", "genome"),
     *("start", "start_t", "regions", "alignment", "input"),
 )
 
 
-class SampleOptions(ModelOptions, ShardedOptions):
+class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions):
     """Write synthetic sequences from a trained model.
 
     python -m dnadiff.sample checkpoint=RUN num_samples=100 length=512 output=samples.fa
@@ -82,13 +82,6 @@ class SampleOptions(ModelOptions, ShardedOptions):
     """BED (or GTF, GFF, chr1:1001-2000) of intervals to design again"""
     regions: str | list[str] | None = None
     """as infill, without flanks: sequences of their lengths, guided by the columns of alignment="""
-    feature: str | None = None
-    """infill, regions: rows of a GTF or GFF file with this third column; null: all"""
-    genome: str | None = None
-    """intervals (BED) and their genome (FASTA): designs conditioned on the real flanks"""
-    alignment: str | None = None
-    """of related genomes, made for genome= (docs/related_genomes.md): its columns guide the bases;
-    for models that read one"""
     write: Literal["window", "designed"] = "window"
     """infill: window (with flanks) or designed (without)"""
     gc: Annotated[float, Interval(gt=0, lt=1)] | None = None
@@ -154,6 +147,7 @@ class SampleOptions(ModelOptions, ShardedOptions):
             ("infill", "template"),
             ("infill", "prompt"),
             ("infill", "motif"),
+            ("infill", "spliced"),
             *(("regions", key) for key in ("infill", "template", "prompt", "motif", "length")),
         ):
             if getattr(self, one) is not None and getattr(self, other):
@@ -180,11 +174,12 @@ class SampleOptions(ModelOptions, ShardedOptions):
                 f"start_t {self.start_t} is the noise added to sequences of start=, without a "
                 "reward; set start=x.fa, or leave start_t out"
             )
-        if self.feature is not None and intervals is None:
-            raise ValueError(
-                "feature chooses rows of a GTF or GFF file of infill=; give infill and genome, or "
-                "leave feature out"
-            )
+        for key in ("feature", "spliced") if intervals is None else ():
+            if getattr(self, key):
+                raise ValueError(
+                    f"{key} is for rows of a GTF or GFF file of infill= or regions=; give one and "
+                    f"genome=, or leave {key} out"
+                )
         return self
 
 
@@ -240,8 +235,8 @@ def sample(options: SampleOptions) -> list[Job]:
     index = None
     if options.copies:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
-    optional = options.only("start", "start_t", "feature", "regions")
-    optional = {k: v for k, v in optional.items() if v is not None}
+    optional = options.only("start", "start_t", "feature", "spliced", "regions")
+    optional = {k: v for k, v in optional.items() if v not in (None, False)}
     if options.input is not None:
         optional |= options.only("input", "length_beam", "num_draws")
         optional["num_samples"] = request.each
@@ -252,7 +247,10 @@ def sample(options: SampleOptions) -> list[Job]:
         "gc": gc,
         "template": content(options.template),
         "infill": content(options.infill),
-        **{k: v if k in ("start_t", "feature") else content(v) for k, v in optional.items()},
+        **{
+            k: v if k in ("start_t", "feature", "spliced") else content(v)
+            for k, v in optional.items()
+        },
         **({"alignment": request.alignment.identity} if request.alignment else {}),
         "genome": None if request.genome is None else request.genome.digest,
         "lengths": [low, high],
@@ -346,7 +344,7 @@ def sample(options: SampleOptions) -> list[Job]:
             resampled=options.num_samples if resample else None,
             settings=settings_of_output,
             started=sampler,
-            inputs={k: v for k, v in options.only(*CONDITIONS).items() if v is not None},
+            inputs={k: v for k, v in options.only(*CONDITIONS).items() if v not in (None, False)},
             index=index,
             **of_design,
         )
@@ -417,7 +415,9 @@ def make_request(options: SampleOptions, model: Model) -> Request:
     intervals = options.regions or options.infill
     alignment = model.loaded.columns_for(options.alignment)
     if intervals is not None and options.genome is not None:
-        genome, regions = requests.read_intervals(options.genome, intervals, options.feature)
+        genome, regions = options.into(
+            requests.read_intervals, genome_path=options.genome, infill=intervals
+        )
         if alignment is not None:
             alignment.check(genome, regions)
     if options.regions is not None:

@@ -4,12 +4,12 @@ and the information content of each base."""
 from dnadiff.fields import PositiveInt
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import ModelOptions, ShardedOptions
+from dnadiff.options.base import ModelOptions, PlacedOptions, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 
-class ScoreOptions(ModelOptions, ShardedOptions):
+class ScoreOptions(PlacedOptions, ModelOptions, ShardedOptions):
     """The likelihood of each record of a FASTA file or region of a genome, and the information
     content of each base.
 
@@ -28,15 +28,6 @@ class ScoreOptions(ModelOptions, ShardedOptions):
 
     input: str | None = None
     """FASTA, plain or gzip; or genome and regions"""
-    genome: str | None = None
-    """FASTA, 2bit or GenBank file with the regions"""
-    regions: str | list[str] | None = None
-    """BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"""
-    feature: str | None = None
-    """rows of a GTF or GFF file with this third column, null: all"""
-    alignment: str | None = None
-    """of related genomes, made for this genome (docs/related_genomes.md); for models that read one
-    """
     output: str | None = None
     """null: scores.tsv in the run folder"""
     window: PositiveInt | None = None

@@ -163,6 +163,20 @@ def test_sequences_of_a_region_follow_its_columns(start, regions, tmp_path):
     assert len({*free}) == 9 and {len(text) for text in free} == {90}
 
 
+def test_sequences_of_a_transcript_follow_the_columns_of_its_exons(start, tmp_path):
+    blocks = "2\t30,20\t0,60"
+    rows = (f"chr\t100\t180\tt\t0\t{s}\t100\t180\t0\t{blocks}\n" for s in "+-")
+    (tmp_path / "t.bed").write_text("".join(rows))
+    given = "regions=t.bed", "spliced=true", "num_samples=1", "output=s.fa"
+    status, _, err = start("sample", *given, alignment="named.aln")
+    assert status == 0, err
+    forward, reverse = read_sequences(tmp_path / "s.fa")
+    spliced = NAMED[100:130] + NAMED[160:180]
+    assert forward.sequence.decode() == spliced and forward.name == "chr:101-180(+)_1"
+    assert reverse.sequence == reverse_complement(spliced.encode())
+    assert json.loads((tmp_path / "s.fa.json").read_text())["settings"]["spliced"] is True
+
+
 def test_infill_keeps_the_flanks_and_follows_the_columns(start, tmp_path):
     given = "infill=chr:101-120", "num_samples=2", "length=64", "output=i.fa"
     status, _, err = start("sample", *given, alignment="named.aln")
@@ -197,6 +211,7 @@ def test_python_reads_the_same_columns(run, world, start, regions, tmp_path):
             ["regions=chr:1-90", "infill=chr:1-9", "alignment={}/x.aln"],
             "regions and infill exclude each other",
         ),
+        ("sample", ["infill=chr:1-9", "spliced=true"], "infill and spliced exclude each other"),
         ("sample", ["regions=chr:1-90", "length=9", "alignment={}/x.aln"], "exclude each other"),
     ],
 )
@@ -291,6 +306,26 @@ def test_predict_reads_regions_and_records_with_their_columns(classifier, world,
     assert (tmp_path / "s.tsv").read_bytes() == (tmp_path / "o.tsv").read_bytes()
 
 
+def test_a_spliced_transcript_is_predicted_as_its_sequence_and_columns(
+    classifier, world, cli, tmp_path
+):
+    (tmp_path / "t.bed").write_text("chr\t100\t160\tt\t0\t-\t100\t160\t0\t2\t20,10\t0,50\n")
+    model, aligned = f"checkpoint={classifier}", f"alignment={world / 'depth.aln'}"
+    given = f"genome={world / 'g.fa'}", "regions=t.bed", "spliced=true", "output=p.tsv"
+    status, _, err = cli("predict", model, aligned, *given)
+    assert status == 0, err
+    [row] = rows(tmp_path / "p.tsv")
+    text = reverse_complement((TEXT[100:120] + TEXT[150:160]).encode()).decode()
+    assert [row["name"], row["length"]] == ["chr:101-160(-)", "30"]
+    stored, python = Alignment.open(world / "depth.aln"), dnadiff.load(classifier, device="cpu")
+    columns = [stored.columns("chr", *part, True) for part in ((150, 160), (100, 120))]
+    (value,) = python.predict([text], columns=[np.concatenate(columns)]).combined[:, 0]
+    p = float(row["p_coding"])
+    np.testing.assert_allclose(np.exp(value), p, atol=1e-5)
+    about = json.loads((tmp_path / "p.tsv.json").read_text())
+    assert about["inputs"]["spliced"] is True
+
+
 def test_predictions_that_do_not_fit_are_one_line(classifier, world, cli, tmp_path):
     (tmp_path / "t.csv").write_text("sequence\nACGTACGT\n")
     model, genome = f"checkpoint={classifier}", f"genome={world / 'g.fa'}"
@@ -301,7 +336,6 @@ def test_predictions_that_do_not_fit_are_one_line(classifier, world, cli, tmp_pa
         (["input=t.csv", f"alignment={world / 'x.aln'}"], "t.csv"),
         ([], "input is missing"),
         (["regions=chr:1-90"], "needs genome=g.fa"),
-        (["regions=chr:1-9", genome, "track=x.bedgraph"], "coordinates of the records of input="),
     ):
         status, _, err = cli("predict", model, *arguments, "output=p.tsv")
         assert status != 0 and problem in err.splitlines()[-1], err

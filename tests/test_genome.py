@@ -84,6 +84,12 @@ def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
     (tmp_path / "r.gtf").write_text(
         'chr1\tx\tCDS\t5\t8\t.\t-\t0\tgene_id "g1"\nchr1\tx\texon\t1\t2\t.\t+\t.\tgene_id "g2"\n'
     )
+    (tmp_path / "t.gtf").write_text(
+        "".join(
+            f'chr1\tx\texon\t{first}\t{last}\t.\t-\t.\ttranscript_id "t1"\n'
+            for first, last in ((11, 12), (4, 6))
+        )
+    )
     expected = [
         ("chr1:1-4", "one", "ACGT"),
         ("chr1:3-6(-)", "two", "gtAC"),
@@ -92,6 +98,7 @@ def test_regions_of_every_kind_give_their_sequences(cli, fasta, tmp_path):
     for regions, records in {
         "regions=r.bed": expected,
         "regions=r.gtf feature=CDS": [("chr1:5-8(-)", "g1", "acgt")],
+        "regions=t.gtf spliced=true": [("chr1:4-12(-)", "t1", "CCgtA")],
         "regions='chr1:5-8'": [("chr1:5-8", "", "acgt")],
         "regions=['chr1:9-12:-',r.bed]": [("chr1:9-12(-)", "", "CCNN"), *expected],
         "regions=chr1": [("chr1:1-14", "", "ACGTacgtNNGGGG")],
@@ -149,6 +156,7 @@ def test_a_long_region_is_wrapped_in_pieces(cli, tmp_path, monkeypatch):
             "action=extract regions=bad.bed output=o.fa",
             "bad.bed: line 2 has the region chr1:5-5, whose end is not after its start",
         ),
+        ("spliced=true", "spliced belongs to action=extract"),
         ("regions=chr1", "regions belongs to action=extract"),
         ("action=verify output=v.json", "action=verify writes no file; leave output out"),
         ("data.iupac=no", "iupac 'no' is not known; choose one of unknown, refuse"),

@@ -169,10 +169,12 @@ class Alignment:
     def batch(self, regions: Sequence[Region]) -> NDArray[np.float32]:
         """The columns `(B, L, CHANNELS)` of regions, each on its strand; zeros after the end of a
         region that is shorter than the longest. Errors as of `columns`."""
-        longest = max(region.end - region.start for region in regions)
+        longest = max(region.size for region in regions)
         found = np.zeros((len(regions), longest, CHANNELS), np.float32)
-        for row, (chrom, start, end, _, strand) in zip(found, regions):
-            row[: end - start] = self.columns(chrom, start, end, strand == "-")
+        for row, region in zip(found, regions):
+            row[: region.size] = region.joined(
+                lambda chrom, start, end, strand: self.columns(chrom, start, end, strand == "-")
+            )
         return found
 
     def codes(self, record: str, start: int, end: int) -> Codes:

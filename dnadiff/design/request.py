@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +20,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, check_value
-from dnadiff.formats.regions import Region, read_regions
+from dnadiff.formats.regions import Region, names_of, read_regions
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.progress import log
 from dnadiff.store.address import shown
@@ -493,7 +492,8 @@ class Infill(Request):
         genome: the genome.
         regions: the intervals; one that is longer than `length` is a ValueError.
         each: designs for each interval.
-        length: bases that the network reads; None: those of the interval alone.
+        length: bases that the network reads; None: those of the interval alone, which may be
+            spliced.
         whole: write whole windows; False writes only the designed part.
         alignment: whose columns guide the designs; None: none.
     """
@@ -516,38 +516,31 @@ class Infill(Request):
         self.length = length
         self.whole = whole
         self.alignment = alignment
-        lengths = [
-            min(length or region.end - region.start, genome.lengths[region.chrom])
-            for region in regions
-        ]
+        lengths = [min(length or region.size, genome.lengths[region.chrom]) for region in regions]
         self.lengths = min(lengths), max(lengths)
-        self.names: list[str] = []
-        count = Counter[str]()
-        for region in regions:
-            name = f"{region.chrom}:{region.start + 1}-{region.end}"
-            if length is not None and (size := region.end - region.start) > length:
+        self.names = names_of(regions)
+        for name, region in zip(self.names, regions):
+            if length is not None and region.size > length:
                 raise ValueError(
-                    f"infill: {name} has {size} bases, more than the {length} that are read at "
-                    "once; set length to include its flanks too"
+                    f"infill: {name} has {region.size} bases, more than the {length} that are read "
+                    "at once; set length to include its flanks too"
                 )
-            name += "" if region.strand == "." else f"({region.strand})"
-            count[name] += 1
-            self.names.append(name if count[name] == 1 else f"{name}_{count[name]}")
 
     def __getitem__(self, number: int) -> Target:
         group = number // self.each
         genome = self.genome
-        region = self.regions[group]
-        total = genome.lengths[region.chrom]
-        length = self.length or region.end - region.start
-        low, high = window_around(region.start, region.end, total, length)
-        where = (region.chrom, low, high, region.strand)
-        first = high - region.end if region.strand == "-" else region.start - low
-        last = first + region.end - region.start
-        ids = np.asarray(genome.window(*where)).astype(np.int64)
+        region = where = self.regions[group]
+        first = 0
+        if self.length is not None:
+            total = genome.lengths[region.chrom]
+            low, high = window_around(region.start, region.end, total, self.length)
+            where = region._replace(start=low, end=high)
+            first = high - region.end if region.strand == "-" else region.start - low
+        last = first + region.size
+        ids = where.joined(genome.window).astype(np.int64)
         upper = np.frombuffer(genome.tokenizer.decode(ids).encode(), np.uint8)
-        letters = upper | np.where(genome.soft_masked(*where), 0x20, 0).astype(np.uint8)
-        about = {"window": f"{region.chrom}:{low + 1}-{high}"}
+        letters = upper | np.where(where.joined(genome.soft_masked), 0x20, 0).astype(np.uint8)
+        about = {"window": f"{where.chrom}:{where.start + 1}-{where.end}"}
         if self.whole:
             about["designed"] = f"{first + 1}-{last}"
         if region.name:
@@ -557,7 +550,7 @@ class Infill(Request):
         name = f"{self.names[group]}_{number % self.each + 1}"
         columns = None
         if self.alignment is not None:
-            columns = self.alignment.columns(*where[:3], region.strand == "-")
+            columns = self.alignment.batch([where])[0]
         return Target(name, pattern, shown, (first, last), about, columns=columns)
 
 
@@ -640,11 +633,11 @@ def length_range(length: int | str) -> tuple[int, int]:
 
 
 def read_intervals(
-    genome_path: str, infill: str | list[str], feature: str | None
+    genome_path: str, infill: str | list[str], feature: str | None, spliced: bool = False
 ) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
     genome = Genome.open(genome_path)
-    regions = read_regions(infill, genome.lengths, feature)
+    regions = read_regions(infill, genome.lengths, feature, spliced)
     used = {region.chrom for region in regions}
     names = [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]
     if names:

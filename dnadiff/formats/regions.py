@@ -9,6 +9,7 @@ compared with a genome. VCF files are read without another package; BCF needs py
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -24,9 +25,12 @@ from collections.abc import (
     Sized,
 )
 from contextlib import closing
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import log
@@ -86,6 +90,7 @@ def listing(names: Collection[str], maximum: int = 8) -> str:
 
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+_TRANSCRIPT = re.compile(r'(?:^|;)\s*(?:transcript_id "([^"]+)"|Parent=([^;]+))')
 _CIRCULAR = re.compile(r"(?:^|;)\s*Is_circular=true\s*(?:;|$)")
 _GFF = (".gtf", ".gff", ".gff3")
 _UNKNOWN_STRAND = "?"  # of GFF3: the feature has a strand, which is not known
@@ -94,22 +99,50 @@ _PLACE = re.compile(r"(.+):(\d[\d,]*)-(\d[\d,]*)(?::([+-])|\(([+-])\))?")
 
 
 class Region(NamedTuple):
-    """An interval of one record, by name."""
+    """An interval of one record, by name, or a spliced transcript: blocks of it, without what is
+    between them."""
 
     chrom: str  # name of the record
     start: int  # first base, counting from 0
     end: int  # one past the last base
     name: str = ""  # fourth column of a BED file, gene_id or ID of a GTF or GFF file
     strand: str = "."  # "+", "-" or "." (not given)
+    blocks: tuple[tuple[int, int], ...] = ()  # of a spliced transcript, ascending; else none
+
+    @property
+    def size(self) -> int:
+        """Its number of bases, without introns."""
+        return sum(end - start for start, end in self.pieces())
+
+    def pieces(self, start: int = 0, end: float = math.inf) -> list[tuple[int, int]]:
+        """The intervals of the record that its bases `start` to `end` are in, in their order;
+        counted from 0 on its strand, without introns."""
+        reverse = self.strand == "-"
+        found = []
+        for low, high in sorted(self.blocks or [(self.start, self.end)], reverse=reverse):
+            first, last = max(start, 0), int(min(end, high - low))
+            if first < last:
+                found.append((high - last, high - first) if reverse else (low + first, low + last))
+            start, end = start - (high - low), end - (high - low)
+        return found
 
     def part(self, start: int, end: int) -> Region:
-        """Its bases `start` to `end`, counted from 0 on its strand."""
-        first = self.end - end if self.strand == "-" else self.start + start
-        return self._replace(start=first, end=first + end - start)
+        """Its bases `start` to `end`, as `pieces`."""
+        found = tuple(sorted(self.pieces(start, end)))
+        blocks = found if self.blocks else ()
+        return self._replace(start=found[0][0], end=found[-1][1], blocks=blocks)
+
+    def joined(self, cut: Callable[[str, int, int, str], NDArray[Any]]) -> NDArray[Any]:
+        """What `cut(chrom, start, end, strand)` returns for its pieces, one after the other."""
+        found = [cut(self.chrom, *piece, self.strand) for piece in self.pieces()]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def read_bed(
-    path: str | Path, lengths: Mapping[str, int] | None = None, skip_unknown: bool = False
+    path: str | Path,
+    lengths: Mapping[str, int] | None = None,
+    skip_unknown: bool = False,
+    spliced: bool = False,
 ) -> list[Region]:
     """Read a BED file with three or more columns, plain or gzip, in the order of the file.
 
@@ -118,11 +151,13 @@ def read_bed(
             their names (`record_of`).
         skip_unknown: skip rows of other records with a warning that names them. It is still an
             error if all rows are of other records.
+        spliced: read the blocks of BED12, columns 10 to 12.
 
     Raises:
         ValueError: naming file and line, if a row has fewer than three columns or fewer than the
             first row, positions that are not integers, an end that is not after the start, a strand
-            other than "+", "-" and ".", or is not inside a record of `lengths`.
+            other than "+", "-" and ".", or is not inside a record of `lengths`; or blocks that do
+            not cover both ends of the row.
     """
 
     def region(columns: list[str]) -> Region:
@@ -133,13 +168,37 @@ def read_bed(
         name = columns[3] if len(columns) > 3 else ""
         strand = columns[5] if len(columns) > 5 else "."
         start, end = integers(columns[1:3])
-        return Region(columns[0], start, end, name, strand)
+        blocks = blocks_of(columns, start, end) if spliced else ()
+        return Region(columns[0], start, end, name, strand, blocks)
 
     return _read(path, region, lengths, skip_unknown)
 
 
+def blocks_of(columns: list[str], start: int, end: int) -> tuple[tuple[int, int], ...]:
+    """The blocks of a row of BED12."""
+    if len(columns) < 12:
+        raise ValueError(
+            f"has {len(columns)} columns, and spliced=true reads the blocks of BED12, columns 10 "
+            "to 12; leave spliced out"
+        )
+    (count,) = integers(columns[9:10])
+    sizes, starts = (integers(cell.strip().rstrip(",").split(",")) for cell in columns[10:12])
+    found = tuple((start + first, start + first + size) for first, size in zip(starts, sizes))
+    edges = list(chain(*found))
+    counts = {count, len(sizes), len(starts)}
+    if len(counts) > 1 or edges != sorted(edges) or (edges[0], edges[-1]) != (start, end):
+        raise ValueError(
+            f"has the blocks {' '.join(columns[9:12])!r}, which are not {count} ascending blocks "
+            "from the start of the row to its end"
+        )
+    return found
+
+
 def read_gtf(
-    path: str | Path, feature: str | None = None, lengths: Mapping[str, int] | None = None
+    path: str | Path,
+    feature: str | None = None,
+    lengths: Mapping[str, int] | None = None,
+    spliced: bool = False,
 ) -> list[Region]:
     """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4,
     8). The strand "?" becomes ".".
@@ -150,11 +209,14 @@ def read_gtf(
     Args:
         feature: keep only rows with this third column ("CDS", "exon", ...); None keeps all.
         lengths: as in `read_bed`.
+        spliced: join the rows of each transcript_id or Parent to one region with this name, at the
+            place of the first of them; without a `feature` the exons.
 
     Raises:
-        ValueError: as `read_bed`.
+        ValueError: as `read_bed`; or for a transcript on both strands.
     """
     known = lengths or {}
+    feature = feature or ("exon" if spliced else None)
     circular = set[str]()
     skipped = list[Region]()
     others = dict[str, None]()
@@ -171,6 +233,13 @@ def read_gtf(
         first, last = integers(columns[3:5])
         match = _GENE_ID.search(attributes)
         name = (match[1] or match[2] or "") if match else ""
+        if spliced:
+            match = _TRANSCRIPT.search(attributes)
+            if match is None:
+                raise ValueError(
+                    f"has no transcript_id or Parent, by which spliced=true joins {feature} rows"
+                )
+            name = match[1] or match[2]
         strand = "." if columns[6] == _UNKNOWN_STRAND else columns[6]
         found = Region(columns[0], first - 1, last, name, strand)
         length = known.get(found.chrom, found.end)
@@ -195,11 +264,39 @@ def read_gtf(
             f"out, the first at {chrom}:{start + 1}-{end} "
             f"({known[chrom]} bases); records are read as linear"
         )
-    return regions
+    return _transcripts(path, regions, skipped) if spliced else regions
+
+
+def _transcripts(
+    path: str | Path, exons: Iterable[Region], skipped: Iterable[Region]
+) -> list[Region]:
+    """The transcripts of exons with their names; without those of `skipped` exons. In GFF an exon
+    may have several, separated by commas."""
+    members: dict[tuple[str, str], list[Region]] = {}
+    for exon in exons:
+        for name in exon.name.split(","):
+            members.setdefault((exon.chrom, name), []).append(exon)
+    for exon in skipped:
+        for name in exon.name.split(","):
+            members.pop((exon.chrom, name), None)
+    found = []
+    for (chrom, name), parts in members.items():
+        blocks = tuple(sorted({(part.start, part.end) for part in parts}))
+        strand, *others = {part.strand for part in parts}
+        if others:
+            raise ValueError(
+                f"{path}: the transcript {name} has exons on several strands; correct or remove it"
+            )
+        end = max(part.end for part in parts)
+        found.append(Region(chrom, blocks[0][0], end, name, strand, blocks))
+    return found
 
 
 def read_regions(
-    what: str | Path | Sequence[str], lengths: Mapping[str, int], feature: str | None = None
+    what: str | Path | Sequence[str],
+    lengths: Mapping[str, int],
+    feature: str | None = None,
+    spliced: bool = False,
 ) -> list[Region]:
     """Regions from a BED, GTF or GFF file, a string such as `chr1:1001-2000`, the name of a record,
     or a list of these.
@@ -211,6 +308,8 @@ def read_regions(
         lengths: record name to length; regions must be inside these records.
         feature: keep only rows of a GTF or GFF file with this third column; None: all. Other
             members of a list are kept.
+        spliced: read transcripts without their introns, from the rows of GTF and GFF files
+            (`read_gtf`) and the blocks of BED12.
 
     Raises:
         FileNotFoundError, ValueError: naming the file and line, or the string; or if there is a
@@ -226,9 +325,11 @@ def read_regions(
         )
     for text in members:
         if is_gff(text):
-            regions += read_gtf(text, feature, lengths)
+            regions += read_gtf(text, feature, lengths, spliced)
+        elif _is_bed(text):
+            regions += read_bed(text, lengths, spliced=spliced)
         else:
-            regions += read_bed(text, lengths) if _is_bed(text) else [region_of(text, lengths)]
+            regions.append(region_of(text, lengths))
     return regions
 
 
@@ -288,7 +389,7 @@ def names_of(regions: Iterable[Region]) -> list[str]:
     second of the same region."""
     seen: Counter[str] = Counter()
     names = []
-    for chrom, start, end, _, strand in regions:
+    for chrom, start, end, _, strand, *_ in regions:
         name = f"{chrom}:{start + 1}-{end}" + (f"({strand})" if strand != "." else "")
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")

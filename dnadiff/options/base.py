@@ -220,6 +220,28 @@ class ModelOptions(Options):
     """of everything that is random"""
 
 
+class RegionOptions(Options):
+    """Of commands that read regions of a genome."""
+
+    regions: str | list[str] | None = None
+    """BED, GTF or GFF file, chrom:first-last (1-based), or a list of these"""
+    feature: str | None = None
+    """rows of a GTF or GFF file with this third column, null: all"""
+    spliced: bool = False
+    """join the exons (or rows of feature=) of each transcript of a GTF or GFF file, or the blocks
+    of BED12"""
+
+
+class PlacedOptions(RegionOptions):
+    """Of commands that read a genome from a file of its own, possibly with related genomes."""
+
+    genome: str | None = None
+    """FASTA, 2bit or GenBank file with the regions"""
+    alignment: str | None = None
+    """of related genomes, made for this genome (docs/related_genomes.md); for models that read one
+    """
+
+
 class ShardedOptions(Options):
     """Of commands whose work can be divided among processes."""
 

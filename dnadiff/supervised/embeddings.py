@@ -319,7 +319,7 @@ class EmbedJob(Job):
     def offsets(self) -> ndarray:
         """The first row of each sequence among the rows of all, and their number: (S + 1,)."""
         is_single = not self.embedder.pool.per_position
-        rows = [1 if is_single else r.end - r.start for r in self.source.regions]
+        rows = [1 if is_single else r.size for r in self.source.regions]
         return np.cumsum([0, *rows], dtype=np.int64)
 
     def columns(self) -> dict[str, list]:

@@ -226,7 +226,8 @@ def test_intervals_at_the_ends_and_in_short_records(genome, tmp_path):
         (20, 30),
     ] and request.lengths == (63, 64)
     with pytest.raises(
-        ValueError, match=r"infill: c1:101-130 has 30 bases, more than the 29 that are read at once"
+        ValueError,
+        match=r"infill: c1:101-130\(-\) has 30 bases, more than the 29 that are read at once",
     ):
         Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 29)
 
@@ -712,7 +713,7 @@ REFUSED = [
     (["proposals=20"], "proposals are what resample=true chooses from"),
     (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
     (["write=designed"], "write=designed is for infill="),
-    (["feature=CDS"], "feature chooses rows of a GTF or GFF file of infill="),
+    (["feature=CDS"], "feature is for rows of a GTF or GFF file of infill= or regions="),
     (
         ["infill=r.bed", "genome=g.fa", "feature=CDS"],
         "feature 'CDS' chooses rows of a GTF or GFF file, and r.bed is BED",

@@ -235,6 +235,28 @@ def test_regions_are_scored_as_their_sequences(cli, trained, records, tmp_path):
     )
 
 
+def test_a_spliced_transcript_is_scored_and_embedded_as_its_sequence(
+    cli, trained, records, tmp_path
+):
+    (tmp_path / "t.bed").write_text("long\t2\t42\t.\t0\t-\t2\t42\t0\t2\t9,20\t0,20\n")
+    letters = read_sequences(records)[0].sequence.decode()
+    spliced = reverse_complement(letters[2:11] + letters[22:42])
+    (tmp_path / "y.fa").write_text(f">long:3-42(-)\n{spliced}\n")
+    of_genome = ("genome=x.fa", "regions=t.bed", "spliced=true")
+    for name, args in (("a", of_genome), ("b", ("input=y.fa",))):
+        for kind, output in (("score", f"{name}.tsv"), ("embed", f"{name}.npz")):
+            status, _, err = cli(kind, f"checkpoint={trained}", *args, f"output={output}")
+            assert status == 0, err
+    assert (tmp_path / "a.tsv").read_bytes() == (tmp_path / "b.tsv").read_bytes()
+    found, expected = (np.load(tmp_path / f"{name}.npz") for name in "ab")
+    np.testing.assert_array_equal(found["embeddings"], expected["embeddings"])
+    assert [found["start"][0], found["end"][0], found["strand"][0]] == [2, 42, "-"]
+    status, _, err = cli(
+        "score", f"checkpoint={trained}", *of_genome, "output=c.tsv", "per_base=c.bedgraph"
+    )
+    assert status == 1 and "not of spliced=true" in err and not (tmp_path / "c.tsv").exists()
+
+
 def test_names_of_regions_are_the_last_column(cli, trained, records, tmp_path):
     (tmp_path / "r.gtf").write_text(
         'long\tx\tCDS\t3\t42\t.\t-\t.\tgene_id "thrA";\nrandom\tx\tCDS\t1\t9\t.\t+\t.\t\n'

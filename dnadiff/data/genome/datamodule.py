@@ -557,17 +557,17 @@ def extract(
     feature: str | None,
     output: str | Path,
     overwrite: bool,
+    spliced: bool = False,
 ) -> int:
     """Write the sequences of regions to FASTA, on their strand, with soft-masked bases in lower
     case, named `chrom:first-last(strand)`, 1-based; returns their number."""
     genome = data.open()
-    found = read_regions(regions, genome.lengths, feature)
+    found = read_regions(regions, genome.lengths, feature, spliced)
 
     def records() -> Iterator[Record]:
         for name, region in zip(names_of(found), found):
-            where = (region.chrom, region.start, region.end, region.strand)
-            letters = genome.tokenizer.letters(genome.window(*where))
-            letters[genome.soft_masked(*where)] |= 0x20  # lower case
+            letters = genome.tokenizer.letters(region.joined(genome.window))
+            letters[region.joined(genome.soft_masked)] |= 0x20  # lower case
             yield Record(name, " ".join(region.name.split()), letters.tobytes())
 
     return write_fasta(output, records(), overwrite)

@@ -53,7 +53,7 @@ class SequenceInput(ABC):
     @property
     def lengths(self) -> list[int]:
         """The number of bases of each sequence."""
-        return [region.end - region.start for region in self.regions]
+        return [region.size for region in self.regions]
 
     @property
     def region_names(self) -> list[str] | None:
@@ -158,7 +158,9 @@ class GenomeInput(SequenceInput):
         self.genome = genome
         self.regions = list(regions)
         self.names = names_of(regions)
-        described = "\n".join([genome.digest, *map(str, self.regions)])
+        # as it was before regions could have blocks
+        texts = (str(region).replace(", blocks=()", "") for region in self.regions)
+        described = "\n".join([genome.digest, *texts])
         self.digest = hashlib.sha256(described.encode()).hexdigest()
 
     @property
@@ -169,11 +171,12 @@ class GenomeInput(SequenceInput):
 
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         for number, start, end in pieces:
-            chrom, first, last, _, strand = self.regions[number].part(start, end)
-            yield self.genome.window(chrom, first, last, strand)
+            yield self.regions[number].part(start, end).joined(self.genome.window)
 
     def sites(self) -> tuple[SequenceInput, list[Interval]]:
         wanted: dict[str, list[tuple[int, int]]] = {}
+        if any(region.blocks for region in self.regions):
+            raise ValueError("a track has values of a genome, not of spliced=true; leave one out")
         for region in self.regions:
             wanted.setdefault(region.chrom, []).append((region.start, region.end))
         names = [name for name in self.genome.names if name in wanted]
@@ -233,12 +236,14 @@ def open_input(
     regions: str | Sequence[str] | None,
     feature: str | None,
     key: str = "regions",
+    spliced: bool = False,
 ) -> SequenceInput:
     """The sequences that the keys of a command describe: a FASTA file, or regions (see
     `read_regions`) of a genome.
 
     Args:
         key: what the command calls `regions`.
+        spliced: join the exons of transcripts.
 
     Raises:
         FileNotFoundError, ValueError: if keys are missing or contradict each other, or a file is
@@ -247,11 +252,9 @@ def open_input(
     if genome is None:
         if regions is not None:
             raise ValueError(f"{key} {regions!r} needs genome=g.fa, the genome of these regions")
-        if feature is not None:
-            raise ValueError(
-                f"feature {feature!r} chooses rows of a GTF or GFF file; give it with {key}= and "
-                "genome="
-            )
+        if feature is not None or spliced:
+            what = "spliced=true joins" if spliced else f"feature {feature!r} chooses"
+            raise ValueError(f"{what} rows of a GTF or GFF file; give it with {key}= and genome=")
         if fasta is None:
             raise ValueError(
                 f"input is missing: give input=... (FASTA), or {key}= with genome=g.fa"
@@ -270,7 +273,7 @@ def open_input(
     if fasta is not None:
         raise ValueError(f"input {fasta} and genome= exclude each other; leave one out")
     opened = Genome.open(genome)
-    return GenomeInput(opened, read_regions(regions, opened.lengths, feature))
+    return GenomeInput(opened, read_regions(regions, opened.lengths, feature, spliced))
 
 
 def _whole(names: Iterable[str], lengths: Iterable[int]) -> list[Region]:

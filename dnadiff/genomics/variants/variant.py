@@ -474,7 +474,7 @@ class Saturation(VariantSource):
     stranded: bool = False
 
     def __iter__(self) -> Iterator[Row]:
-        for chrom, start, end, _, strand in self.regions:
+        for chrom, start, end, _, strand, *_ in self.regions:
             for first in range(start, end, _PIECE):
                 for row in self._rows(chrom, first, min(first + _PIECE, end)):
                     yield row._replace(reverse=self.stranded and strand == "-")

@@ -40,6 +40,17 @@ def test_a_region_on_the_other_strand_has_the_complemented_columns(genome, store
     assert source.identity["alignment"] == stored.identity
 
 
+def test_spliced_regions_have_the_columns_of_their_blocks(genome, stored):
+    blocks = ((3, 5), (8, 11))
+    source = GenomeInput(genome, [Region("chr1", 3, 11, "t", s, blocks) for s in "+-"])
+    source.align(stored)
+    forward, reverse = source.columns(source.whole())
+    parts = [stored.columns("chr1", *block) for block in blocks]
+    assert torch.equal(forward, torch.from_numpy(np.concatenate(parts)))
+    assert torch.equal(reverse, complemented(forward.flip(0)))
+    assert torch.equal(source.columns([Interval(1, 1, 4)])[0], reverse[1:4])
+
+
 def test_pieces_come_in_any_order_and_are_padded_with_zeros(genome, stored):
     source = GenomeInput(genome, [Region("chr1", 2, 12, strand="-"), Region("chr1", 0, 20)])
     source.align(stored)

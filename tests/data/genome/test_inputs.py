@@ -105,6 +105,26 @@ def test_windows_of_regions_are_on_their_strand(tmp_path):
     assert windows == ["ACGGGT", "CGG", "CCC"]  # [1, 7) is ACCCGT
 
 
+def test_spliced_regions_are_read_without_introns_on_both_strands(tmp_path):
+    #                                      0         10
+    (tmp_path / "g.fa").write_text(">a\nAACCCGTTTTGACA\n")
+    blocks = ((1, 3), (5, 7), (11, 14))  # AC, GT, ACA
+    found = GenomeInput(
+        Genome.open(tmp_path / "g.fa"), [Region("a", 1, 14, s, s, blocks) for s in "+-"]
+    )
+    assert found.names == ["a:2-14(+)", "a:2-14(-)"] and found.lengths == [7, 7]
+    assert found.region_names == ["+", "-"]
+    cuts = [Interval(0, 0, 7), Interval(0, 1, 5), Interval(1, 0, 7), Interval(1, 2, 4)]
+    assert [DNATokenizer().decode(ids) for ids in found.windows(cuts)] == [
+        *("ACGTACA", "CGTA"),
+        *("TGTACGT", "TA"),
+    ]
+    plain = GenomeInput(found.genome, [Region("a", 1, 14, s, s) for s in "+-"])
+    assert found.digest != plain.digest
+    with pytest.raises(ValueError, match="a track has values of a genome, not of spliced=true"):
+        found.sites()
+
+
 def test_groups_hold_consecutive_pieces_within_the_limits():
     cuts = [
         Interval(0, 0, 5),
@@ -127,6 +147,7 @@ def test_groups_hold_consecutive_pieces_within_the_limits():
         ),
         (("x.fa", None, "a", None), "regions 'a' needs genome=g.fa"),
         (("x.fa", None, None, "CDS"), "feature 'CDS' chooses rows"),
+        (("x.fa", None, None, None, "regions", True), "spliced=true joins rows"),
         (("x.bed", None, None, None), "input x.bed is a file of regions, not FASTA"),
         ((None, "x.fa", None, None), "genome x.fa needs regions="),
         (("x.fa", "x.fa", "a", None), "exclude each other"),

@@ -430,3 +430,69 @@ def test_features_across_the_end_of_a_circular_record_are_left_out_with_a_warnin
 )
 def test_the_query_of_an_address_does_not_hide_the_kind_of_a_file(path):
     assert is_gff(path) and not is_gff("https://h/genes.bed?from=x.gtf")
+
+
+@pytest.mark.parametrize("name", ["t.bed", "t.gtf", "t.gff3"])
+def test_transcripts_are_spliced_from_blocks_and_from_exons(tmp_path, name):
+    """The same two transcripts, whose exons are [2, 5), [7, 8) and [11, 14), and [2, 5)."""
+    exons = (("+", 3, 5, "a"), ("-", 12, 14, "b"), ("-", 8, 8, "b"), ("-", 3, 5, "b"))
+    rows = {
+        "t.bed": "c\t2\t5\ta\t0\t+\t2\t5\t0\t1\t3,\t0,\n"
+        "c\t2\t14\tb\t0\t-\t2\t14\t0\t3\t3,1,3\t0,5,9\n",
+        "t.gtf": 'c\tx\tgene\t1\t16\t.\t+\t.\tgene_id "g"\n'
+        + "".join(
+            f'c\tx\texon\t{first}\t{last}\t.\t{strand}\t.\tgene_id "g"; transcript_id "{t}"\n'
+            for strand, first, last, t in exons
+        ),
+        "t.gff3": "".join(
+            f"c\tx\texon\t{first}\t{last}\t.\t{strand}\t.\tID=e{first};Parent={t}\n"
+            for strand, first, last, t in exons
+        ),
+    }[name]
+    first, second = read_regions(write(tmp_path, rows, name), {"c": 16}, spliced=True)
+    assert first == Region("c", 2, 5, "a", "+", ((2, 5),))
+    assert second == Region("c", 2, 14, "b", "-", ((2, 5), (7, 8), (11, 14)))
+    assert [first.size, second.size] == [3, 7]
+    assert second.pieces() == [(11, 14), (7, 8), (2, 5)]
+    assert second.pieces(2, 5) == [(11, 12), (7, 8), (4, 5)]
+    assert second.part(2, 5) == Region("c", 4, 12, "b", "-", ((4, 5), (7, 8), (11, 12)))
+    assert second._replace(strand="+").pieces(2, 5) == [(4, 5), (7, 8), (11, 12)]
+    assert read_regions(write(tmp_path, rows, name), {"c": 16})[-1].blocks == ()
+
+
+def test_an_exon_of_gff_belongs_to_each_of_its_parents(tmp_path):
+    rows = "c\tx\texon\t1\t2\t.\t+\t.\tParent=a,b\nc\tx\texon\t5\t6\t.\t+\t.\tParent=b\n"
+    found = read_gtf(write(tmp_path, rows, "x.gff"), spliced=True)
+    assert [(r.name, r.blocks) for r in found] == [("a", ((0, 2),)), ("b", ((0, 2), (4, 6)))]
+
+
+def test_a_transcript_with_an_exon_across_the_end_of_a_circular_record_is_left_out(tmp_path):
+    rows = "c\tx\tregion\t1\t9\t.\t+\t.\tID=c;Is_circular=true\n" + "".join(
+        f"c\tx\texon\t{first}\t{last}\t.\t+\t.\tParent={name}\n"
+        for first, last, name in ((1, 2, "a"), (4, 5, "b"), (8, 11, "b"))
+    )
+    assert [
+        r.name for r in read_gtf(write(tmp_path, rows, "x.gff"), None, {"c": 9}, spliced=True)
+    ] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "message"),
+    [
+        ("r.bed", "c\t0\t9\n", "r.bed: line 1 has 3 columns, and spliced=true reads the blocks"),
+        *(
+            ("r.bed", f"c\t0\t9\tn\t0\t+\t0\t9\t0\t{blocks}\n", "not 2 ascending blocks")
+            for blocks in ("2\t3\t0", "2\t3,3\t0,5", "2\t3,3\t1,6", "2\t5,5\t0,4", "2\t3,3,3\t0,6")
+        ),
+        ("r.gtf", 'c\tx\texon\t1\t2\t.\t+\t.\tgene_id "g"\n', "line 1 has no transcript_id or"),
+        ("r.gtf", 'c\tx\tCDS\t1\t2\t.\t+\t.\tgene_id "g"\n', "no row with the feature 'exon'"),
+        (
+            "r.gff",
+            "c\tx\texon\t1\t2\t.\t+\t.\tParent=t\nc\tx\texon\t4\t5\t.\t-\t.\tParent=t\n",
+            "the transcript t has exons on several strands",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_spliced_are_refused(tmp_path, name, rows, message):
+    with pytest.raises(ValueError, match=message):
+        read_regions(write(tmp_path, rows, name), {"c": 9}, spliced=True)
