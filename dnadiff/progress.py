@@ -1,6 +1,8 @@
 """What a user sees of a running command: a progress bar on a terminal, occasional lines elsewhere,
 and messages of the log."""
 
+from __future__ import annotations
+
 import atexit
 import difflib
 import logging
@@ -9,7 +11,9 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, TextIO
 
 log = logging.getLogger("dnadiff")
@@ -26,14 +30,34 @@ _LONGEST_TEXT = 8000
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 
 
+class Interrupted(SystemExit):
+    """Ctrl-C or another signal that ends a command; the code is the exit status, 128 + the signal.
+
+    Attributes:
+        run_dir: the folder in which the command can be resumed, if it is not its run folder.
+    """
+
+    def __init__(self, status: int, run_dir: Path | None = None) -> None:
+        super().__init__(status)
+        self.run_dir = run_dir
+
+
 class Progress:
-    """Counts steps, with tokens per second and the remaining time.
+    """Counts steps, with their rate and the remaining time.
+
+    While a network computes (`beat`), the display is drawn again, and the steps of an unfinished
+    batch are estimated by its network calls.
 
     Args:
         total: number of steps; None if it is unknown. Without it, and before the first step, no
             remaining time is shown.
         initial: steps done before (a resumed run).
         every: seconds between lines if the stream is not a terminal.
+        unit: what the steps are, such as "rows".
+        calls: network calls of a step, as far as they are known before the first one has ended.
+        display: what shows it; None is a bar on a terminal, and lines on another stream. It has
+            `every`, `shows_end`, `show` and `close`.
+        clock: seconds.
     """
 
     def __init__(
@@ -43,20 +67,29 @@ class Progress:
         initial: int = 0,
         every: float = 20.0,
         stream: TextIO | None = None,
+        unit: str = "",
+        calls: float = 0.0,
+        display: Any = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total = total
         self.label = printable(label)
+        self.unit = unit
         self.done = initial
         self.initial = initial
+        self.calls_per_step = calls
         stream = stream or sys.stderr
-        self.display: _Bar | _Lines = (
+        self.display = display or (
             _Bar(stream, self.label, total)
             if stream.isatty()
             else _Lines(stream, self.label, every)
         )
-        self.start = self.shown = time.monotonic()
+        self.clock = clock
+        self.start = self.shown = self.told = clock()
         self.tokens = 0
+        self.calls = self.counted = 0  # network calls, and those of finished steps
         self.notes: dict[str, str] = {}
+        _open.append(self)
 
     def update(self, steps: int = 1, tokens: int = 0, **notes: str | float) -> None:
         """Count `steps` and `tokens`; `notes` (name=value) are shown at the end of the line until
@@ -64,27 +97,93 @@ class Progress:
         self.done += steps
         self.tokens += tokens
         self.notes |= {name: printable(str(value)) for name, value in notes.items()}
-        now = time.monotonic()
-        if now - self.shown >= self.display.every or (
-            self.total is not None and self.done >= self.total and self.display.shows_end
-        ):
+        if tokens:
+            self.told = self.clock()
+        if steps:
+            self.counted = self.calls
+        self._show(self.total is not None and self.done >= self.total and self.display.shows_end)
+
+    def beat(self, calls: int, draws: bool = True) -> None:
+        """Count network calls, one for each sequence that the network reads."""
+        self.calls += calls
+        if draws:
+            self._show()
+
+    def _show(self, is_last: bool = False) -> None:
+        now = self.clock()
+        if is_last or now - self.shown >= self.display.every:
             self.shown = now
-            self.display.show(self.done, self._text(now))
+            self.display.show(self.position, self._text(now))
+
+    @property
+    def position(self) -> float:
+        """The finished steps, with an estimate for the batch in progress."""
+        steps = self.done - self.initial
+        rate = self.counted / steps if steps and self.counted else self.calls_per_step
+        found = self.done + (self.calls - self.counted) / rate if rate else self.done
+        # Where the estimate was too low, nothing is known about the rest.
+        return self.done if self.total is not None and found >= self.total else found
 
     def _text(self, now: float) -> str:
         seconds = max(now - self.start, 1e-9)
-        count = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
-        parts = [count, *(f"{name} {value}" for name, value in self.notes.items())]
+        position = self.position
+        count = f"{position:,.0f}" if self.total is None else f"{position:,.0f}/{self.total:,}"
+        parts = [f"{count} {self.unit}".rstrip(), *(f"{k} {v}" for k, v in self.notes.items())]
         if self.tokens:
-            parts.append(f"{self.tokens / seconds:,.0f} tokens/s")
-        if self.total is not None and self.done > self.initial:
-            left = (self.total - self.done) * seconds / max(self.done - self.initial, 1)
+            parts.append(f"{self.tokens / max(self.told - self.start, 1e-9):,.0f} tokens/s")
+        elif self.calls:
+            parts.append(f"{self.calls / seconds:,.0f} calls/s")
+        if self.total is not None and position > self.initial:
+            left = (self.total - position) * seconds / (position - self.initial)
             parts.append(f"{duration(left)} left")
         return "  ".join(parts)
 
     def close(self) -> None:
         """End the line."""
+        if self in _open:
+            _open.remove(self)
         self.display.close()
+
+
+_open: list[Progress] = []  # displays that are not closed, the innermost one last
+
+
+def beat(calls: int = 1) -> None:
+    """Count network calls for everything that is displayed; the innermost display is drawn
+    again."""
+    for each in _open:
+        each.beat(calls, each is _open[-1])
+
+
+def advance(steps: int, tokens: int = 0) -> None:
+    """Count steps of the innermost display, if there is one."""
+    if _open:
+        _open[-1].update(steps, tokens)
+
+
+@contextmanager
+def phase(label: str) -> Iterator[None]:
+    """Say what runs in the block, whose length is not known: a moving bar with the time on a
+    terminal, which disappears, and a line elsewhere."""
+    stream = sys.stderr
+    if stream.isatty():
+        shown = Progress(None, label, display=_Bar(stream, printable(label), None, moves=True))
+    else:
+        shown = Progress(None, label)
+        shown.display.show(0, "...")
+    with closing(shown):
+        yield
+
+
+@contextmanager
+def bar(total: int | None, label: str, unit: str, enabled: bool) -> Iterator[None]:
+    """Progress of a loop in Python, which `advance` and `beat` count, by tqdm: a widget in a
+    notebook, text elsewhere; nothing unless it is `enabled`."""
+    if not enabled:
+        yield
+        return
+    with closing(Progress(total, label, unit=unit, display=_Tqdm(label, total))):
+        yield
 
 
 class _Lines:
@@ -97,7 +196,7 @@ class _Lines:
         self.label = label
         self.every = every
 
-    def show(self, done: int, text: str) -> None:
+    def show(self, done: float, text: str) -> None:
         self.stream.write(f"{self.label}  {text}\n")
         self.stream.flush()
 
@@ -105,38 +204,88 @@ class _Lines:
         """Every line has ended."""
 
 
-class _Bar:
-    """A bar of Rich, drawn again with every update; it needs no thread."""
+class _Tqdm:
+    """A bar of tqdm."""
 
     shows_end = True
     every = 0.2
 
-    def __init__(self, stream: TextIO, label: str, total: int | None) -> None:
+    def __init__(self, label: str, total: int | None) -> None:
+        from tqdm.auto import tqdm
+
+        self.bar = tqdm(
+            total=total, desc=label, bar_format="{desc} {percentage:3.0f}%|{bar}|{postfix}"
+        )
+
+    def show(self, done: float, text: str) -> None:
+        self.bar.n = round(done)
+        self.bar.set_postfix_str(text)
+
+    def close(self) -> None:
+        self.bar.close()
+
+
+class _Bar:
+    """A bar of Rich, drawn again with every update; it needs no thread. Bars that are open at the
+    same time are lines of one display.
+
+    Args:
+        moves: a thread shows that time passes, and nothing is left at the end.
+    """
+
+    shows_end = True
+    every = 0.2
+
+    def __init__(self, stream: TextIO, label: str, total: int | None, moves: bool = False) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bars
 
+        outer = _bar_of(stream)
         columns = (
             TextColumn("{task.description}", markup=False),
             BarColumn(24),
             TextColumn("{task.fields[text]}", markup=False),
+            *([TimeElapsedColumn()] if moves else []),
         )
-        self.bars = Bars(
-            *columns, console=Console(file=stream, highlight=False), auto_refresh=False
+        self.stream = stream
+        self.is_outer = outer is None
+        self.bars = (
+            outer.bars
+            if outer
+            else Bars(
+                *columns,
+                console=Console(file=stream, highlight=False),
+                auto_refresh=moves,
+                refresh_per_second=4,
+                transient=moves,
+                redirect_stdout=sys.stdout.isatty(),  # a file or pipe gets what is printed
+            )
         )
         self.task = self.bars.add_task(
             label, total=None if total is None else max(total, 1), text=""
         )
-        self.bars.start()
-        atexit.register(self.bars.stop)  # a process that is interrupted shows the cursor again
+        if self.is_outer:
+            self.bars.start()
+            # A process that is interrupted shows the cursor again.
+            atexit.register(self.bars.stop)
 
-    def show(self, done: int, text: str) -> None:
+    def show(self, done: float, text: str) -> None:
         self.bars.update(self.task, completed=done, text=text)
         self.bars.refresh()
 
     def close(self) -> None:
+        if not self.is_outer:
+            return self.bars.remove_task(self.task)
         self.bars.stop()
         atexit.unregister(self.bars.stop)
+
+
+def _bar_of(stream: TextIO) -> _Bar | None:
+    """The bar on a terminal, if there is one."""
+    stream = getattr(stream, "rich_proxied_file", stream)  # while a bar is shown
+    bars = [each.display for each in _open if isinstance(each.display, _Bar)]
+    return next((each for each in bars if each.stream is stream), None)
 
 
 def printable(text: str) -> str:
@@ -178,6 +327,16 @@ def _shortened(text: str, length: int) -> str:
     return (
         f"{text[: length // 2]} [{len(text) - length:,} more characters] {text[-(length // 2) :]}"
     )
+
+
+class _Messages(logging.StreamHandler[TextIO]):
+    """Writes messages of the log above the bar on the same terminal, if there is one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if (here := _bar_of(self.stream)) is None:
+            super().emit(record)
+        else:
+            here.bars.console.out(self.format(record), highlight=False)
 
 
 class PrintableLines(logging.Formatter):
@@ -243,7 +402,7 @@ def table(rows: Sequence[tuple[str, ...]], header: tuple[str, ...] | None = None
 def configure_logging() -> None:
     """Show messages of this package at level INFO, and of other libraries only what a user must
     act on."""
-    log.handlers, log.propagate = [logging.StreamHandler(sys.stderr)], False
+    log.handlers, log.propagate = [_Messages(sys.stderr)], False
     log.handlers[0].setFormatter(PrintableLines())
     log.setLevel(logging.INFO)
     for name in ("pytorch", "fabric"):

@@ -1,8 +1,22 @@
 import io
 import logging
 import warnings
+from contextlib import redirect_stderr
 
-from dnadiff.progress import Progress, configure_logging, duration, printable, table
+import pytest
+
+from dnadiff.progress import (
+    Progress,
+    advance,
+    bar,
+    beat,
+    configure_logging,
+    duration,
+    log,
+    phase,
+    printable,
+    table,
+)
 
 
 class Terminal(io.StringIO):
@@ -11,12 +25,13 @@ class Terminal(io.StringIO):
 
 
 def test_an_unknown_total_has_no_remaining_time():
-    stream = io.StringIO()
-    Progress(None, "finetune", every=0, stream=stream).update(3, 300)
-    assert stream.getvalue().startswith("finetune  3  ") and "left" not in stream.getvalue()
-    stream = io.StringIO()
-    Progress(9, "finetune", every=0, stream=stream).update(0, 300)  # before the first step
-    assert stream.getvalue().startswith("finetune  0/9  ") and "left" not in stream.getvalue()
+    for total, steps, start in ((None, 3, "3  "), (9, 0, "0/9  ")):  # 0: before the first step
+        stream = io.StringIO()
+        shown = Progress(total, "finetune", every=0, stream=stream)
+        shown.update(steps, 300)
+        shown.close()
+        assert stream.getvalue().startswith(f"finetune  {start}")
+        assert "left" not in stream.getvalue()
     bar = Progress(None, "finetune", stream=Terminal())
     bar.update(2)
     bar.close()
@@ -52,8 +67,77 @@ def test_other_streams_get_plain_lines():
 
 def test_a_stream_without_a_terminal_gets_no_line_at_the_end():
     stream = io.StringIO()
-    Progress(1, "train", stream=stream).update(1)
+    bar = Progress(1, "train", stream=stream)
+    bar.update(1)
+    bar.close()
     assert stream.getvalue() == ""
+
+
+def test_network_calls_estimate_the_steps_of_an_unfinished_batch():
+    now = 0.0
+    stream = io.StringIO()
+    shown = Progress(
+        2000, "variants", unit="rows", calls=8, every=1, stream=stream, clock=lambda: now
+    )
+    for second in (0.5, 1.0, 1.5, 2.0):  # of which two are shown
+        now = second
+        beat(800)
+    shown.update(1000)  # 3.2 calls each
+    now = 4.0
+    beat(1600)
+    shown.update(500)
+    now = 6.0
+    beat(100_000)  # more than all of them should need: nothing is known
+    shown.close()
+    assert stream.getvalue().splitlines() == [
+        "variants  200/2,000 rows  1,600 calls/s  0:09 left",
+        "variants  400/2,000 rows  1,600 calls/s  0:08 left",
+        "variants  1,500/2,000 rows  1,200 calls/s  0:01 left",
+        "variants  1,500/2,000 rows  17,467 calls/s  0:02 left",
+    ]
+    beat()  # with nothing to show
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    return Terminal()
+
+
+def test_messages_are_written_above_the_bars(terminal):
+    with redirect_stderr(terminal):
+        configure_logging()
+        outer = Progress(4, "train")
+        inner = Progress(2, "reading")  # to the same terminal
+        log.info("a [message] of " + "x" * 300)
+        inner.update(2)
+        inner.close()
+        outer.update(4)
+        outer.close()
+    configure_logging()
+    text = terminal.getvalue()
+    line = next(line for line in text.split("\n") if "a [message] of " + "x" * 300 in line)
+    assert "\r\x1b[2K\x1b[1A\x1b[2Ka [" in line and text.count("\x1b[?25l") == 1
+    assert "2/2" in text and text.rindex("4/4") > text.rindex("reading")
+
+
+def test_a_phase_moves_on_a_terminal_and_is_a_line_elsewhere(terminal, capsys):
+    with redirect_stderr(terminal), phase("fitting"):
+        pass
+    assert "fitting" in terminal.getvalue() and "0:00:00" in terminal.getvalue()
+    with phase("fitting"):
+        beat()
+    assert capsys.readouterr().err == "fitting  ...\n"
+
+
+def test_loops_in_python_are_shown_by_tqdm_if_asked(capsys):
+    for enabled in (True, False):
+        with bar(3, "score", "sequences", enabled):
+            beat(10)
+            advance(3, 300)
+        text = capsys.readouterr().err
+        assert ("score 100%|" in text and "3/3" in text and "tokens/s" in text) is enabled
 
 
 def test_durations_have_hours_only_if_needed():

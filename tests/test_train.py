@@ -173,7 +173,7 @@ def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(python, cli, train_args, 
     process.send_signal(signal.SIGINT)
     assert (
         process.wait(300) == 130
-        and "to continue, add resume=true" in process.output + process.errors
+        and "to resume it: python -m dnadiff.train" in process.output + process.errors
     ), process.errors
     (last,) = tmp_path.glob("runs/train/*/checkpoints/last.ckpt")
     step = checkpoint.load(last).step

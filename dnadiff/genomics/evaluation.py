@@ -217,7 +217,7 @@ class Estimator:
         batches = self.windows if batches is None else batches
         of_kind = {"count": asked.num_draws, "own": asked.num_draws, "order": length}
         calls = of_kind.get(self.kind, 1)  # for each window
-        bar = Progress(len(self.windows), "evaluate")
+        bar = Progress(len(self.windows), "evaluate", unit="windows")
 
         def progress(windows: int) -> None:
             bar.update(windows, windows * length * calls)

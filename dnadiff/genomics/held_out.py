@@ -21,7 +21,7 @@ from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
 from dnadiff.genomics.markov import TABLE_ORDER, BackoffMarkov
-from dnadiff.progress import log
+from dnadiff.progress import log, phase
 from dnadiff.store.disk import atomic_write, read_npz
 
 if TYPE_CHECKING:
@@ -54,8 +54,9 @@ def token_groups(
         repeated = np.zeros_like(weight)
         to_bases = bases_of(data)
         for other in trained_on:
-            training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
-            repeated |= per_window(data, tiles, part, training.covered)
+            with phase(f"finding the {NOVELTY}-mers of the training part of {other.name}"):
+                training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
+                repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
     return groups
 
@@ -210,8 +211,9 @@ def fit_markov(
         )
     if not kept:
         return {}
-    fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(kept))
-    return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], kept)
+    with phase(f"fitting Markov models up to order {max(kept)} on {num_bases:,} bases"):
+        fitted = BackoffMarkov.fit([to_bases(s) for s in data.sequences("train")], max(kept))
+        return fitted.tuned_each([to_bases(s) for s in data.sequences("valid")], kept)
 
 
 def markov_nats(
@@ -220,5 +222,6 @@ def markov_nats(
     """Order and model of each entry of `fit_markov`, and -log p of each base of each window, (S,
     L); 0 for unknown bases."""
     for order, model in tuned.items():
-        log_probs = per_window(data, tiles, part, partial(model.log_probs, order=order))
+        with phase(f"Markov model of order {order} on the held-out part"):
+            log_probs = per_window(data, tiles, part, partial(model.log_probs, order=order))
         yield order, model, -np.nan_to_num(log_probs)

@@ -42,6 +42,8 @@ class Job(ABC):
     Attributes:
         stream: the name of its results in a folder of shards.
         label: of the progress bar.
+        items: what the items are called in messages.
+        calls: network calls of an item, as far as they are known beforehand; for the progress bar.
         output: the file.
         settings: everything that the results depend on: options, the identity of the model, hashes
             of the inputs.
@@ -53,6 +55,8 @@ class Job(ABC):
 
     stream: ClassVar[str]
     label: str
+    items = ""
+    calls = 0.0
     output: Path
     settings: JsonMap
     earlier: Earlier = MappingProxyType({})
@@ -112,7 +116,6 @@ class ResumableJob(Job):
     Attributes:
         totals: running totals, which the journal keeps (`ResumableOutput.notes`).
         position: items whose results are in the file.
-        items: what they are called in messages.
         bgzip: whether a name that ends in `.gz` means bgzip.
         converts: whether `convert` makes the file of the collected results.
         of_convert: keys of the settings that `convert` alone depends on: they may change when an

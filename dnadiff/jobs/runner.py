@@ -145,7 +145,7 @@ def _results(job: Job, skip: int, merged: ShardFolder | None) -> Iterator[Result
 
 @contextmanager
 def _progress(job: Job, label: str, total: int, done: int = 0) -> Iterator[None]:
-    bar = Progress(total, label, done)
+    bar = Progress(total, label, done, unit=job.items, calls=job.calls)
     job.report = bar.update
     try:
         yield

@@ -35,7 +35,14 @@ from dnadiff.options.base import (
     pages,
 )
 from dnadiff.options.compose import Composition, import_plugins, override
-from dnadiff.progress import PrintableOutput, configure_logging, log, pasted, printable
+from dnadiff.progress import (
+    Interrupted,
+    PrintableOutput,
+    configure_logging,
+    log,
+    pasted,
+    printable,
+)
 from dnadiff.store.address import expand_user, is_remote, shortened
 from dnadiff.store.address import parse as parse_address
 from dnadiff.store.disk import check_output
@@ -58,10 +65,6 @@ _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Keys of commands that name a file to write.
 OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
 _RESTARTS = ("resume", "overwrite", "report")  # say how files are written, not what is in them
-
-
-class Interrupted(SystemExit):
-    """Ctrl-C or SIGTERM on a command line; the code is the exit status, 128 + the signal."""
 
 
 def interrupt(number: int, _: object) -> None:
@@ -133,8 +136,9 @@ class Command(Generic[P]):
             values = dict(options)
             try:
                 return self._checked(options, values)
-            except (KeyboardInterrupt, Interrupted):
-                log.info(f"\nstopped; {self._next(options)}")
+            except (KeyboardInterrupt, Interrupted) as stop:
+                folder = getattr(stop, "run_dir", None) or made
+                log.info(f"\nstopped; {self._next(options, folder)}")
                 raise
             except (ValueError, MemoryError, RuntimeError) as error:
                 if memory := without_memory(self.name, error, values):
@@ -144,7 +148,7 @@ class Command(Generic[P]):
                     raise
                 raise ValueError(text) from error
 
-    def _next(self, options: Any) -> str:
+    def _next(self, options: Any, run_dir: Path) -> str:
         """What to do after an interruption, as it can be pasted into a shell."""
         given = [o for o in options.arguments if not o.startswith(("resume=", "overwrite="))]
         names = {o.partition("=")[0] for o in given}
@@ -153,7 +157,7 @@ class Command(Generic[P]):
         line = [shlex.quote(o) for o in shortened(line + given)]
         if resumes := "resume" in self.options.model_fields and not divided:
             if not names & {"hydra.run.dir", *self.options.resumes_by}:
-                line.append(pasted("hydra.run.dir", options.run_dir))
+                line.append(pasted("hydra.run.dir", run_dir))
             line.append("resume=true")
         how = "resume it" if resumes or divided else "start again"
         return f"to {how}: python -m dnadiff.{self.name} {' '.join(line)}"

@@ -259,6 +259,7 @@ class EmbedJob(Job):
 
     stream = "vectors"
     label = "embed"
+    items = "sequences"
 
     def __init__(
         self,

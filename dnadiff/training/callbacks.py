@@ -383,6 +383,18 @@ class ProgressBar(Callback):
         self._step = trainer.global_step
         self._tokens = tokens
 
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Batch,
+        batch_idx: int,
+        *_: Any,
+    ) -> None:
+        if self.bar is not None:
+            self.bar.update(0, valid=f"batch {batch_idx + 1}/{trainer.num_val_batches[0]}")
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.bar is not None and "valid/nll" in trainer.callback_metrics:
             self.bar.notes["valid"] = f"{float(trainer.callback_metrics['valid/nll']):.4f}"

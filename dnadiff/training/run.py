@@ -17,7 +17,7 @@ from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, JsonDict, Natural, check_value
-from dnadiff.progress import duration, log, pasted, table
+from dnadiff.progress import Interrupted, duration, log, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses, with_texts
 from dnadiff.store.disk import hash_file, locked, read_json, read_yaml, write_bytes, write_json
@@ -186,7 +186,7 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
             status = fit(trainer, module, TrainingData(data, module.context_parallel), start_from)
         result = finish(trainer, module, run_dir, status == 0) if writes else {}
     if status:  # what follows with && must not run on half a training
-        raise SystemExit(status)
+        raise Interrupted(status, run_dir) if writes else SystemExit(status)
     return result, run_dir
 
 
@@ -363,10 +363,7 @@ def finish(trainer: Trainer, module: DiffusionModule, run_dir: Path, done: bool)
         write_json(run_dir / "metrics.json", metrics)
     print(table(shown))
     if not done:
-        print(
-            f"stopped at step {trainer.global_step} of {trainer.max_steps}; to continue, add "
-            f"resume=true {pasted('hydra.run.dir', run_dir)}"
-        )
+        print(f"stopped at step {trainer.global_step} of {trainer.max_steps}")
     print(f"files are in {run_dir}")
     return metrics
 

@@ -5,6 +5,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 
 import pytest
@@ -230,7 +231,9 @@ def test_a_signal_ends_the_run_with_a_checkpoint_that_is_resumed(
         assert [signal.getsignal(n) for n in SIGNALS] == handlers
     assert status == 128 + number, err
     step = call if name == "training_step" else 4
-    assert f"stopped at step {step} of 8; to continue, add resume=true hydra.run.dir=run" in out
+    assert f"stopped at step {step} of 8" in out
+    given = " ".join([*map(shlex.quote, args), "hydra.run.dir=run", "resume=true"])
+    assert f"to resume it: python -m dnadiff.train {given}" in err
     assert checkpoint.read(tmp_path / "run" / "checkpoints" / "last.ckpt")["global_step"] == step
     assert not (tmp_path / "run" / "metrics.json").exists()
     status, _, err = cli("train", *args, "hydra.run.dir=run", "resume=true")

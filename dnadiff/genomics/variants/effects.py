@@ -150,6 +150,10 @@ class RowScorer:
         """Alleles of a block: rows that are scored without reading others."""
         return self.chunk
 
+    def calls(self, kinds: Mapping[str, int]) -> float:
+        """About how many network calls alleles of these kinds need: of each, for both windows."""
+        return 2.0 * sum(kinds.values())
+
     def take_audit(self) -> Audit:
         """The audit since the last call; it begins again."""
         taken = self.audit
@@ -260,6 +264,11 @@ class Scorer(RowScorer):
         if self.sites_per_window == 1 or self.method.for_left_to_right:
             return self.chunk
         return max(self.chunk, min(self.look_ahead * self.network.window, 1 << 18))
+
+    def calls(self, kinds: Mapping[str, int]) -> float:
+        of_kinds = (number * self.method.reads(kind) for kind, number in kinds.items())
+        found = sum(of_kinds) + super().calls(kinds) * self.embeddings
+        return len(self.network.strands) * found
 
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
         if self.method.for_left_to_right:

@@ -450,6 +450,11 @@ class VariantMethod:
         as of `llr`, for the same strand."""
         raise NotImplementedError
 
+    def reads(self, kind: str) -> int:
+        """About how many network calls a variant of a kind needs on each strand, for the progress
+        bar."""
+        return 1
+
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         """The method for a model; raises ValueError if there is none, or a setting that the model
         needs is not valid."""
@@ -583,6 +588,10 @@ class Block(VariantMethod):
     block: PositiveInt | None = None
     num_orders: Annotated[int, Interval(ge=2)] = 4
 
+    def reads(self, kind: str) -> int:
+        around = _AROUND_INDELS if kind == "indels" else _AROUND_SUBSTITUTIONS
+        return 1 + self.num_orders * (self.block or around) * (1 + (kind == "indels"))
+
     def difference(
         self, network: Network, edit: Edit, at_site: Floats, reverse: bool
     ) -> tuple[float, float]:
@@ -628,6 +637,9 @@ class PairedWindow(VariantMethod):
 
     def __post_init__(self) -> None:
         check_num_draws(self.num_draws)
+
+    def reads(self, kind: str) -> int:
+        return 1 + 2 * self.num_draws
 
     def difference(
         self, network: Network, edit: Edit, at_site: Floats, reverse: bool
@@ -681,6 +693,9 @@ class LogProb(VariantMethod):
     for_left_to_right = True
 
     num_draws: PositiveInt = 64
+
+    def reads(self, kind: str) -> int:
+        return 2  # of a network whose likelihood is exact
 
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         method = super().for_model(denoiser)
@@ -746,6 +761,9 @@ class ByKind(VariantMethod):
     @property
     def _of(self) -> dict[str, VariantMethod]:
         return {"SNVs": self.snv, "MNVs": self.mnv, "indels": self.indel}
+
+    def reads(self, kind: str) -> int:
+        return self._of[kind].reads(kind)
 
     def difference(
         self, network: Network, edit: Edit, at_site: Floats, reverse: bool

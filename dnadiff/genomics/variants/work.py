@@ -430,6 +430,7 @@ class VariantJob(ResumableJob):
             f"{self.summary.kinds.total():,} alleles in {self.summary.rows:,} rows, {windows}"
             f"method {self.scorer.method_name}"
         )
+        self.calls = self.scorer.calls(self.summary.kinds) / self.summary.rows
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in self.scorer.chunks(self.source.between(start), skip):

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dnadiff.diffusion.vocab import CHANNELS, Vocab, at_positions, complemented
 from dnadiff.fields import Config, Natural, PositiveInt, checked
+from dnadiff.progress import beat
 
 if TYPE_CHECKING:
     from dnadiff.networks.columns import ColumnLayer
@@ -248,7 +249,9 @@ class Backbone(nn.Module, ABC):
         return self.head_with_columns(self.features(ids, sigma, cond, valid), cond)
 
     def check_inputs(self, ids: Tensor, sigma: OptTensor, cond: OptTensor) -> None:
-        """Raise ValueError for inputs that this network cannot use, instead of ignoring them."""
+        """Raise ValueError for inputs that this network cannot use, instead of ignoring them, and
+        count a call of the network for each of the others."""
+        beat(len(ids))
         name = type(self).__name__
         if self.max_length is not None and ids.shape[1] > self.max_length:
             raise ValueError(
