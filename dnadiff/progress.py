@@ -250,7 +250,7 @@ class _Bar:
         )
         self.stream = stream
         self.is_outer = outer is None
-        self.bars = (
+        self.bars: Bars = (
             outer.bars
             if outer
             else Bars(
@@ -275,10 +275,11 @@ class _Bar:
         self.bars.refresh()
 
     def close(self) -> None:
-        if not self.is_outer:
-            return self.bars.remove_task(self.task)
-        self.bars.stop()
-        atexit.unregister(self.bars.stop)
+        if self.is_outer:
+            self.bars.stop()
+            atexit.unregister(self.bars.stop)
+        else:
+            self.bars.remove_task(self.task)
 
 
 def _bar_of(stream: TextIO) -> _Bar | None:
