@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from dnadiff.diffusion.vocab import CHANNELS, Vocab, at_positions, complemented
+from dnadiff.diffusion.vocab import CHANNELS, Vocab, complemented
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.progress import beat
 
@@ -299,17 +299,24 @@ class CausalBackbone(Backbone):
     def step(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        """Read one more token of each sequence: what `features` returns for the last position,
-        given the earlier tokens.
+        """`read` for one more token of each sequence, ids (B,), with its column (B, 1, 10):
+        features (B, D) and the new state."""
+        features, state = self.read(ids[:, None], state, cond)
+        return features[:, 0], state
+
+    def read(
+        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
+    ) -> tuple[Tensor, State]:
+        """Read more tokens of each sequence: what `features` returns for them, given the earlier
+        tokens.
 
         Args:
-            ids: (B,) token ids.
-            state: from the previous call, None at the first token; it is modified and must not be
-                used again.
-            cond: labels, the same in every call, or the column of the token, (B, 1, 10).
+            ids: (B, n) token ids, n > 0.
+            state: from the previous call, None at the first token.
+            cond: labels, the same in every call, or the columns of the tokens, (B, n, 10).
 
         Returns:
-            Features (B, D) and the new state.
+            Features (B, n, D) and the new state.
 
         Raises:
             ValueError: if the network reads whole sequences only, or has read `max_length` tokens.
@@ -317,19 +324,6 @@ class CausalBackbone(Backbone):
         raise ValueError(
             f"{type(self).__name__} cannot read token by token; mamba and transformer can"
         )
-
-    def read(
-        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
-    ) -> tuple[Tensor, State]:
-        """`step` for each of several tokens ids (B, n), n > 0, with their columns: features (B, n,
-        D) and the last state."""
-        features = []
-        for number, token in enumerate(ids.unbind(1)):
-            here = at_positions(cond, slice(number, number + 1))
-            found, state = self.step(token, state, here)
-            features.append(found)
-        assert state is not None
-        return torch.stack(features, 1), state
 
 
 class BlockBackbone(Backbone):

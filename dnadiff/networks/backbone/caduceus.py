@@ -81,15 +81,9 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        self.check_inputs(xt, None, cond)
-        condition = self.conditioned(None, cond)
-        stream = self.embedded(xt, cond)
-        branch = None
-        for number, layer in enumerate(self.layers):
-            stream, hidden, gate = layer.enter(stream, branch, condition)
-            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
-            mixed = layer.mixer.block(hidden, past, h, valid, self.scan)
-            branch = mixed if gate is None else gate * mixed
+        stream, branch = self.after(
+            state, xt, cond, lambda mixer, *inputs: mixer.block(*inputs, valid, self.scan)
+        )
         return self.normalized(stream, branch)
 
     def advance(
@@ -99,7 +93,6 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> State:
-        self.check_inputs(x0, None, cond)
         return self.carried(x0, state, cond, valid)[2]
 
 

@@ -179,7 +179,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> Tensor:
-        self.check_inputs(xt, None, cond)
         return self._read(xt, state or State([]), cond, valid)[0]
 
     def advance(
@@ -189,7 +188,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         cond: OptTensor = None,
         valid: OptTensor = None,
     ) -> State:
-        self.check_inputs(x0, None, cond)
         state = state or State([])
         tensors = self._read(x0, state, cond, valid)[1]
         length = state.length + x0.shape[1]
@@ -204,7 +202,6 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
     def around(
         self, ids: Tensor, columns: slice, cond: OptTensor = None, valid: OptTensor = None
     ) -> State:
-        self.check_inputs(ids, None, cond)
         kept = torch.ones(ids.shape[1], dtype=torch.bool, device=ids.device)
         kept[columns] = False
         tensors = self._read(ids, State([]), cond, valid)[1]
@@ -219,6 +216,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         They are keys and values of each layer (B, heads, m, D / heads), and (B, 1, m) bool, False
         on padding, if there is any.
         """
+        self.check_inputs(ids, None, cond)
         size = ids.shape[1]
         past = state.tensors
         if self.max_length is not None:

@@ -158,10 +158,6 @@ class Rotary(nn.Module):
         ] * self.frequencies(device)
         return torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
 
-    def forward(self, x: Tensor, first: int = 0) -> Tensor:
-        """Rotate (..., L, head_width) by position, the first of which is `first`."""
-        return rotated(x, self.angles(x.shape[-2], x.device, first))
-
 
 def rotated(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
     """(..., L, head_width) rotated by the angles of its positions, see `Rotary.angles`."""

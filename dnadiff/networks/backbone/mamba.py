@@ -224,25 +224,43 @@ class MambaBackbone(Backbone):
         """What modulates the layers, (B, cond_dim)."""
         return None if self.condition is None else self.condition(sigma, cond)
 
+    def after(
+        self,
+        state: State | None,
+        ids: Tensor,
+        cond: OptTensor,
+        mix: Callable[[Any, Tensor, OptTensor, OptTensor], Tensor],
+    ) -> tuple[Tensor, OptTensor]:
+        """The stream and its last branch (B, n, D) of n tokens after a state; `mix` is called with
+        the mixer of each layer, its input, and the layer's tensors in the state."""
+        self.check_inputs(ids, None, cond)
+        condition = self.conditioned(None, cond)
+        stream = self.embedded(ids, cond)
+        branch = None
+        for number, layer in enumerate(self.layers):
+            stream, hidden, gate = layer.enter(stream, branch, condition)
+            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
+            mixed = mix(layer.mixer, hidden, past, h)
+            branch = mixed if gate is None else gate * mixed
+        return stream, branch
+
     def carried(
         self, ids: Tensor, state: State | None, cond: OptTensor, valid: OptTensor
     ) -> tuple[Tensor, OptTensor, State]:
         """The stream and its last branch (B, n, D) of n more tokens in the forward direction, and
         the state after them."""
-        condition = self.conditioned(None, cond)
-        stream = self.embedded(ids, cond)
-        branch = None
         tensors = list[Tensor]()
         scan = self.scan
         weight = self.embedding.weight
         if SCANS[choose(scan, weight.device.type, weight.dtype)].lacks_states:
             scan = "portable"
-        for number, layer in enumerate(self.layers):
-            stream, hidden, gate = layer.enter(stream, branch, condition)
-            past, h = (None, None) if state is None else state.tensors[2 * number : 2 * number + 2]
-            mixed, past, h = layer.mixer.carry(hidden, past, h, valid, scan)
-            branch = mixed if gate is None else gate * mixed
-            tensors += [past, h]
+
+        def mix(mixer: Any, *inputs: OptTensor) -> Tensor:
+            mixed, *now = mixer.carry(*inputs, valid, scan)
+            tensors.extend(now)
+            return mixed
+
+        stream, branch = self.after(state, ids, cond, mix)
         return stream, branch, State(tensors, (0 if state is None else state.length) + ids.shape[1])
 
     def normalized(self, stream: Tensor, branch: OptTensor) -> Tensor:
@@ -386,15 +404,8 @@ class Mamba(MambaBackbone, CausalBackbone):
     ) -> None:
         super().__init__(vocab, d_model, n_layers, UniMamba, dropout=dropout, **options)
 
-    def step(
-        self, ids: Tensor, state: State | None = None, cond: OptTensor = None
-    ) -> tuple[Tensor, State]:
-        found, state = self.read(ids[:, None], state, cond)
-        return found[:, 0], state
-
     def read(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        self.check_inputs(ids, None, cond)
         stream, branch, state = self.carried(ids, state, cond, None)
         return self.normalized(stream, branch), state

@@ -20,34 +20,23 @@ from dnadiff.networks.backbone.attention import (
     AttentionBackbone,
     AttentionBlock,
     AttentionOptions,
+    CachedAttention,
+    Mask,
 )
 from dnadiff.networks.backbone.base import CausalBackbone, OptTensor, PublishedLayout, State
-from dnadiff.networks.backbone.layers import KernelLinear, LayerNorm, Rotary, at_least_float32
+from dnadiff.networks.backbone.layers import KernelLinear, LayerNorm, at_least_float32
 
 _CAUSAL = partial(scaled_dot_product_attention, is_causal=True)
-_CAPACITY = 64  # positions whose keys and values fit into a new state
 
 
 class TransformerBlock(AttentionBlock):
     """Causal attention and a feed-forward network, each after a norm (arXiv 1706.03762, pre-norm)
     and with rotary positions."""
 
-    def forward(self, x: Tensor, angles: Angles, mask: OptTensor) -> Tensor:
-        """(B, L, D) -> (B, L, D); mask (B, 1, L, L), or None for plain causal attention."""
+    def forward(self, x: Tensor, angles: Angles, mask: Mask) -> Tensor:
+        """(B, L, D) -> (B, L, D); mask (B, 1, L, L), how to attend, or None for plain causal
+        attention."""
         x = x + self.dropout(self.attend(self.norm1(x), angles, _CAUSAL if mask is None else mask))
-        return x + self.dropout(self.mlp(self.norm2(x)))
-
-    def step(
-        self, x: Tensor, rotary: Rotary, keys: Tensor, values: Tensor, position: int
-    ) -> Tensor:
-        """One position: (B, D) -> (B, D). Its key and value are written into keys and values (B,
-        heads, capacity, D / heads)."""
-        q, k, v = self.attn_qkv(self.norm1(x)).view(len(x), 3, self.n_heads, 1, -1).unbind(1)
-        keys[:, :, position], values[:, :, position] = rotary(k, position)[:, :, 0], v[:, :, 0]
-        mixed = scaled_dot_product_attention(
-            rotary(q, position), keys[:, :, : position + 1], values[:, :, : position + 1]
-        )
-        x = x + self.dropout(self.attn_out(mixed.reshape(len(x), -1)))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
@@ -105,31 +94,29 @@ class Transformer(AttentionBackbone, CausalBackbone):
         angles = self.rotary_emb.angles(length, h.device)
         return self.norm_f(self.through_blocks(h, angles, mask))
 
-    def step(
+    def read(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
-        self.check_inputs(ids[:, None], None, cond)
-        if state is None:  # zero keys and values of all blocks
-            size = len(ids), self.n_heads, _CAPACITY, self.rotary_emb.head_width
-            empty = self.embedding.weight.new_zeros(size)
-            state = State([empty.clone() for _ in range(2 * len(self.blocks))])
-        position = state.length
-        capacity = state.tensors[0].shape[2]
-        if self.max_length is not None and position >= self.max_length:
+        self.check_inputs(ids, None, cond)
+        state = state or State([])
+        size = ids.shape[1]
+        length = state.length + size
+        if self.max_length is not None and length > self.max_length:
             raise ValueError(
-                f"length {position + 1} exceeds what this Transformer was built for; use a length "
-                f"of at most {self.max_length}"
+                f"length {length} exceeds what this Transformer was built for; use a length of at "
+                f"most {self.max_length}"
             )
-        if position == capacity:  # double it
-            state = State(
-                [torch.cat([x, torch.zeros_like(x)], dim=2) for x in state.tensors], position
-            )
-        x = self.embedded(ids[:, None], cond)[:, 0]
+        earlier = torch.ones(size, length, dtype=torch.bool, device=ids.device).tril(state.length)
+        angles = self.rotary_emb.angles(size, ids.device, state.length)
+        x = self.embedded(ids, cond)
+        tensors = list[Tensor]()
         for number, block in enumerate(self.blocks):
-            assert isinstance(block, TransformerBlock)
-            keys, values = state.tensors[2 * number : 2 * number + 2]
-            x = block.step(x, self.rotary_emb, keys, values, position)
-        return self.norm_f(x), State(state.tensors, position + 1)
+            cached = state.tensors[2 * number : 2 * number + 2]
+            attention = CachedAttention(cached, earlier if size > 1 else None)
+            # not a compiled one: it would be compiled again for each length
+            x = block.forward(x, angles, attention)
+            tensors += attention.cached
+        return self.norm_f(x), State(tensors, length)
 
     def head(self, features: Tensor) -> Tensor:
         return at_least_float32(self.linear(features))

@@ -63,15 +63,19 @@ def test_the_embedding_reaches_the_final_norm_through_the_residual_stream(networ
 def test_cached_keys_and_values_give_the_features_of_the_full_pass():
     torch.manual_seed(0)
     network = Transformer(DNA, 16, 2, 2).eval()
-    ids = torch.randint(7, 11, (2, 300))
-    full, state = (
-        network.features(ids),
-        None,
-    )  # the capacity for keys and values doubles three times
-    for at in range(300):
+    ids = torch.randint(7, 11, (2, 50))
+    full, state = network.features(ids), None
+    for at in range(20):
         step, state = network.step(ids[:, at], state)
         torch.testing.assert_close(step, full[:, at], rtol=1e-4, atol=1e-4)
-    assert state.tensors[0].shape[2] == 512
+    for piece in ids[:, 20:].split([1, 13, 16], 1):
+        found, state = network.read(piece, state)
+        end = state.length
+        torch.testing.assert_close(found, full[:, end - piece.shape[1] : end], rtol=1e-4, atol=1e-4)
+    assert end == 50 and state.tensors[0].shape[2] == 50
+    network.max_length = 52
+    with pytest.raises(ValueError, match="length 53 exceeds what this Transformer was built for"):
+        network.read(ids[:, :3], state)
 
 
 def test_checkpointed_blocks_have_the_same_gradients(network):
