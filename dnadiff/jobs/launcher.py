@@ -21,6 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from dnadiff.data.processes import num_cores
 from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, log, quoted
@@ -207,9 +208,7 @@ class Processes(Launcher):
 
     def statuses(self, jobs: Sequence[ShardJob]) -> Iterator[tuple[ShardJob, int]]:
         count = min(self.workers, len(jobs))
-        is_linux = sys.platform == "linux"
-        processors = len(os.sched_getaffinity(0)) if is_linux else os.cpu_count() or 1
-        workers = [_Worker(max(1, processors // count)) for _ in range(count)]
+        workers = [_Worker(max(1, num_cores() // count)) for _ in range(count)]
         idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
 
         def status(job: ShardJob) -> tuple[ShardJob, int]:

@@ -27,7 +27,15 @@ from dnadiff.supervised.classifier import (
     pool_features,
     pooled_width,
 )
-from dnadiff.supervised.items import Items, Report, TaskData, TaskModel, no_report, strand_batches
+from dnadiff.supervised.items import (
+    Items,
+    Report,
+    TaskData,
+    TaskModel,
+    flipped_rows,
+    no_report,
+    strand_batches,
+)
 from dnadiff.supervised.targets import RegressionTarget, TaskTarget
 
 if TYPE_CHECKING:
@@ -393,10 +401,8 @@ class PromoterMotif(SklearnModel):
         lengths = items.lengths.numpy()
         scores = best_scores(bases, lengths, self.spacer_penalty)
         if not stranded:
-            complement = np.where(bases < UNKNOWN, 3 - bases, UNKNOWN)
-            place = lengths[:, None] - 1 - np.arange(bases.shape[1])
-            other = np.take_along_axis(complement, np.maximum(place, 0), 1)
-            other = np.where(place >= 0, other, UNKNOWN)
+            complement = torch.from_numpy(np.where(bases < UNKNOWN, 3 - bases, UNKNOWN))
+            other = flipped_rows(complement, items.lengths, UNKNOWN).numpy()
             scores = np.maximum(scores, best_scores(other, lengths, self.spacer_penalty))
         return scores[:, None]
 

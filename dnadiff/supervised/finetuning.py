@@ -48,6 +48,7 @@ from dnadiff.supervised.networks import (
 from dnadiff.supervised.protocol import FixedSplit
 from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser, resolved
+from dnadiff.weights.tensors import fingerprint
 
 AUTO = "auto"  # a value that suits the task
 PATIENCE = 5
@@ -193,7 +194,7 @@ class TaskStudy:
         if backbone.reads_both_strands:
             about["strands"] = "merged unless stranded"
         about_untrained = {"untrained": self.loaded.config["backbone"], **about}
-        weights = saved.weights_digest(backbone)
+        weights = fingerprint(backbone)[:12]
         about_trained = {"weights": weights, "step": self.loaded.step, **about}
         models: dict[str, TaskModel] = {self.kmer_row: KmerLogistic(self.tokenizer, self.kmer)}
         for name, baseline in (self.baselines or {}).items():
@@ -416,7 +417,7 @@ class TaskStudy:
             "tokenizer": self.tokenizer.config(),
             "pretrained": {
                 **origin,
-                "weights": saved.weights_digest(network),
+                "weights": fingerprint(network)[:12],
                 **({"columns": columns} if columns else {}),
             },
         }

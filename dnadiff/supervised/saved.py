@@ -367,15 +367,6 @@ def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     return digest.hexdigest()[:12]
 
 
-def weights_digest(network: nn.Module) -> str:
-    """12 hexadecimal digits that change with any weight of the network."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(network.state_dict().items()):
-        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(name.encode() + content.numpy().tobytes())
-    return digest.hexdigest()[:12]
-
-
 def slug(name: str) -> str:
     """The name as part of a file name: only letters, digits, dot, dash and underscore."""
     return re.sub(r"[^\w.-]+", "_", name)

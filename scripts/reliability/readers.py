@@ -716,9 +716,9 @@ def torch_weights(folder: Path) -> None:
 
 
 def weights(network: object) -> str:
-    from dnadiff.supervised.saved import weights_digest
+    from dnadiff.weights.tensors import fingerprint
 
-    return weights_digest(network)
+    return fingerprint(network)[:12]
 
 
 def read_published(folder: Path, path: Path) -> object:

@@ -112,8 +112,6 @@ class Backend(ABC):
             to float32.
         fused_gated_scan: `gated_scan` is one kernel; otherwise the facade calls scan and gate
             separately.
-        fused_add_norm: `add_norm` is one kernel; otherwise the facade adds and normalizes
-            separately.
         max_states: the largest number of states per channel.
         lacks_states: why it can neither start from states nor return them; empty if it can.
     """
@@ -121,7 +119,6 @@ class Backend(ABC):
     device_type: str | None = None
     keeps_dtype = False
     fused_gated_scan = False
-    fused_add_norm = False
     max_states: float = math.inf
     lacks_states = ""
 

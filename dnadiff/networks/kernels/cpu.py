@@ -344,7 +344,6 @@ class CppBackend(TorchOperations):
     """float32 tensors on the CPU, in C++ compiled for this processor."""
 
     device_type = "cpu"
-    fused_add_norm = True
 
     def description(self) -> str:
         """The vector instructions in use, and the library of matrix products if it is not PyTorch's

@@ -432,11 +432,7 @@ def add_norm(
     """
     _check_shape("added", added, x.shape, " as x")
     _check_shape("weight", weight, x.shape[-1:])
-    backend = _rowwise(scan, x, added, weight)
-    if backend.fused_add_norm:
-        return backend.add_norm(x, added, weight, eps)
-    total = x if added is None else x + added
-    return total, rms_norm(total, weight.to(total.dtype), eps, scan=scan).to(weight.dtype)
+    return _rowwise(scan, x, added, weight).add_norm(x, added, weight, eps)
 
 
 def _product(x: Tensor, weight: Tensor, scan: str) -> Backend:

@@ -302,7 +302,6 @@ class TritonBackend(TorchOperations):
     device_type = "cuda"
     keeps_dtype = True
     fused_gated_scan = True
-    fused_add_norm = True
     max_states = 64
 
     def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
