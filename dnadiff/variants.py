@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from annotated_types import Interval
 from pydantic import Field, model_validator
 
-from dnadiff.fields import PositiveInt
+from dnadiff.fields import PositiveInt, as_list
 from dnadiff.options.base import MODEL, Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
@@ -70,6 +70,8 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     output: str | None = None
     """.tsv, .tsv.gz, .vcf, .vcf.gz, .parquet; null: variants.tsv in the run folder; with a JSON
     file next to it"""
+    filter: str | list[str] | None = None
+    """of a VCF: score rows with this FILTER, such as PASS or [PASS,q10]; null: all"""
     on_mismatch: Literal["error", "skip", "flag"] = "error"
     """REF differs from the genome: skip leaves the row out, flag marks it"""
     window: PositiveInt | None = None
@@ -113,6 +115,8 @@ class VariantsOptions(ModelOptions, ShardedOptions):
                 "give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose "
                 "variants are all scored)"
             )
+        if self.filter is not None and self.vcf is None:
+            raise ValueError("filter chooses rows of vcf=; leave it out, or give a VCF file")
         for key in ("deletions", "feature", "report") if self.saturate is None else ():
             if getattr(self, key):
                 raise ValueError(
@@ -176,8 +180,14 @@ def variants(options: VariantsOptions) -> list[Job]:
     genome = Genome.open(options.genome)
     on_strands = is_fine_tuned and model.stranded
     regions: list[Region] = []
+    filters = [] if options.filter is None else as_list(options.filter)
     if options.saturate is None:
         source: VariantSource = open_source(str(options.vcf))
+        if filters and not source.header:
+            raise ValueError(
+                f"filter={options.filter} chooses rows of a VCF or BCF file, and {options.vcf} is "
+                "a table; leave filter out"
+            )
     else:
         regions = read_regions(options.saturate, genome.lengths, options.feature)
         reverse = sum(region.strand == "-" for region in regions)
@@ -202,6 +212,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         scored = methods.AlignedGenome.open(genome, options.alignment, options.stranded)
         aligned = scored.alignment
     added = {} if aligned is None else {"alignment": aligned.identity}
+    added |= {"filter": filters} if filters else {}
     make = partial(
         work.VariantJob,
         source=source,
@@ -210,7 +221,8 @@ def variants(options: VariantsOptions) -> list[Job]:
         mismatch_is_error=options.on_mismatch == "error",
     )
     is_fixed = is_fine_tuned and model.limits.fixed is not None
-    alleles = variant.Alleles(genome, window, options.on_mismatch == "skip", fixed_length=is_fixed)
+    skips = options.on_mismatch == "skip"
+    alleles = variant.Alleles(genome, window, skips, is_fixed, filters)
     if is_fine_tuned:
         target = model.classes[model.number_of(options.target)]
         writer.predicted = model.target.contrast_name(target)

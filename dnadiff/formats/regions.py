@@ -564,7 +564,7 @@ class VcfSource(VariantSource):
     """The lines of a VCF file: plain, gzip or bgzip.
 
     Raises:
-        FileNotFoundError, ValueError: if it is not a complete VCF file with a line for each contig.
+        FileNotFoundError, ValueError: if it is not a complete VCF file.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -589,11 +589,6 @@ class VcfSource(VariantSource):
             if "ID" in found:
                 length = found.get("length", "")
                 self.contigs[found["ID"]] = int(length) if _INTEGER.fullmatch(length) else 0
-        if not self.contigs:
-            raise ValueError(
-                f"{path} has no ##contig lines, so its assembly cannot be checked; add them with "
-                "bcftools reheader --fai genome.fa.fai"
-            )
 
     def _lines(self) -> Generator[str]:
         with open_text(self.name) as file:
@@ -609,11 +604,6 @@ class VcfSource(VariantSource):
         for number, line in islice(rows, first, last):  # rows before are not taken apart
             where = f"{self.name}: line {number}"
             cells = _cells(where, line, columns)
-            if cells[0] not in self.contigs:
-                raise ValueError(
-                    f"{where}: the header has no ##contig line of {cells[0]}; add it, as with "
-                    "bcftools reheader --fai genome.fa.fai"
-                )
             chrom, pos, name, ref, alt = cells[:5]
             yield row_of(where, chrom, pos, name, ref, alt, line)
 

@@ -5,7 +5,7 @@ made here."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -144,12 +144,14 @@ class Alleles:
             edits.
         fixed_length: leave out alleles whose windows have fewer than `window` bases, which the
             network does not accept.
+        filters: leave out rows of VCF whose FILTER has none of these; `.` is PASS. Empty: all rows.
     """
 
     reference: Reference
     window: int
     skip_mismatches: bool = False
     fixed_length: bool = False
+    filters: Collection[str] = ()
 
     def record(self, chrom: str, where: str) -> str:
         """The record that a name means; ValueError if the genome has none."""
@@ -164,6 +166,11 @@ class Alleles:
                 allele that is not one of nucleotides.
         """
         record = self.record(row.chrom, row.where)
+        if self.filters:
+            text = row.text.split("\t", 7)[6]
+            given_filters = {"PASS"} if text == "." else {*text.split(";")}
+            if not given_filters & {*self.filters}:
+                return [Skipped(f"FILTER is {text}")] * len(row.alts), ""
         start = row.pos - 1
         ref = row.ref.upper()
         length = self.reference.lengths[record]

@@ -95,7 +95,8 @@ class Table:
         """What precedes the first row.
 
         Args:
-            contigs: name to length of those that the rows may be on.
+            contigs: name to length of those that the rows may be on and the source does not
+                declare.
         """
         return ("\t".join(self.names) + "\n").encode()
 
@@ -171,9 +172,9 @@ class Vcf(Table):
             own.append(f"##INFO=<ID={MISMATCH},{about}>")
         *lines, columns = source.header or [
             "##fileformat=VCFv4.2",
-            *(f"##contig=<ID={name},length={length}>" for name, length in contigs.items()),
             "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO",
         ]
+        lines += [f"##contig=<ID={name},length={size}>" for name, size in contigs.items()]
         names = [header_fields(line, "INFO").get("ID") for line in lines]
         if replaced := [name for name in (*self.columns, MISMATCH) if name in names]:
             log.warning(
@@ -446,6 +447,8 @@ class VariantJob(ResumableJob):
 
     def header(self) -> bytes:
         contigs = self.summary.contigs(self.scorer.alleles.reference.lengths)
+        if known := self.source.contigs:
+            contigs = {name: contigs[name] for name in self.summary.records if name not in known}
         return self.writer.header(self.source, contigs)
 
     def fold(self, result: Result) -> tuple[bytes, int]:

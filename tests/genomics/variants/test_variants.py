@@ -100,6 +100,41 @@ def test_a_vcf_file_gets_a_table(cli, trained, inputs, tmp_path):
     ]
 
 
+def test_rows_that_fail_a_filter_are_left_out_and_counted(cli, trained, inputs, tmp_path):
+    text = (tmp_path / "x.vcf").read_text().replace("PASS", "q10;s50", 2)
+    (tmp_path / "x.vcf").write_text(text)
+    for name, chosen, number in (("y", "PASS", 5), ("z", "[PASS,s50]", 8)):
+        given = f"filter={chosen}", f"output={name}.tsv"
+        status, _, err = cli("variants", f"checkpoint={trained}", *inputs, *given)
+        assert status == 0, err
+        assert len(read(f"{name}.tsv")) == number
+        skipped = json.loads((tmp_path / f"{name}.tsv.json").read_text())["skipped"]
+        assert skipped.get("FILTER is q10;s50", 0) == (4 if name == "y" else 0)
+    again = "filter=PASS", "output=z.tsv", "resume=true"
+    status, _, err = cli("variants", f"checkpoint={trained}", *inputs, *again)
+    assert status == 1 and "names other settings" in err
+    (tmp_path / "t.tsv").write_text("chrom\tpos\tref\talt\nchr1\t8\tA\tC\n")
+    for source, message in (("vcf=t.tsv", "and t.tsv is a table"), ("saturate=chr1:1-9", "vcf=")):
+        given = "genome=g.fa", source, "filter=PASS", "output=w.tsv"
+        status, _, err = cli("variants", f"checkpoint={trained}", *given)
+        assert status == 1 and message in err and not (tmp_path / "w.tsv").exists()
+
+
+def test_contig_lines_that_a_vcf_lacks_are_those_of_the_genome(cli, trained, inputs, tmp_path):
+    text = (tmp_path / "x.vcf").read_text().replace("chr2\t", "2\t")
+    one, two = "##contig=<ID=chr1,length=420>\n", "##contig=<ID=chr2,length=300>\n"
+    assert one in text and two in text
+    for name, without in (("y", two), ("z", one + two)):
+        (tmp_path / "x.vcf").write_text(text.replace(without, ""))
+        status, _, err = cli("variants", f"checkpoint={trained}", *inputs, f"output={name}.vcf.gz")
+        assert status == 0, err
+        lines = gzip.decompress((tmp_path / f"{name}.vcf.gz").read_bytes()).decode().split("\n")
+        assert sorted(line for line in lines if line.startswith("##contig")) == [
+            "##contig=<ID=2,length=300>",
+            one.strip(),
+        ]
+
+
 def test_every_format_has_the_same_numbers(cli, trained, inputs):
     for name in ("y.tsv", "y.parquet", "y.vcf", "Y.VCF.GZ"):
         status, _, err = cli("variants", f"checkpoint={trained}", *inputs, f"output={name}")
@@ -346,11 +381,7 @@ def test_an_unsorted_file_keeps_its_order(cli, trained, inputs, tmp_path):
             "different assembly",
         ),
         ("TT\t", "TX\t", "is not an allele of nucleotides"),
-        (
-            "##contig=<ID=chr1,length=420>\n",
-            "##contig=<ID=chr3,length=420>\n",
-            "no ##contig line of chr1",
-        ),
+        ("chr2\t90", "chr9\t90", "the genome lacks a contig: no record is called chr9"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(
