@@ -9,7 +9,7 @@ from annotated_types import Interval
 from pydantic import model_validator
 
 from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveFraction, PositiveInt
-from dnadiff.options.base import Group, ModelOptions, PlacedOptions, ShardedOptions, group
+from dnadiff.options.base import Group, ModelOptions, PlacedOptions, Reported, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.objects import PACKAGE, build, check, without_key
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
     from dnadiff.model import Model
 
-ONLY_WITH_REWARD = ("target", "report", "real", "beta", "pilot", "num_draws")
+ONLY_WITH_REWARD = ("target", "beta", "pilot", "num_draws")
 DEFAULT_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
 # What samples depend on, besides names of files.
 VALUES = (
@@ -33,7 +33,7 @@ CONDITIONS = (
 )
 
 
-class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions):
+class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     """Write synthetic sequences from a trained model.
 
     python -m dnadiff.sample checkpoint=RUN num_samples=100 length=512 output=samples.fa
@@ -119,8 +119,6 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions):
     num_draws: Natural = 8
     """with a reward, or several lengths of input=: network calls for the bound on each
     log-probability; 0 leaves it out, and with input= tries one length"""
-    report: str | None = None
-    """.html page about designs: reward against likelihood, logo, k-mers, diversity"""
     real: str | None = None
     """of the page: FASTA of real sequences to compare with; null: held-out windows of the model's
     data"""
@@ -140,6 +138,11 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions):
         if self.write == "designed" and self.infill is None:
             raise ValueError(
                 "write=designed is for infill=, which has flanks to leave out; leave write out"
+            )
+        if self.real is not None and self.report is None:
+            raise ValueError(
+                "real= has the sequences that the page of report= compares samples with; set "
+                "report=report.html too"
             )
         for one, other in (
             *(("input", key) for key in (*CONDITIONS[:-1], "length", "gc", "resample", "reward")),
@@ -189,7 +192,7 @@ def sample(options: SampleOptions) -> list[Job]:
     from dnadiff.design import designs, generate, pilot, reward, samples, translation
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
-    from dnadiff.jobs.journal import temporary_path
+    from dnadiff.genomics.metrics.designs import real_windows
     from dnadiff.model import Model
     from dnadiff.store import disk, files
     from dnadiff.weights import checkpoint
@@ -257,6 +260,10 @@ def sample(options: SampleOptions) -> list[Job]:
         "sampler": settings,
         "device": model.device.type,
     }
+    real: list[Any] = []
+    if options.real is not None and is_dna:
+        shown = (target.shown for target in request.evenly_spaced())
+        real = real_windows(options.real, min(end - start for start, end in shown))
     resample = bool(options.resample)
     kind: type[samples.SampleJob] = samples.SampleJob
     of_design: dict[str, Any] = {}
@@ -311,15 +318,7 @@ def sample(options: SampleOptions) -> list[Job]:
         settings_of_output |= {"pilot": size} if beta.is_automatic else {}
         kind = designs.DesignJob
         about = given | ({} if method.uses_beta else {"beta": None})
-        of_design |= {"beta": beta, "pilot": size, "design": about}
-        if options.report is not None and options.shard is None:  # shards have none
-            from dnadiff.report.designs import DesignPage  # loads Lightning: not for sampling alone
-
-            found = output.is_file() or temporary_path(output, "journal").is_file()
-            replace = options.overwrite or (options.resume and found)
-            parts = {"designer": made, "request": request, "model": model.loaded}
-            opened = options.into(DesignPage, path=options.report, **parts, replace=replace)
-            of_design["page"] = lambda: opened.write(output, options.overrides)
+        of_design |= {"beta": beta, "pilot": size, "design": about, "real": real}
     weighted = generate.check_weights(generator, request, resample, is_dna, options.length)
     label = options.label
     changed = {
@@ -367,13 +366,6 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
         return None
     from dnadiff.design.method.base import DesignMethod
 
-    if options.report is not None and not options.report.lower().endswith(".html"):
-        raise ValueError(f"report {options.report} has another format; its name must end in .html")
-    if options.real is not None and options.report is None:
-        raise ValueError(
-            "real= has the sequences that the page of report= compares designs with; set "
-            "report=report.html too"
-        )
     if options.gc is not None:
         raise ValueError(
             "gc and reward exclude each other; set reward=gc target=0.5, or add "

@@ -2,7 +2,7 @@
 same model next to it, and an inverse temperature that these may choose."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,17 @@ from numpy import ndarray
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import Designer
 from dnadiff.design.pilot import Beta, Choice, Pilot, refined
+from dnadiff.design.request import starting_from
 from dnadiff.design.samples import SampleJob, numbers_of, record_of
 from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.genomics.metrics.composition import evenly_spaced
 from dnadiff.genomics.metrics.designs import DesignTable, sixmer_distance
 from dnadiff.jobs.job import Result
 from dnadiff.jobs.journal import is_compressed
 from dnadiff.progress import log
 from dnadiff.store.disk import write_bytes
+
+_MIN_SCORED = 100  # real sequences, if there are fewer designs
 
 
 def unguided_path(output: Path) -> Path:
@@ -36,14 +40,14 @@ class DesignJob(SampleJob):
         beta: as given.
         pilot: number of unguided samples; 0 makes none.
         design: what the JSON file says of the reward and the method.
-        page: writes the page of designs.
+        real: bases of real sequences that get rewards and likelihoods too.
     """
 
     generator: Designer
     beta: Beta
     pilot: int
     design: JsonMap
-    page: Callable[[], object] | None = None
+    real: Sequence[ndarray] = ()
     mass = "log normalizing constant"
 
     def __post_init__(self) -> None:
@@ -179,15 +183,29 @@ class DesignJob(SampleJob):
         content["design"] = {**self.design, **reward, **design}
         if unguided is not None:
             content["unguided"] = unguided
+        if len(self.real):
+            content["real"] = self._of_real()
         return content
 
-    def after(self) -> None:
-        if self.page is not None:
-            self.page()
-
-    def found_complete(self) -> None:
-        super().found_complete()
-        self.after()
+    def _of_real(self) -> JsonDict:
+        """Rewards of real sequences, as many as there are designs and at least 100, and their
+        log-probabilities in nats per base."""
+        generator = self.generator
+        letters = np.frombuffer(b"ACGT", np.uint8)
+        kept = evenly_spaced(len(self.real), max(self.content["records"], _MIN_SCORED))
+        texts = [letters[self.real[i]].tobytes().decode() for i in kept]
+        request = starting_from(generator.tokenizer, [("real", text) for text in texts], 1)
+        found: JsonDict = {"reward": [], "log_prob": []}
+        for start in range(0, len(texts), self.batch_size):
+            numbers = range(start, min(start + self.batch_size, len(texts)))
+            found["reward"] += generator.goal.reward([texts[i] for i in numbers]).tolist()
+            if generator.num_draws:
+                targets = [request[i] for i in numbers]
+                tokens = [target.start for target in targets if target.start is not None]
+                batch = SampleBatch(targets, tokens, 0, 0, None)
+                bounds = generator.bounds(batch, numbers, generator.num_draws, self.seed)
+                found["log_prob"] += (bounds / len(texts[0])).tolist()
+        return found
 
     def table(self) -> dict[str, str]:
         design = self.content["design"]

@@ -166,9 +166,9 @@ class Pilot:
         sd = float(rewards.std())
         if sd < 1e-9 * max(1.0, abs(float(self.rewards.mean()))):
             raise ValueError(
-                f"reward {name} is {self.rewards[0] + 0.0:g} for all {len(rewards)} unguided samples, so "
-                "there is nothing to choose beta by; choose another reward or length, or set beta "
-                "to a number"
+                f"reward {name} is {self.rewards[0] + 0.0:g} for all {len(rewards)} unguided "
+                "samples, so there is nothing to choose beta by; choose another reward or length, "
+                "or set beta to a number"
             )
         number = beta.number / sd
         levels: dict[str, float] = {}

@@ -241,20 +241,6 @@ def wasserstein(a: ndarray, b: ndarray) -> float:
     return float(wasserstein_distance(np.quantile(a, levels), np.quantile(b, levels)))
 
 
-def pareto_front(x: ndarray, y: ndarray) -> ndarray:
-    """Indices of the points (x, y) that no other point exceeds in one coordinate and reaches in the
-    other, by ascending x.
-
-    Equal points are represented by the first. Points with NaN have no place on the front.
-    """
-    known = np.flatnonzero(np.isfinite(x) & np.isfinite(y))
-    front: list[int] = []
-    for i in known[np.lexsort((known, -y[known], -x[known]))].tolist():
-        if not front or y[i] > y[front[-1]]:
-            front.append(i)
-    return np.array(front[::-1], int)
-
-
 def evenly_spaced(number: int, maximum: int) -> ndarray:
     """At most `maximum` of the indices of `number` items, evenly spaced."""
     return np.unique(np.linspace(0, number - 1, min(maximum, number)).astype(int))

@@ -27,9 +27,11 @@ from dnadiff.genomics.metrics.composition import (
     kmer_counts,
     wasserstein,
 )
+from dnadiff.genomics.metrics.memorization import cut, read_bases
 
 _COLUMNS = ("reward", "log_prob", "log_weight", "longest_match")
 _NUM_SPLITS = 40  # random sets of real sequences
+_MIN_REAL = 4
 _FEW_SPLITS = 10  # of unguided samples
 
 
@@ -151,6 +153,18 @@ class DesignComparison:
     design_gc: ndarray
     real_gc: ndarray
     num_compared: int
+
+
+def real_windows(path: str, length: int) -> list[ndarray]:
+    """At most 2,000 windows of the records of a FASTA file, evenly spaced, without unknown bases; a
+    ValueError if there are fewer than 4."""
+    found = cut(read_bases(path), length, max_unknown=0)
+    if len(found) < _MIN_REAL:
+        raise ValueError(
+            f"real {path} has {len(found)} windows of {length:,} bases, the length of the samples; "
+            f"give at least {_MIN_REAL}"
+        )
+    return [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
 
 
 def sixmer_distance(

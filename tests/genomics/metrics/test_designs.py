@@ -7,38 +7,8 @@ import pytest
 
 from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.genomics.metrics import designs
-from dnadiff.genomics.metrics.composition import as_bases, pareto_front
+from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.genomics.metrics.designs import DesignTable, compare_designs, information, mean_hamming
-
-
-def test_the_pareto_front_of_known_points():
-    points = [
-        (0, 5),
-        (1, 4),
-        (1, 3),
-        (2, 4),
-        (3, 1),
-        (3, 1),
-        (2.5, 1),
-        (0, 4),
-        (np.nan, 9),
-        (4, -2),
-    ]
-    x, y = np.array(points, float).T
-    assert pareto_front(x, y).tolist() == [0, 3, 4, 9]  # (0, 5), (2, 4), the first (3, 1), (4, -2)
-    assert pareto_front(np.array([np.nan]), np.array([1.0])).tolist() == []
-
-
-def test_every_other_point_is_dominated_by_the_front():
-    x, y = np.random.default_rng(0).integers(0, 12, (2, 200)).astype(float)
-    front = pareto_front(x, y)
-    better = [((x >= x[i]) & (y >= y[i]) & ((x > x[i]) | (y > y[i]))).any() for i in range(200)]
-    assert (
-        not np.array(better)[front].any()
-        and (np.diff(x[front]) > 0).all()
-        and (np.diff(y[front]) < 0).all()
-    )
-    assert {(x[i], y[i]) for i in range(200) if not better[i]} == set(zip(x[front], y[front]))
 
 
 def test_the_mean_hamming_distance_is_that_of_all_pairs():
