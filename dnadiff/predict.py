@@ -11,6 +11,7 @@ from dnadiff.jobs.job import Job
 from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
+from dnadiff.store.files import resolve
 
 TABLES = (".tsv", ".tsv.gz", ".parquet")
 PLACES = ("genome", "regions", "feature", "spliced", "alignment")
@@ -70,13 +71,16 @@ class PredictOptions(PlacedOptions, ShardedOptions):
             raise ValueError(f"track_class={self.track_class} needs track=, the file to write")
         if self.track is not None:
             is_big_wig(self.track, "track")  # refuses other formats
+            if self.spliced:
+                raise ValueError(
+                    "a track has values of a genome, not of spliced=true; leave one out"
+                )
         return self
 
 
 @command(PredictOptions)
 def predict(options: PredictOptions) -> list[Job]:
     """The table of predictions, with its track."""
-    from dnadiff.store.files import resolve
     from dnadiff.supervised import ensemble, predictions
 
     output = options.output_path("predictions.tsv")

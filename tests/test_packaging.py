@@ -139,6 +139,7 @@ def test_all_has_every_optional_feature_and_leaves_out_what_has_no_wheel():
         "test",
         "docs",
         "align",
+        "explain",
         "cuda",
         "triton",
     }

@@ -3,12 +3,10 @@ and rewards for composition, motifs, restriction sites, a target value and weigh
 
 The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 
-import io
 import itertools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import FunctionType
 from typing import TypeAlias, TypeVar
 
@@ -19,20 +17,17 @@ from numpy.typing import ArrayLike
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
 from dnadiff.fields import Fraction, PositiveInt, as_list, checked
+from dnadiff.formats.motifs import log_odds, read_jaspar
 from dnadiff.formats.nucleotides import reverse_complement
-from dnadiff.formats.regions import filled_lines, listing
 from dnadiff.store.address import shown
 from dnadiff.store.disk import hash_file
-from dnadiff.store.files import read_text, resolve
+from dnadiff.store.files import resolve
 
 Values: TypeAlias = ndarray  # (S,) float64
 R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
 _BASES = "ACGT"
-_ROWS = ("row 1", "row 2", "row 3", "row 4")  # of a matrix without letters, in the same order
-_COUNT = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
-_PSEUDOCOUNT = 0.8  # in total for each position, as JASPAR's tools have it
 
 
 class Reward(Configurable, ABC):
@@ -415,55 +410,6 @@ def letter_matches(motif: str) -> ndarray:
             f"reward.motif {motif!r} allows every sequence; give at least one letter other than N"
         )
     return np.where(codes[:, None] == FREE, 0.0, (codes[:, None] >> np.arange(4)) & 1)
-
-
-def log_odds(counts: ndarray) -> ndarray:
-    """Log-odds in bits (W, 4) of counts against equal base frequencies."""
-    share = (counts + _PSEUDOCOUNT / 4) / (counts.sum(-1, keepdims=True) + _PSEUDOCOUNT)
-    return np.log2(share * 4)
-
-
-def read_jaspar(path: str | Path, name: str | None = None) -> ndarray:
-    """The counts (W, 4) of one matrix of a file in JASPAR format, or in its raw format, whose rows
-    have no letters; raises ValueError naming the file and the line or the matrix if there is none,
-    or if one is damaged."""
-    source = f"reward.matrix {shown(path)}"
-    found = list[tuple[str, dict[str, list[float]]]]()
-    for number, line in filled_lines(io.StringIO(read_text(path, 1 << 24))):
-        base, *cells = re.findall(r"[^\s\[\]]+", line) or [""]
-        rows = found[-1][1] if found else {}
-        if _COUNT.fullmatch(base):
-            base, cells = f"row {len(rows) + 1}", [base, *cells]
-        if line.startswith(">"):
-            found.append((" ".join(line[1:].split()), {}))
-        elif found and base in {*_BASES, *_ROWS} - {*rows} and all(map(_COUNT.fullmatch, cells)):
-            rows[base] = [*map(float, cells)]
-        else:
-            raise ValueError(
-                f"{source}: line {number} is {line[:40]!r}, expected >ID NAME or a row of "
-                "counts of A, C, G or T, such as 'A [ 3 0 1 ]'; correct the line"
-            )
-    for title, rows in found:
-        if {*rows} not in ({*_BASES}, {*_ROWS}) or len({*map(len, rows.values())}) != 1:
-            sizes = ", ".join(f"{len(row)} of {base}" for base, row in rows.items()) or "none"
-            raise ValueError(
-                f"{source}: the matrix {title} has rows with different numbers of counts "
-                f"({sizes}), expected as many for each of A, C, G and T; complete it"
-            )
-    chosen = [one for one in found if name is None or name in (one[0], *one[0].split(" ", 1))]
-    if len(chosen) != 1:
-        called = "" if name is None else f" called {name}"
-        raise ValueError(
-            f"{source} has {len(chosen)} matrices{called}; set reward.name to one of "
-            f"{listing([title for title, _ in found]) or 'those of another file'}"
-        )
-    counts = np.array([row for _, row in sorted(chosen[0][1].items())]).T
-    if not counts.size or not np.isfinite(counts).all() or not counts.any(-1).all():
-        raise ValueError(
-            f"{source}: the matrix {chosen[0][0]} has a position without counts, or a count that "
-            "is no number; correct it"
-        )
-    return counts
 
 
 class RestrictionSites(Reward):

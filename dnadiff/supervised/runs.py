@@ -19,7 +19,7 @@ DESCRIPTION = "model.json"
 RUN = "finetune.yaml"
 MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
 
-_CLASSIFYING = ("predict", "variants")  # commands that take classifiers
+_CLASSIFYING = ("predict", "variants", "explain")  # commands that take classifiers
 
 _SEED = re.compile(r"seed_(\d+)")
 
