@@ -33,8 +33,8 @@ Config = dict[str, Any]  # a configuration: nested dicts of plain values
 Group = dict[str, Any]
 Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]
 MODEL = (
-    "a bundled model (ecoli, yeast, human_chr20, multi), a run folder, a .ckpt file, latest, an "
-    "exported or published folder, hf:ORG/NAME@REVISION (docs/models.md)"
+    "a bundled model (ecoli, enterobacteria, yeast, human_chr20, multi), a run folder, a .ckpt "
+    "file, latest, an exported or published folder, hf:ORG/NAME@REVISION (docs/models.md)"
 )
 Checkpoint = Annotated[str, Field(description=MODEL)]
 Draws = Annotated[

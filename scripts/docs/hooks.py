@@ -20,6 +20,7 @@ OUTSIDE = (
     "genomic_benchmarks/README.md",
     "genomic_benchmarks/protocol.md",
     "dnadiff/bundled/ecoli/README.md",
+    "dnadiff/bundled/enterobacteria/README.md",
     "dnadiff/bundled/yeast/README.md",
     "dnadiff/bundled/human_chr20/README.md",
     "dnadiff/bundled/multi/README.md",
