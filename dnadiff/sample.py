@@ -211,6 +211,8 @@ def sample(options: SampleOptions) -> list[Job]:
     samples.check_suffix(output, is_dna)
     model.conditioned(options.label, options.guidance)
     if options.input is None:
+        if (model.loaded.config.get("data") or {}).get("lengths"):
+            log.warning("trained on pairs: without input=sources.txt this model writes free text")
         request = make_request(options, model)
     else:
         each = options.num_samples if any(options.given("num_samples")) else 1

@@ -79,6 +79,12 @@ def test_targets_have_a_likelihood_given_their_sources(cli, runs, tmp_path, name
     assert content["groups"]["all"]["tokens"] == tokens
 
 
+def test_free_text_of_a_model_of_pairs_comes_with_a_remark(cli, runs):
+    args = [f"checkpoint={runs / 'mdlm'}", "num_samples=1", "accelerator=cpu", "output=x.txt"]
+    status, _, err = cli("sample", *args)
+    assert status == 0 and "without input=sources.txt this model writes free text" in err
+
+
 def test_the_best_length_is_kept(runs):
     model = Model(checkpoint.load(runs / "mdlm"))
     request = read_sources(str(runs / "sources.txt"), model.loaded, 2, 3)

@@ -2,6 +2,9 @@
 they are refused for."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -29,6 +32,24 @@ def run(request, tmp_path_factory):
     args += ["trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.accelerator=cpu"]
     train.start([*args, f"hydra.run.dir={folder / request.param}"])
     return folder / request.param
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_a_network_of_vectors(kind, tmp_path):
+    (tmp_path / "tiny.fa").write_text(">one\n" + "ACGTTGA" * 300 + "\n")
+    args = ["data=fasta", "data.path=tiny.fa", "data.length=32", "data.batch_size=4"]
+    args += ["data.max_valid_windows=4", "backbone.d_model=16", "backbone.n_layers=1"]
+    args += ["trainer.max_steps=2", "trainer.val_check_interval=2", "trainer.accelerator=cpu"]
+    args += ["process=gaussian", f"objective={kind}", "trainer.devices=2", "hydra.run.dir=run"]
+    command = [sys.executable, "-m", "dnadiff.train", *args]
+    own = ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE")
+    env = {key: value for key, value in os.environ.items() if key not in own}
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300, env=env
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["step"] == 2
 
 
 def records(path):

@@ -29,6 +29,7 @@ from dnadiff.training.module import DiffusionModule, TrainingData, saved_positio
 from dnadiff.training.optim import frozen_objects, peak_memory
 from dnadiff.training.trainer import (
     INSTEAD,
+    allow_unused,
     build_trainer,
     check_processes,
     check_sharded,
@@ -155,6 +156,7 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
         print(f"{run_dir} is complete already; to continue it, set trainer.max_steps higher")
         return read_json(run_dir / "metrics.json"), run_dir
     check_sharded(trainer, module.denoiser)
+    allow_unused(trainer, module.denoiser)
     sanity_check(module, data, trainer.strategy.root_device)
     chosen = config.get("logger") or {}
     trainer.loggers = build_loggers(chosen, run_dir, start_from is not None, writes)

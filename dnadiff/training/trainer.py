@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.optim import Optimizer
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.gaussian import VectorDenoiser
 from dnadiff.fields import Config, Json, PositiveInt, check_value, is_integer
 from dnadiff.networks.backbone.base import BlockBackbone, Peers
 from dnadiff.networks.backbone.context import ProcessGroupPeers
@@ -186,6 +187,13 @@ def check_sharded(trainer: Trainer, denoiser: BaseDenoiser) -> None:
             f"trainer.strategy fsdp2 does not fit this objective, expected ddp: it trains {names} "
             "besides the network; set trainer.strategy=ddp"
         )
+
+
+def allow_unused(trainer: Trainer, denoiser: BaseDenoiser) -> None:
+    """Let several processes train a network of noisy vectors, which does not use its embedding and
+    its head."""
+    if isinstance(trainer.strategy, DDPStrategy) and isinstance(denoiser, VectorDenoiser):
+        trainer.strategy._ddp_kwargs["find_unused_parameters"] = True
 
 
 def spread(denoiser: BaseDenoiser, per_window: int) -> Peers:
