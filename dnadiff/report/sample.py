@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from dnadiff.jobs.journal import is_compressed, open_bytes
 from dnadiff.plot.style import logo_figure, panel
 from dnadiff.progress import log
 from dnadiff.report import charts
-from dnadiff.report.page import Page, Picture, Section, Table, interval, shown
+from dnadiff.report.page import Page, Picture, Section, Table, interval
 from dnadiff.report.samples import divergences
 from dnadiff.weights import checkpoint
 
@@ -68,7 +68,7 @@ def page(result: Result, options: Any) -> Page:
         without = ""
         if "unguided" in content:
             without = f" against {content['unguided']['reward']['mean']:.3g} unguided"
-        reward = described(design["reward"])
+        reward = design["reward"]["_target_"].rpartition(".")[2]
         sentence = f"{count}: mean reward {design['mean']:.3g}{without}{size}. Reward: {reward}."
         sections.insert(0, Section("Designs and unguided samples", [_numbers(tables)]))
     return Page(
@@ -134,24 +134,21 @@ def _numbers(tables: Mapping[str, DesignTable]) -> Table:
 
 def _best(table: DesignTable) -> Table:
     """The records with the highest reward, each once, or the first ones."""
-    reward, log_prob = table.columns["reward"], _per_base(table)
     kept = evenly_spaced(len(table), MAX_SEQUENCES)
-    order = np.argsort(-np.nan_to_num(reward[kept]), kind="stable")
     letters = np.frombuffer(b"ACGTN", np.uint8)
-    rows: dict[str, list[Json]] = {}
-    for place in order.tolist():
-        i = int(kept[place])
-        text = letters[table.sequences[place]].tobytes().decode()
-        numbers = (reward[i], log_prob[i], table.columns["longest_match"][i])
-        row = [table.names[i], *(float(x) if np.isfinite(x) else None for x in numbers), text]
-        rows.setdefault(text, row)
-        if len(rows) == _LISTED:
-            break
-    head = ["name", "reward", "log p per base, nats", "longest match", "sequence"]
-    used = [c for c in range(5) if any(row[c] is not None for row in rows.values())]
-    caption = "The highest rewards, different sequences" if 1 in used else "The first sequences"
-    shown_rows = [[row[c] for c in used] for row in rows.values()]
-    return Table([head[c] for c in used], shown_rows, f"{caption}; the file has all.")
+    columns = {
+        "name": [table.names[i] for i in kept],
+        "reward": table.columns["reward"][kept],
+        "log p per base, nats": _per_base(table)[kept],
+        "longest match": table.columns["longest_match"][kept],
+        "sequence": [letters[each].tobytes().decode() for each in table.sequences],
+    }
+    frame = pandas.DataFrame(columns).drop_duplicates("sequence").dropna(axis=1, how="all")
+    caption = "The first sequences"
+    if "reward" in frame:
+        caption = "The highest rewards, different sequences"
+        frame = frame.sort_values("reward", ascending=False, kind="stable")
+    return Table([*frame], frame.head(_LISTED).values.tolist(), f"{caption}; the file has all.")
 
 
 def _real(options: Any, length: int) -> tuple[str, list[ndarray], bool] | None:
@@ -215,28 +212,6 @@ def _of_texts(content: Mapping[str, Json], output: Path) -> Page:
 
 
 def made(content: Mapping[str, Json]) -> JsonDict:
-    """How samples were made, in words."""
-    design = content.get("design", {})
-    found: JsonDict = {key: described(design[key]) for key in ("reward", "method") if key in design}
-    found |= {key: design[key] for key in ("target", "beta", "steering") if design.get(key)}
-    found |= {"reward calls": design["calls"]} if design else {}
-    sampler = {k: v for k, v in content["sampler_settings"].items() if v is not None}
-    found |= {"checkpoint": content["model"]["checkpoint"], "sampler": content["sampler"]}
-    found |= {"sampler settings": sampler, "network calls": content["network_calls"]}
-    return found | {"seed": content["seed"]} | dict(content["inputs"])
-
-
-def described(settings: Json) -> str:
-    """An object of the configuration in words: its class, and its settings that are neither null
-    nor empty."""
-    if isinstance(settings, Mapping):
-        inner = [
-            f"{key} {described(value)}"
-            for key, value in settings.items()
-            if key != "_target_" and value not in (None, [])
-        ]
-        name = settings.get("_target_", "").rpartition(".")[2]
-        return f"{name} ({', '.join(inner)})" if name and inner else name or ", ".join(inner)
-    if isinstance(settings, Sequence) and not isinstance(settings, str):
-        return " ".join(map(described, settings))
-    return shown(settings)
+    """How samples were made."""
+    keys = ("model", "sampler", "sampler_settings", "network_calls", "seed", "inputs")
+    return content.get("design", {}) | {key: content[key] for key in keys}

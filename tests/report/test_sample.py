@@ -13,7 +13,6 @@ from dnadiff.design.designs import unguided_path
 from dnadiff.design.reward import GCContent
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.designs import header_facts
-from dnadiff.report.sample import described
 
 RUN = ["length=24", "sampler.num_groups=4", "output=a.fa", "report=p/a.html", "batch_size=8"]
 DESIGN = ["reward=gc", "num_samples=8", "num_draws=2", "pilot=24"]
@@ -120,15 +119,3 @@ def test_wrong_options_end_in_one_line(cli, trained, tmp_path, message):
     assert status == 1 and message in err and "Traceback" not in err and err.count("error:") == 1
     assert not (tmp_path / "a.fa").exists() and not (tmp_path / ".a.fa.part").exists()
     assert (tmp_path / "old.html").read_text() == "kept"
-
-
-def test_configurations_in_words():
-    sites = {
-        "_target_": "dnadiff.design.reward.RestrictionSites",
-        "enzymes": ["EcoRI", "BsaI"],
-        "file": None,
-        "trust": [],
-    }
-    weighted = {"_target_": "x.Weighted", "terms": {"sites": sites}, "both": True}
-    expected = "Weighted (terms sites RestrictionSites (enzymes EcoRI BsaI), both yes)"
-    assert described(weighted) == expected
