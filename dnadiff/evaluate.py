@@ -8,12 +8,12 @@ from annotated_types import Interval
 from pydantic import Field
 
 from dnadiff.fields import Positive, PositiveInt
-from dnadiff.options.base import Draws, Group, ModelOptions, Protocol, Result, group
+from dnadiff.options.base import Draws, Group, ModelOptions, Protocol, Reported, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import table
 
 
-class EvaluateOptions(ModelOptions):
+class EvaluateOptions(ModelOptions, Reported):
     """Likelihood of held-out sequences with error bars, compared with Markov models fitted on the
     same training part.
 

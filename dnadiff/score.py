@@ -4,12 +4,12 @@ and the information content of each base."""
 from dnadiff.fields import PositiveInt
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import ModelOptions, PlacedOptions, ShardedOptions
+from dnadiff.options.base import ModelOptions, PlacedOptions, Reported, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 
-class ScoreOptions(PlacedOptions, ModelOptions, ShardedOptions):
+class ScoreOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     """The likelihood of each record of a FASTA file or region of a genome, and the information
     content of each base.
 

@@ -1,11 +1,11 @@
 """`python -m dnadiff.train`: train a model on a genome or a text."""
 
 from dnadiff.fields import PositiveInt
-from dnadiff.options.base import Group, Result, TrainingOptions, group
+from dnadiff.options.base import Group, Reported, Result, TrainingOptions, group
 from dnadiff.options.command import command
 
 
-class TrainOptions(TrainingOptions):
+class TrainOptions(TrainingOptions, Reported):
     """Train a masked diffusion model on a genome or a text.
 
         python -m dnadiff.train                                      E. coli, a small Caduceus

@@ -303,9 +303,11 @@ class TrainingOptions(Options):
     """of float32 matrix products; lower may be faster"""
 
     def recorded(self) -> dict[str, Any]:
-        """What the run records of its configuration: all keys but groups that were not chosen."""
+        """What the run records of its configuration: all keys but `report` and groups that were not
+        chosen."""
         values = dict(self)
-        return {k: v for k, v in values.items() if v is not None or k not in self.groups()}
+        left_out = {k for k in self.groups() if values[k] is None} | {"report"}
+        return {k: v for k, v in values.items() if k not in left_out}
 
 
 def device_of(accelerator: Accelerator) -> str:

@@ -1,0 +1,73 @@
+"""The page of `train`: loss, validation and speed by steps, and samples of sequence."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from dnadiff.options.base import Result
+from dnadiff.progress import duration
+from dnadiff.report import charts
+from dnadiff.report.page import Page, Picture, Section, Table
+
+if TYPE_CHECKING:
+    import pandas
+
+SAMPLES = "samples.csv"  # of a run folder: step, number, and the sequence
+_LOSSES = {
+    "train_nll": "training",
+    "valid_nll": "validation, averaged weights",
+    "valid_nll_live": "validation, live weights",
+}
+
+
+def page(result: Result, options: Any) -> Page:
+    """The page of a run folder."""
+    import pandas
+
+    folder = result.paths[0]
+    metrics = result.content
+    log = pandas.read_csv(folder / "metrics.csv")
+    losses = log.melt("step", list(_LOSSES), "part", "nats").dropna()
+    losses["part"] = losses["part"].map(_LOSSES)
+    pictures = [
+        Picture(
+            "loss",
+            "loss by steps, of training and validation",
+            "Nats per token of the batches of training, and of the validation part.",
+            chart=charts.lines(losses, "step", "nats", "part", titles={"nats": "nats per token"}),
+        )
+    ]
+    steps = log[log["train_loss"].notna()]
+    speed = steps.assign(speed=steps["tokens"].diff() / steps["seconds"].diff())
+    speed = speed[speed["speed"].map(math.isfinite) & (speed["speed"] > 0)]
+    if len(speed) > 1:
+        drawn = charts.lines(speed, "step", "speed", titles={"speed": "tokens per second"})
+        text = "Tokens per second since the step logged before."
+        pictures.append(Picture("speed", "tokens per second by steps", text, chart=drawn))
+    valid = log[log["valid_nll"].notna()]
+    rows = [
+        (int(r.step), int(r.tokens), duration(r.seconds), f"{r.valid_nll:.4f}")
+        for r in _rows(valid)
+    ]
+    table = Table(("step", "tokens", "time", "validation, nats per token"), rows, numbers=(2, 3))
+    best, last = metrics["best_valid_nll"], metrics["valid_nll"]
+    about = "not validated" if last is None else f"validation {last:.4f} nats per token"
+    if best is not None and best != last:
+        about += f", lowest {best:.4f}"
+    sentence = (
+        f"{metrics['step']:,} steps on {metrics['tokens']:,} tokens in "
+        f"{duration(metrics['seconds'])}: {about}."
+    )
+    sections = []
+    if (folder / SAMPLES).is_file():
+        samples = pandas.read_csv(folder / SAMPLES, keep_default_na=False)
+        parts = [(int(r.step), int(r.number), r.sequence) for r in _rows(samples)]
+        sections.append(Section("Samples", [Table(("step", "number", "sequence"), parts)]))
+    made = {k: metrics[k] for k in ("parameters", "tokens_per_second", "peak_memory_mb")}
+    made |= {"path": str(folder), "seed": options.seed}
+    return Page("Training", sentence, pictures, table if rows else None, sections, made)
+
+
+def _rows(frame: pandas.DataFrame) -> Any:
+    return frame.itertuples(index=False)

@@ -1,0 +1,83 @@
+"""Pages of commands from their finished files."""
+
+import importlib
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from dnadiff.options.base import Reported, Result
+from dnadiff.options.command import command_names, named
+from dnadiff.report import evaluate, score, train
+from dnadiff.report.page import write
+
+
+def chart_of(page, name):
+    (found,) = [picture for picture in page.pictures if picture.name == name]
+    return found.chart.to_dict(validate=False)
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_every_command_with_a_report_has_its_page(name):
+    if issubclass(named(name).options, Reported):
+        assert callable(importlib.import_module(f"dnadiff.report.{name}").page)
+
+
+def test_the_page_of_a_run_has_its_losses_and_validations(tmp_path):
+    columns = ["step", "tokens", "seconds", "train_loss", "train_nll", "lr"]
+    columns += ["valid_nll", "valid_nll_live"]
+    rows = [(5, 50, 1.0, 1.4, 1.4, 0.1, None, None), (10, 100, 2.0, 1.2, 1.3, 0.1, None, None)]
+    rows += [
+        (10, 100, 2.5, None, None, None, 1.25, 1.26),
+        (15, 150, 4.0, 1.1, 1.2, 0.1, None, None),
+    ]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "metrics.csv", index=False)
+    metrics = {"step": 15, "tokens": 150, "seconds": 4.0, "valid_nll": 1.25, "best_valid_nll": 1.25}
+    metrics |= {"parameters": 7, "tokens_per_second": 37, "peak_memory_mb": 9}
+    page = train.page(Result(metrics, (tmp_path,)), SimpleNamespace(seed=1))
+    assert page.sentence == "15 steps on 150 tokens in 0:04: validation 1.2500 nats per token."
+    assert page.table.rows == [(10, 100, "0:02", "1.2500")]
+    assert "validation, averaged weights" in str(chart_of(page, "loss"))
+    assert "50" in str(chart_of(page, "speed"))
+    assert "http:" not in write(page, tmp_path / "x.html").read_text().split("<script")[0]
+
+
+def test_the_page_of_an_evaluation_compares_groups_and_models(tmp_path):
+    group = {"bits": 1.9, "nll": 1.3, "perplexity": 3.7, "bits_low": 1.8, "bits_high": 2.0}
+    group |= {"tokens": 90, "se_mc": 0.1, "se_total": 0.1}
+    content = {
+        "is_dna": True,
+        "groups": {"all": group, "novel": {**group, "bits": 1.95}},
+        "markov": [{"order": 3, "groups": {"all": {"bits": 1.96, "perplexity": 3.9}}}],
+        "curve": {"visible": [0, 4], "bits": [2.0, 1.8], "se": [0.01, 0.02]},
+        "novelty": "against the training part of g.fa",
+        "part": "test",
+        "protocol": "NELBO",
+        "model": {"checkpoint": "/a/b/run"},
+        "data": {"name": "g.fa", "window": 64},
+    }
+    page = evaluate.page(Result(content), None)
+    assert page.sentence == (
+        "1.9000 bits per base (95 % interval 1.8000 to 2.0000) on 90 tokens of the test part; "
+        "the best Markov model needs 1.9600."
+    )
+    assert [row[:3] for row in page.table.rows] == [
+        ["this model", "all", "1.9000"],
+        ["this model", "novel", "1.9500"],
+        ["Markov order 3", "all", "1.9600"],
+    ]
+    assert "Markov order 3" in str(chart_of(page, "models"))
+    assert "'low': 1.9804" in str(chart_of(page, "curve"))
+    write(page, tmp_path / "x.html")
+
+
+def test_the_page_of_scores_weights_records_by_their_bases(tmp_path):
+    (tmp_path / "s.tsv").write_text(
+        "name\tlength\tcounted\tnats_per_base\tbits_per_base\tse_mc\ttotal_bits\n"
+        "a\t10\t10\t1.3\t1.9\t0.1\t19\nb\t30\t30\t1.1\t1.5\t0.1\t45\nc\t5\t0\tnan\tnan\tnan\tnan\n"
+    )
+    page = score.page(Result({"settings": {"window": 64}}, (tmp_path / "s.tsv",)), None)
+    assert page.sentence == "3 records, 40 bases: 1.600 bits per base."
+    assert page.table.rows[2] == ["c", 5, 0, None, None, None, None]
+    assert [picture.name for picture in page.pictures] == ["distribution", "lengths"]
+    write(page, tmp_path / "x.html")
