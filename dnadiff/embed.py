@@ -5,11 +5,11 @@ from typing import Literal
 
 from dnadiff.fields import PositiveInt
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, ShardedOptions
+from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, Reported, ShardedOptions
 from dnadiff.options.command import command
 
 
-class EmbedOptions(PlacedOptions, ShardedOptions):
+class EmbedOptions(PlacedOptions, ShardedOptions, Reported):
     """The network's features of each sequence, for classifiers, clustering and search.
 
         python -m dnadiff.embed checkpoint=RUN input=x.fa output=e.npz
@@ -48,6 +48,10 @@ def embed(options: EmbedOptions) -> list[Job]:
 
     output = options.output_path("embeddings.npz")
     writer_of(output, options.pool)
+    if options.report and options.pool == "none":
+        raise ValueError(
+            f"report {options.report} draws one vector for each sequence; set pool=mean or pool=max"
+        )
     if isinstance(options.input, list) and options.genome is None:
         raise ValueError(
             f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"

@@ -3,12 +3,15 @@
 import importlib
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
+from sklearn.decomposition import PCA
 
+from dnadiff.embed import EmbedOptions
 from dnadiff.options.base import Reported, Result
 from dnadiff.options.command import command_names, named
-from dnadiff.report import evaluate, score, train
+from dnadiff.report import embed, evaluate, score, train
 from dnadiff.report.page import write
 
 
@@ -80,4 +83,25 @@ def test_the_page_of_scores_weights_records_by_their_bases(tmp_path):
     assert page.sentence == "3 records, 40 bases: 1.600 bits per base."
     assert page.table.rows[2] == ["c", 5, 0, None, None, None, None]
     assert [picture.name for picture in page.pictures] == ["distribution", "lengths"]
+    write(page, tmp_path / "x.html")
+
+
+def test_principal_components_are_those_of_scikit_learn():
+    vectors = np.random.default_rng(0).normal(size=(20, 5)) * [9, 4, 1, 1, 1]
+    points, shares = embed.principal_components(vectors)
+    expected = PCA(2).fit(vectors)
+    assert np.allclose(np.abs(points), np.abs(expected.transform(vectors)))
+    assert np.allclose(shares, expected.explained_variance_ratio_)
+
+
+def test_the_page_of_embeddings_is_colored_by_the_names_of_regions(tmp_path):
+    vectors = np.float32([[0, 1, 0], [1, 0, 0], [np.nan] * 3, [3, 3, 3]])
+    names = np.array(["a", "b", "c", "d"])
+    chrom = np.array(["chr1", "chr2", "chr1", "chr1"])
+    np.savez(tmp_path / "e.npz", embeddings=vectors, name=names, chrom=chrom, settings="{}")
+    options = EmbedOptions(checkpoint="ecoli", input="x.fa")
+    page = embed.page(Result({}, (tmp_path / "e.npz",)), options)
+    assert page.sentence.startswith("4 sequences, 3 numbers each: two principal components hold")
+    assert [row[:2] for row in page.table.rows] == [["a", "chr1"], ["b", "chr2"], ["d", "chr1"]]
+    assert chart_of(page, "components")["encoding"]["color"]["field"] == "chrom"
     write(page, tmp_path / "x.html")

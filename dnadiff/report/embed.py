@@ -1,0 +1,73 @@
+"""The page of `embed`: the first two principal components of the sequences, by what the file says
+about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dnadiff.options.base import Result
+from dnadiff.report import charts
+from dnadiff.report.page import Page, Picture, Table
+from dnadiff.store.disk import read_npz
+
+_MOST_COLORS = 12
+_SHOWN = ("region_name", "chrom", "strand")  # the first one with two or more values is the color
+
+
+def page(result: Result, options: Any) -> Page:
+    """The page of the file of embeddings."""
+    import pandas
+
+    vectors, columns = read(result.paths[0])
+    known = np.isfinite(vectors).all(1)
+    if known.sum() < 3:
+        return Page("Embeddings", f"{known.sum()} sequences: too few for principal components.")
+    points, shares = principal_components(vectors[known])
+    about = pandas.DataFrame(columns)[known].reset_index(drop=True)
+    frame = about.assign(PC1=points[:, 0], PC2=points[:, 1])
+    groups = [k for k in _SHOWN if k in about and 1 < about[k].nunique() <= _MOST_COLORS]
+    color = groups[0] if groups else None
+    titles = {name: f"{name} ({100 * share:.0f} %)" for name, share in zip(("PC1", "PC2"), shares)}
+    drawn = charts.scatter(frame, "PC1", "PC2", color, tooltip=list(about), titles=titles)
+    text = "Each point is a sequence; % of the variance on the axes. Hover for its name."
+    label = "first two principal components of the sequences"
+    sentence = (
+        f"{len(vectors):,} sequences, {vectors.shape[1]:,} numbers each: two principal components "
+        f"hold {100 * sum(shares):.0f} % of the variance."
+    )
+    return Page(
+        "Embeddings",
+        sentence,
+        [Picture("components", label, text, chart=drawn, wide=True)],
+        Table(list(frame), frame.to_numpy().tolist()),
+        made={"checkpoint": options.checkpoint, **options.only("pool", "layer", "stranded")},
+    )
+
+
+def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The vectors (S, D) of a file, and the other columns (S,)."""
+    import pandas
+
+    if path.suffix == ".npz":
+        arrays = read_npz(path, ("embeddings", "name"))
+        vectors = arrays.pop("embeddings")
+        return vectors, {k: x for k, x in arrays.items() if x.shape == arrays["name"].shape}
+    if path.suffix == ".parquet":
+        frame = pandas.read_parquet(path)
+        return np.stack(frame.pop("embedding")), {k: frame[k].to_numpy() for k in frame}
+    import anndata
+
+    found = anndata.read_h5ad(path)
+    return np.asarray(found.X), {"name": found.obs_names.to_numpy(), **found.obs}
+
+
+def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates (S, 2) of centered vectors (S, D) on their first principal components, and the
+    share of the variance of each. The largest weight of a component is positive."""
+    left, scale, right = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
+    weights = right[:2]
+    signs = np.sign(weights[np.arange(len(weights)), np.abs(weights).argmax(1)])
+    return left[:, :2] * scale[:2] * signs, scale[:2] ** 2 / (scale**2).sum()
