@@ -18,10 +18,16 @@ from dnadiff.renamed import VERSION
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.model import load
+    from dnadiff.supervised.estimators import Classifier, Regressor
 
 __version__ = VERSION
-__all__ = ["Genome", "load"]
-_HOMES = {"Genome": "data.genome.genome", "load": "model"}
+__all__ = ["Classifier", "Genome", "Regressor", "load"]
+_HOMES = {
+    "Classifier": "supervised.estimators",
+    "Genome": "data.genome.genome",
+    "Regressor": "supervised.estimators",
+    "load": "model",
+}
 
 
 def __getattr__(name: str) -> Any:

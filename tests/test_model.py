@@ -49,6 +49,17 @@ def test_nll_takes_strings_and_records_of_any_length(model):
     assert values[1] == pytest.approx(values[0], abs=0.3)
 
 
+def test_a_data_frame_has_a_column_of_sequences(model):
+    texts = ["ACGTTGA" * 4, "CCGTA" * 4]
+    frame = pd.DataFrame({"sequence": texts, "label": [0, 1]}, index=["x", "y"])
+    assert model.nll(frame).tolist() == model.nll(texts).tolist()
+    assert list(model.embed(frame).to_frame().index) == ["x", "y"]
+    named = frame.assign(name=["one", "two"])
+    assert list(model.embed(named).to_frame().index) == ["one", "two"]
+    with pytest.raises(TypeError, match="without a column sequence \\(it has a\\); rename the one"):
+        model.nll(pd.DataFrame({"a": texts}))
+
+
 def test_nll_of_a_sequence_does_not_depend_on_its_company(model):
     one, two = "ACGTTGA" * 10, "CCGTA" * 14
     together = model.nll([two, one, two])
@@ -193,7 +204,7 @@ def test_an_iterator_of_biopython_is_several_sequences(model, tmp_path):
         (b"ACGT", "sequences is a single sequence"),
         (bytearray(b"ACGT"), "sequences is a single sequence"),
         (SeqRecord(Seq("ACGT")), "sequences is a single sequence"),
-        (pd.DataFrame({"A": ["ACGT"]}), "of type DataFrame; give .* one column of a table"),
+        (pd.DataFrame({"A": ["ACGT"]}), "without a column sequence"),
         (np.array([["ACGT"]]), "sequences is of type ndarray"),
         ({"ACGT", "GG"}, "sequences is of type set"),
         (Path("x.fa"), "sequences is of type PosixPath"),

@@ -86,12 +86,22 @@ def is_sequence(value: object) -> bool:
 
 def several(given: Any) -> Iterator[tuple[str, DNASequence]]:
     """Each of several sequences after its place: its number in a list, an array or a generator, its
-    key in a mapping, its index in a Series of pandas.
+    key in a mapping, its index in a Series of pandas. Of a data frame the column `sequence`, after
+    the column `name` or the index.
 
     Raises:
-        TypeError: for a single sequence, a table, a set, which has no order, and whatever else
-            holds no sequences.
+        TypeError: for a single sequence, another table, a set, which has no order, and whatever
+            else holds no sequences.
     """
+    if (columns := getattr(given, "columns", None)) is not None:
+        if "sequence" not in columns:
+            shown = ", ".join(map(str, columns))
+            raise TypeError(
+                f"sequences is a table without a column sequence (it has {shown}); rename the one "
+                "with the sequences, or give that column alone"
+            )
+        names = given["name"] if "name" in columns else given.index
+        return zip(map(str, names), given["sequence"])
     one = is_sequence(given)
     is_list = isinstance(given, Iterable)
     if (

@@ -408,19 +408,7 @@ class TaskStudy:
             **compared,
         }
         stored.write_summary(data.name, result)
-        columns = loaded.config.get("columns")  # how the network reads an alignment
-        about = {
-            "classes": list(data.target.names),
-            "stranded": data.stranded,
-            "layer": self.layer,
-            "network": resolved(loaded.config, (PACKAGE, *self.trust))["backbone"],
-            "tokenizer": self.tokenizer.config(),
-            "pretrained": {
-                **origin,
-                "weights": fingerprint(network)[:12],
-                **({"columns": columns} if columns else {}),
-            },
-        }
+        about = description_of_run(loaded, data, self.layer, self.trust)
         for (name, seed), weights in stored.networks.items():
             if name in SAVED:
                 model = result["models"][name]
@@ -431,26 +419,69 @@ class TaskStudy:
                 content = {
                     **about,
                     "name": name,
-                    "target": trained.target.fit(trained.train.labels).settings(),
-                    "task": {
-                        "name": data.name,
-                        "longest": data.max_length,
-                        "items": trained.counts(),
-                        "settings": self.task,
-                    },
-                    "seeds": sorted(other for of, other in stored.networks if of == name),
-                    "settings": settings,
-                    "found": found,
-                    "head": found["head"],
-                    "inputs": result["inputs"],
-                    # That predicted the test items.
-                    "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
+                    **description_of_seed(
+                        trained,
+                        {"longest": data.max_length, "settings": self.task},
+                        sorted(other for of, other in stored.networks if of == name),
+                        settings,
+                        found,
+                        result["inputs"],
+                    ),
                     "metrics": {
                         key: each["per_seed"][number] for key, each in model["metrics"].items()
                     },
                 }
                 saved.save(networks / SAVED[name], seed, weights, content)
         return result
+
+
+def description_of_run(
+    loaded: Loaded, data: TaskData, layer: int | None = None, trust: Sequence[str] = ()
+) -> JsonDict:
+    """What the descriptions of saved networks (`saved.save`) have in common: what is predicted, the
+    first `layer` layers of the pretrained network, and its configuration."""
+    columns = loaded.config.get("columns")  # how the network reads an alignment
+    return {
+        "classes": list(data.target.names),
+        "stranded": data.stranded,
+        "layer": layer,
+        "network": resolved(loaded.config, (PACKAGE, *trust))["backbone"],
+        "tokenizer": loaded.tokenizer.config(),
+        "pretrained": {
+            "checkpoint": str(loaded.path),
+            "step": loaded.step,
+            "weights": fingerprint(loaded.denoiser.backbone)[:12],
+            **({"columns": columns} if columns else {}),
+        },
+    }
+
+
+def description_of_seed(
+    data: TaskData,
+    task: JsonMap,
+    seeds: Sequence[int],
+    settings: JsonMap,
+    found: JsonMap,
+    inputs: JsonMap,
+) -> JsonDict:
+    """What the description of one saved network adds: its `data`, the `longest` sequence and the
+    `settings` of the task, all `seeds`, and the `settings` and the `found` values of its model."""
+    return {
+        "target": data.target.fit(data.train.labels).settings(),
+        "task": {
+            "name": data.name,
+            "longest": task["longest"],
+            "items": data.counts(),
+            "settings": task["settings"],
+        },
+        "seeds": list(seeds),
+        "settings": settings,
+        "found": found,
+        "head": found["head"],
+        "inputs": inputs,
+        # That predicted the test items.
+        "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
+    }
 
 
 def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:

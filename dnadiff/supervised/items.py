@@ -149,7 +149,9 @@ class TaskData:
     @property
     def max_length(self) -> int:
         """Tokens in the longest sequence."""
-        return max(int(items.lengths.max()) for items in (self.train, self.valid, self.test))
+        return max(
+            int(items.lengths.max()) for items in (self.train, self.valid, self.test) if len(items)
+        )
 
     @property
     def min_length(self) -> int:

@@ -26,6 +26,7 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
+from dnadiff.formats.nucleotides import DNASequence
 from dnadiff.formats.regions import Region
 from dnadiff.formats.table import read_rows
 from dnadiff.progress import log
@@ -127,7 +128,7 @@ class LabeledSequences:
     input: SequenceInput | None = None
 
     def add(
-        self, tokenizer: DNATokenizer, sequence: str, part: str, where: str, *cells: str
+        self, tokenizer: DNATokenizer, sequence: DNASequence, part: str, where: str, *cells: str
     ) -> None:
         """Encode and append one sequence, whose label is in `cells`; errors as `encoded`."""
         refuse_controls(where, *cells)
@@ -189,17 +190,24 @@ class Division:
         divided: whether the split of the source is used.
     """
 
-    def __init__(self, found: LabeledSequences, bases: list[ndarray], task: LabeledTask) -> None:
+    def __init__(
+        self,
+        found: LabeledSequences,
+        bases: list[ndarray],
+        target: TaskTarget,
+        cluster_kmer: int | None = None,
+        redivide: bool = False,
+    ) -> None:
         self.found = found
         self.bases = bases
-        self.target, self.labels = task.target.read(found.labels, found.source, found.label_source)
+        self.target, self.labels = target.read(found.labels, found.source, found.label_source)
         self.strata, self.strata_names = self.target.strata(self.labels)
         self.clusters = self.copies = cluster_copies(bases)
-        if task.cluster_kmer is not None:
-            self.clusters = cluster_by_shared_kmers(bases, task.cluster_kmer)
+        if cluster_kmer is not None:
+            self.clusters = cluster_by_shared_kmers(bases, cluster_kmer)
         if found.groups:
             self.clusters = connect(self.clusters, np.unique(found.groups, return_inverse=True)[1])
-        self.divided = found.divided and not task.redivide
+        self.divided = found.divided and not redivide
         self.parts = np.array(found.parts if self.divided else ["train"] * len(self.labels))
 
     def rows(self, *parts: str) -> ndarray:
@@ -343,7 +351,8 @@ class LabeledTask(ABC):
             found.input = aligned_input(found.genome, found.regions, alignment)
         truncated = sum(len(ids) > (self.max_length or len(ids)) for ids in found.sequences)
         found.sequences = [ids[: self.max_length] for ids in found.sequences]
-        division = Division(found, [tokenizer.bases(ids) for ids in found.sequences], self)
+        bases = [tokenizer.bases(ids) for ids in found.sequences]
+        division = Division(found, bases, self.target, self.cluster_kmer, self.redivide)
         copies = division.copies
         if self.stranded:
             copies = numbered(map(ndarray.tobytes, division.bases))
