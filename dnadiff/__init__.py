@@ -17,15 +17,16 @@ from dnadiff.renamed import VERSION
 
 if TYPE_CHECKING:
     from dnadiff.data.genome.genome import Genome
-    from dnadiff.model import load
+    from dnadiff.model import list_models, load
     from dnadiff.supervised.estimators import Classifier, Regressor
 
 __version__ = VERSION
-__all__ = ["Classifier", "Genome", "Regressor", "load"]
+__all__ = ["Classifier", "Genome", "Regressor", "list_models", "load"]
 _HOMES = {
     "Classifier": "supervised.estimators",
     "Genome": "data.genome.genome",
     "Regressor": "supervised.estimators",
+    "list_models": "model",
     "load": "model",
 }
 

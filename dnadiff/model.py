@@ -3,10 +3,15 @@ embeddings, and without configuration."""
 
 from __future__ import annotations
 
+import copy
 import os
+import secrets
 from collections.abc import Callable, Mapping, Sequence
+from csv import QUOTE_NONE
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
@@ -14,7 +19,8 @@ from numpy import ndarray
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from dnadiff.data.genome.inputs import ArrayInput, Columns
+from dnadiff.data.genome.genome import Genome
+from dnadiff.data.genome.inputs import ArrayInput, Columns, GenomeInput, SequenceInput
 from dnadiff.data.tokenizer import encoded
 from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
@@ -37,13 +43,17 @@ from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import Config, Natural, PositiveFraction, PositiveInt, checked
+from dnadiff.fields import Config, Natural, Positive, PositiveFraction, PositiveInt, checked
 from dnadiff.formats.nucleotides import name_of, several, text_of
+from dnadiff.formats.regions import read_regions
 from dnadiff.genomics.information import Information, window_nats
+from dnadiff.genomics.scores import ScoreJob
 from dnadiff.options.base import Options
 from dnadiff.options.command import compose
 from dnadiff.progress import log
+from dnadiff.store.hub import push_folder
 from dnadiff.store.objects import build
+from dnadiff.store.remote import bundled_names
 from dnadiff.supervised.embeddings import NO_VECTOR, Embedder, Embeddings, num_unknown, pool_of
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import Loaded
@@ -102,10 +112,10 @@ class Model:
     @checked
     def sample(
         self,
-        num_samples: PositiveInt = 1,
+        n: PositiveInt | None = None,
         length: PositiveInt | None = None,
         sampler: Sampler | None = None,
-        seed: Natural = 1,
+        seed: Natural | None = None,
         batch_size: PositiveInt = 32,
         label: Labels = None,
         guidance: float = 1.0,
@@ -117,15 +127,19 @@ class Model:
         start: str | None = None,
         start_t: PositiveFraction | None = None,
         columns: ndarray | None = None,
+        temperature: Positive | None = None,
+        num_samples: PositiveInt | None = None,
     ) -> Designs:
         """Generate sequences, free or under constraints.
 
         Args:
+            n: number of sequences, also called `num_samples`; 1 by default.
             length: tokens per sequence; None is the training window.
             sampler: None is the one that fits the kind of model: random groups (`Grouped`), of one
                 block after another (`Blockwise`) for a block diffusion model; from left to right
                 (`Autoregressive`); or the steps of another process (`Reverse`).
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
+                None is a new one for each call, which is the `seed` of the result.
             label: condition on one or several of `labels`.
             guidance: weight of the label; 1 is the model's distribution given the label.
             template: fixed and free positions: IUPAC letters for DNA (`ACGTNNNRY`), `[MASK]` for
@@ -141,6 +155,7 @@ class Model:
                 samplers that refine sequences without masks.
             columns: `(length, CHANNELS)` of an alignment of related genomes, which guide the bases
                 (`dnadiff.data.alignment.Alignment.columns`), for models that read one.
+            temperature: of the sampler; below 1, samples are less diverse and more probable.
 
         Returns:
             Strings with the attributes `log_prob` and `log_weight`
@@ -150,24 +165,35 @@ class Model:
             ValueError: for a length that the network does not accept, an unknown label, a sampler
                 for another kind of model, or constraints that cannot be satisfied.
         """
+        if None not in (n, num_samples):
+            raise ValueError(
+                f"n {n} and num_samples {num_samples} are the same argument; leave one out"
+            )
+        number = n or num_samples or 1
+        seed = drawn(seed)
         if start is not None:
             if length is not None or motif or prompt:
                 raise ValueError(
                     "start is a complete sequence; leave length, motif and prompt out, and fix "
                     "positions with template"
                 )
-            request = self._starting(start, template, num_samples)
-            request.columns = columns
-            return self._designs(
-                request, sampler, seed, batch_size, label, guidance, gc, num_draws or 0, start_t
-            )
-        if length is None and template is None:
-            length = self.length if columns is None else len(columns)
-        request = from_text(self.tokenizer, num_samples, length, seed, template, motif, prompt)
+            request = self._starting(start, template, number)
+            num_draws = num_draws or 0
+        else:
+            if length is None and template is None:
+                length = self.length if columns is None else len(columns)
+            request = from_text(self.tokenizer, number, length, seed, template, motif, prompt)
+            if num_draws is None and template is None and not motif and not prompt and gc is None:
+                num_draws = 0
         request.columns = columns
-        if num_draws is None and template is None and not motif and not prompt and gc is None:
-            num_draws = 0
-        return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
+        if temperature is not None:
+            sampler = copy.deepcopy(sampler or self.default_sampler(request.lengths[1]))
+            for each in (sampler, getattr(sampler, "sampler", sampler)):
+                each.temperature = temperature
+        start_t = None if start is None else start_t
+        return self._designs(
+            request, sampler, seed, batch_size, label, guidance, gc, num_draws, start_t
+        )
 
     @checked
     def infill(
@@ -178,7 +204,7 @@ class Model:
         n: PositiveInt = 1,
         length: PositiveInt | None = None,
         sampler: Sampler | None = None,
-        seed: Natural = 1,
+        seed: Natural | None = None,
         batch_size: PositiveInt = 32,
         label: Labels = None,
         guidance: float = 1.0,
@@ -205,6 +231,7 @@ class Model:
             ValueError: for an interval outside the sequence or wider than `length`, and as
                 `sample`.
         """
+        seed = drawn(seed)
         text = text_of(sequence)
         window = length or self.length
         self.check_infill()
@@ -212,7 +239,8 @@ class Model:
         if columns is not None:
             request.columns = columns[low : low + request.lengths[1]]
         designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
-        return Designs(in_flanks(design, text, start, end, low) for design in designs)
+        designs[:] = [in_flanks(design, text, start, end, low) for design in designs]
+        return designs
 
     @checked
     def design(
@@ -228,7 +256,7 @@ class Model:
         infill: tuple[DNASequence, int, int] | None = None,
         start: str | None = None,
         sampler: Sampler | None = None,
-        seed: Natural = 1,
+        seed: Natural | None = None,
         batch_size: PositiveInt = 32,
         label: Labels = None,
         guidance: float = 1.0,
@@ -265,6 +293,7 @@ class Model:
             ValueError: if the reward fails, or if method, sampler, model and constraints do not fit
                 together.
         """
+        seed = drawn(seed)
         method = method or BestOfN()
         named = {
             "infill": infill,
@@ -310,6 +339,7 @@ class Model:
         if resample:
             found = designer.resampled(found, n, seed)
         found.unguided = unguided.designs
+        found.seed = seed
         if infill is not None:
             first, last = int(infill[1]), int(infill[2])
             for each in (found, found.unguided):
@@ -367,7 +397,9 @@ class Model:
             generator = generator.with_tilt(
                 fit_tilt(generator, request, gc, seed, batch_size).log_odds
             )
-        return generator.designs(request, seed, batch_size, num_draws)
+        found = generator.designs(request, seed, batch_size, num_draws)
+        found.seed = seed
+        return found
 
     def conditional_sampler(
         self,
@@ -458,6 +490,41 @@ class Model:
         emitted = self.process.vocab.is_emitted()
         tokens = np.array([int(emitted[each].sum()) for each in ids])
         return np.where(tokens > 0, nats / np.maximum(tokens, 1), np.nan)
+
+    @checked
+    def score(
+        self,
+        sequences: Any,
+        genome: str | Path | Genome | None = None,
+        window: PositiveInt | None = None,
+        num_draws: Natural = 8,
+        seed: Natural = 1,
+        batch_size: PositiveInt = 32,
+        columns: Columns = None,
+    ) -> pandas.DataFrame:
+        """The likelihood of sequences of any length, or of regions of a genome: the table of
+        `python -m dnadiff.score`, with its numbers.
+
+        Args:
+            sequences: see `nll`; with `genome` its regions: a BED, GTF or GFF file,
+                `chrom:first-last`, or a list of these.
+            window: bases that are read together; None is the training window.
+        """
+        import pandas
+
+        source: SequenceInput
+        if genome is None:
+            names, ids = self._encoded(sequences, limited=False)
+            source = ArrayInput([each.numpy() for each in ids], columns)
+            source.names = names
+        else:
+            opened = genome if isinstance(genome, Genome) else Genome(genome)
+            source = GenomeInput(opened, read_regions(sequences, opened.lengths, None))
+        window = self.loaded.window(window)
+        job = ScoreJob(self.loaded, source, Path(), window, batch_size, num_draws, seed)
+        table = b"".join([job.header(), *(job.fold(found)[0] for found in job.results())])
+        text = {"name": str, "region_name": str}  # not numbers, also if they look like these
+        return pandas.read_csv(BytesIO(table), sep="\t", quoting=QUOTE_NONE, converters=text)
 
     def embed(
         self,
@@ -586,6 +653,59 @@ class Model:
         neutral = percentile, calibrate_indels, self.path
         return effects_frame(network, method, variants, on_mismatch, L2, *neutral)
 
+    def saturate(
+        self,
+        region: str | Sequence[str],
+        genome: str | Path | Mapping[str, str] | Fasta | Reference,
+        deletions: bool = False,
+        **options: Any,
+    ) -> pandas.DataFrame:
+        """The effects of all SNVs of a region, and of all deletions of one base if requested: a
+        table as of `variants`, for `dnadiff.plot.heat_map`.
+
+        Args:
+            region: `chr:1-200`, counted from 1, a BED, GTF or GFF file, or a list of these.
+            **options: of `variants`.
+        """
+        from dnadiff.genomics.variants import effects, variant
+
+        reference = effects.reference_of(genome)
+        regions = read_regions(region, reference.lengths, None)
+        source = variant.Saturation(regions, reference, deletions)
+        found = self.variants(source, reference, **options)
+        found.attrs["region"] = region
+        return found
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the network to a device, such as `cuda`."""
+        self.denoiser.to(device)
+        self.device = torch.device(device)
+        return self
+
+    def push_to_hub(
+        self,
+        repository: str,
+        private: bool = True,
+        license: str | None = None,
+        token: str | None = None,
+        api: Any = None,
+    ) -> str:
+        """Export the model (`python -m dnadiff.export`) to a repository of the Hugging Face Hub,
+        `ORG/NAME`, which is made if it does not exist; returns what `load` takes.
+
+        Args:
+            license: of the weights, an identifier of the Hub, such as apache-2.0.
+            token: None is that of `hf auth login`.
+            api: a `huggingface_hub.HfApi` to use instead.
+        """
+        from dnadiff.sharing.folder import export_model
+
+        with TemporaryDirectory() as folder:
+            name = repository.rpartition("/")[2]
+            output = Path(folder) / "model"
+            export_model(str(self.path), output, name=name, license=license)
+            return push_folder(output, repository, private, token, api)
+
     def _encoded(
         self, sequences: Sequence[DNASequence], limited: bool = True
     ) -> tuple[list[str], list[Tensor]]:
@@ -613,6 +733,16 @@ class Model:
 
     def __repr__(self) -> str:
         return f"Model({type(self.denoiser.backbone).__name__}, {self.tokenizer.name}, {self.path})"
+
+
+def drawn(seed: int | None) -> int:
+    """The seed, or a new one."""
+    return secrets.randbits(32) if seed is None else seed
+
+
+def list_models() -> list[str]:
+    """The names of the models that ship with dnadiff, for `load`."""
+    return bundled_names()
 
 
 def load(

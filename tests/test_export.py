@@ -163,7 +163,7 @@ def test_a_model_that_needs_the_time_is_the_same_model_after_export(
     assert run.denoiser.time_conditioning and shared.denoiser.time_conditioning
     texts = ["ACGTTGAACG", "TTGGCATGCA"]
     assert (run.nll(texts, num_draws=4) == shared.nll(texts, num_draws=4)).all()
-    assert run.sample(2, length=12) == shared.sample(2, length=12)
+    assert run.sample(2, length=12, seed=1) == shared.sample(2, length=12, seed=1)
 
 
 def test_groups_are_chosen_from_the_exported_evaluation(cli, evaluated, tmp_path):
@@ -175,8 +175,8 @@ def test_groups_are_chosen_from_the_exported_evaluation(cli, evaluated, tmp_path
         ours.stored_curve.groups(64) == theirs.stored_curve.groups(64)
         and ours.stored_curve.measured_length() == 64
     )
-    assert [str(x) for x in ours.sample(2, length=64)] == [
-        str(x) for x in theirs.sample(2, length=64)
+    assert [str(x) for x in ours.sample(2, length=64, seed=1)] == [
+        str(x) for x in theirs.sample(2, length=64, seed=1)
     ]
 
 

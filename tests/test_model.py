@@ -1,5 +1,6 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -16,10 +17,14 @@ from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
+from dnadiff.diffusion.sampler.grouped import Grouped
+from dnadiff.diffusion.sampler.semi_ar import SemiAR
+from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.scores import ScoreJob
 from dnadiff.model import Model
 from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.networks.backbone.transformer import Transformer
+from dnadiff.score import score
 from dnadiff.weights.loaded import Loaded
 
 
@@ -29,14 +34,112 @@ def model(trained):
 
 
 def test_samples_are_strings_of_bases(model):
-    samples = model.sample(5, length=70)
+    samples = model.sample(5, length=70, seed=1)
     assert (
         [len(s) for s in samples] == [70] * 5
         and set("".join(samples)) <= set("ACGT")
         and len(set(samples)) > 1
     )
-    assert model.sample(5, length=70) == samples != model.sample(5, length=70, seed=2)
-    assert model.sample(2, length=70) == samples[:2]
+    assert model.sample(5, length=70, seed=1) == samples != model.sample(5, length=70, seed=2)
+    assert model.sample(num_samples=2, length=70, seed=1) == samples[:2]
+
+
+def test_every_call_draws_new_sequences_and_says_their_seed(model):
+    one, two = (model.sample(3, length=40) for _ in range(2))
+    assert one != two and model.sample(3, length=40, seed=one.seed) == one
+    text = "ACGTTGA" * 6
+    filled = model.infill(text, 10, 30, num_draws=0)
+    again = model.infill(text, 10, 30, num_draws=0, seed=filled.seed)
+    assert filled == again and again.seed == filled.seed is not None
+    designed = model.design(lambda texts: [t.count("G") for t in texts], length=12, num_draws=0)
+    assert designed.seed is not None
+
+
+def test_a_low_temperature_gives_probable_samples(model):
+    sampler = SemiAR(Grouped(4))
+    cold, hot = (
+        model.sample(4, length=70, seed=1, temperature=t, sampler=sampler) for t in (0.1, 3.0)
+    )
+    assert model.nll(cold).mean() < model.nll(hot).mean()
+    assert (sampler.temperature, sampler.sampler.temperature) == (1, 1)
+    same = model.sample(2, length=20, seed=1, temperature=1.0)
+    assert same == model.sample(2, length=20, seed=1)
+    with pytest.raises(ValueError, match="temperature 0 must be"):
+        model.sample(temperature=0)
+
+
+def test_designs_are_written_as_fasta(model, tmp_path):
+    designs = model.sample(2, length=30, num_draws=2)
+    designs.to_fasta(tmp_path / "x.fa")
+    one, two = read_sequences(tmp_path / "x.fa")
+    assert [one.sequence.decode(), two.sequence.decode()] == designs
+    assert (one.name, two.name) == ("design_1", "design_2")
+    assert one.description == f"log_prob={designs[0].log_prob:.6g} log_weight=0"
+    with pytest.raises(FileExistsError):
+        designs.to_fasta(tmp_path / "x.fa")
+
+
+def test_scores_are_those_of_the_command(model, trained, tmp_path):
+    texts = {"NA": "ACGTTGA" * 30, "2": "NNNN", "3": "ccgta" * 20}
+    (tmp_path / "x.fa").write_text("".join(f">{name}\n{text}\n" for name, text in texts.items()))
+    options = {"checkpoint": str(trained), "num_draws": 2, "accelerator": "cpu"}
+    written = score(**options, input=str(tmp_path / "x.fa"), output=str(tmp_path / "s.tsv"))
+    found = model.score(texts, num_draws=2)
+    assert list(found.name) == list(texts) and np.isnan(found.nats_per_base[1])
+    assert found.drop(columns="name").equals(written.frame.drop(columns="name"))
+    where = "NA:11-150"
+    of_region = score(
+        **options, genome=str(tmp_path / "x.fa"), regions=where, output=str(tmp_path / "r.tsv")
+    )
+    genome = dnadiff.Genome(tmp_path / "x.fa")
+    assert model.score(where, genome, num_draws=2).equals(of_region.frame)
+
+
+def test_a_region_is_saturated(model):
+    genome = {"chr": "ACGTTGA" * 10}
+    found = model.saturate("chr:2-3", genome, deletions=True)
+    rows = [("chr", pos, ref, alt) for pos, ref, alt in zip(found.pos, found.ref, found.alt)]
+    snvs = [
+        (2, "C", "A"),
+        (2, "C", "G"),
+        (2, "C", "T"),
+        (3, "G", "A"),
+        (3, "G", "C"),
+        (3, "G", "T"),
+    ]
+    assert sorted(row[1:] for row in rows) == sorted([*snvs, (1, "AC", "A"), (2, "CG", "C")])
+    assert found.LLR.tolist() == model.variants(rows, genome).LLR.tolist()
+    assert found.attrs["region"] == "chr:2-3"
+
+
+def test_a_model_is_pushed_to_the_hub(model):
+    calls = []
+
+    class Hub:
+        def create_repo(self, *given, **options):
+            calls.append((given, options))
+
+        def upload_folder(self, repo_id, folder_path):
+            calls.append((repo_id, sorted(path.name for path in folder_path.iterdir())))
+            return SimpleNamespace(oid="c" * 40)
+
+    assert model.push_to_hub("lab/phages", license="mit", api=Hub()) == f"hf:lab/phages@{'c' * 40}"
+    files = ["README.md", "config.json", "dnadiff.json", "model.safetensors"]
+    assert calls == [(("lab/phages",), {"private": True, "exist_ok": True}), ("lab/phages", files)]
+
+    class Refusing(Hub):
+        def create_repo(self, *given, **options):
+            raise OSError("401 Unauthorized")
+
+    with pytest.raises(
+        ValueError, match=r"hf:lab/x could not be written \(401 Unauthorized\); log"
+    ):
+        model.push_to_hub("lab/x", api=Refusing())
+
+
+def test_models_are_listed_and_moved(model):
+    assert "ecoli" in dnadiff.list_models()
+    assert model.to("cpu") is model and model.device.type == "cpu"
 
 
 def test_nll_takes_strings_and_records_of_any_length(model):
@@ -151,7 +254,8 @@ def test_embeddings_tell_sequences_apart(model):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m.sample(0), "num_samples 0"),
+        (lambda m: m.sample(0), "n 0"),
+        (lambda m: m.sample(2, num_samples=2), "n 2 and num_samples 2 are the same"),
         (lambda m: m.sample(1, length=0), "length 0"),
         (lambda m: m.nll(["A", ""]), "sequence 1 has an empty sequence"),
         (lambda m: m.nll(["ACGZ"]), "'Z' at position 4"),
@@ -261,8 +365,9 @@ def test_a_generator_of_records_keeps_their_names(model):
     assert list(model.embed(records).to_frame().index) == ["one", "two"]
 
 
-def test_load_is_the_only_public_name():
-    assert dnadiff.__all__ == ["load"]
+def test_public_names_are_found_when_they_are_used():
+    names = ["Classifier", "Genome", "Regressor", "list_models", "load"]
+    assert dnadiff.__all__ == names and all(callable(getattr(dnadiff, name)) for name in names)
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         dnadiff.lod  # noqa: B018
 
@@ -275,7 +380,7 @@ def test_records_of_pyfaidx_are_sequences(model, tmp_path):
         model.nll([fasta["one"], fasta["one"][:]], batch_size=1),
         model.nll([text, text], batch_size=1),
     )
-    assert model.infill(fasta["one"], 3, 9) == model.infill(text, 3, 9)
+    assert model.infill(fasta["one"], 3, 9, seed=1) == model.infill(text, 3, 9, seed=1)
     np.testing.assert_array_equal(model.nll(fasta), model.nll([text]))
     with pytest.raises(TypeError, match="put it into a list"):
         model.nll(fasta["one"])

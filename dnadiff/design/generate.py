@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import JsonDict, check_value
+from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.progress import log
 
 if TYPE_CHECKING:
@@ -80,10 +82,12 @@ class Designs(list[Design]):
     Attributes:
         unguided: of designs for a reward: samples of the same model without it; else None.
         beta: of designs: the inverse temperature; None without one.
+        seed: that they were drawn with.
     """
 
     unguided: Designs | None = None
     beta: float | None = None
+    seed: int | None = None
 
     def to_frame(self) -> pandas.DataFrame:
         """A row for each: `sequence`, `log_prob`, `log_weight`, `reward`, and those other
@@ -94,6 +98,20 @@ class Designs(list[Design]):
         rows = [[str(each), *(getattr(each, name) for name in names)] for each in self]
         table = pandas.DataFrame(rows, columns=["sequence", *names])
         return table.drop(columns=[name for name in names[3:] if table[name].isna().all()])
+
+    def to_fasta(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the records `design_1` and so on, with the numbers of each in its header, as in
+        `reward=1.5`; errors as `dnadiff.formats.sequences.write_fasta`."""
+        numbers = [{name: getattr(each, name) for name in Design.__annotations__} for each in self]
+        about = [
+            " ".join(f"{name}={value:.6g}" for name, value in one.items() if value is not None)
+            for one in numbers
+        ]
+        records = (
+            Record(f"design_{number}", text, each.encode())
+            for number, (text, each) in enumerate(zip(about, self), 1)
+        )
+        write_fasta(path, records, overwrite)
 
 
 class SampleBatch(NamedTuple):

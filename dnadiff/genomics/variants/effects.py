@@ -529,7 +529,8 @@ def summarize(
 
 
 AnyVariants: TypeAlias = (
-    "str | Path | Iterable[Sequence[object] | Mapping[str, object]] | pandas.DataFrame"
+    "str | Path | VariantSource | Iterable[Sequence[object] | Mapping[str, object]] | "
+    "pandas.DataFrame"
 )
 
 
@@ -571,6 +572,8 @@ def effects_frame(
 
     if isinstance(variants, (str, Path)):
         source = open_source(variants)
+    elif isinstance(variants, VariantSource):
+        source = variants
     elif isinstance(variants, pandas.DataFrame):
         source = Rows(variants.to_dict("records"))
     elif isinstance(variants, Iterable):
