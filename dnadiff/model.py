@@ -47,7 +47,7 @@ from dnadiff.fields import Config, Natural, Positive, PositiveFraction, Positive
 from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.formats.regions import read_regions
 from dnadiff.genomics.information import Information, window_nats
-from dnadiff.genomics.scores import ScoreJob
+from dnadiff.genomics.scores import COLUMNS, ScoreJob
 from dnadiff.options.base import Options
 from dnadiff.options.command import compose
 from dnadiff.progress import log
@@ -523,8 +523,15 @@ class Model:
         window = self.loaded.window(window)
         job = ScoreJob(self.loaded, source, Path(), window, batch_size, num_draws, seed)
         table = b"".join([job.header(), *(job.fold(found)[0] for found in job.results())])
-        text = {"name": str, "region_name": str}  # not numbers, also if they look like these
-        return pandas.read_csv(BytesIO(table), sep="\t", quoting=QUOTE_NONE, converters=text)
+        return pandas.read_csv(
+            BytesIO(table),
+            sep="\t",
+            quoting=QUOTE_NONE,
+            # Names like NA and 1 are text.
+            dtype={"name": str, "region_name": str},
+            keep_default_na=False,
+            na_values={key: ["nan"] for key in COLUMNS if key != "name"},
+        )
 
     def embed(
         self,

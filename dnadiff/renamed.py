@@ -1,114 +1,13 @@
 """The version, and names of earlier versions that still work: classes in configurations, choices
 and keys of the command line."""
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 VERSION = "0.1.0"
-# Old paths of modules and classes that a configuration may name, so that runs and checkpoints of
-# earlier versions load.
-MOVED = {
-    "dnadiff.callbacks": "dnadiff.training.callbacks",
-    "dnadiff.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
-    "dnadiff.data.blocks": "dnadiff.data.splits",
-    "dnadiff.data.datamodule": "dnadiff.data.genome.datamodule",
-    "dnadiff.data.datamodule.TextDataModule": "dnadiff.data.text.datamodule.TextDataModule",
-    "dnadiff.data.download": "dnadiff.store.remote",
-    "dnadiff.data.genome.blocks": "dnadiff.data.splits",
-    "dnadiff.data.hub": "dnadiff.data.text.corpus",
-    "dnadiff.data.pretrained": "dnadiff.data.text.pretrained",
-    "dnadiff.data.genome.short_sequences": "dnadiff.data.genome.datamodule",
-    "dnadiff.data.short": "dnadiff.data.genome.datamodule",
-    "dnadiff.data.subword": "dnadiff.data.text.pretrained",
-    "dnadiff.data.text": "dnadiff.data.text.datamodule",
-    "dnadiff.data.text.documents": "dnadiff.data.text.corpus",
-    "dnadiff.data.text.hub": "dnadiff.data.text.corpus",
-    "dnadiff.data.text.subword": "dnadiff.data.text.pretrained",
-    "dnadiff.design.rewards.composition": "dnadiff.design.reward",
-    "dnadiff.design.rewards.motif": "dnadiff.design.reward",
-    "dnadiff.design.rewards.predicted": "dnadiff.design.predicted",
-    "dnadiff.design.rewards.weighted": "dnadiff.design.reward",
-    "dnadiff.downstream.adapter.lora": "dnadiff.supervised.networks",
-    "dnadiff.diffusion.process.absorbing": "dnadiff.diffusion.process",
-    "dnadiff.diffusion.process.mixture": "dnadiff.diffusion.process",
-    "dnadiff.downstream.benchmark": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.cnn": "dnadiff.supervised.networks",
-    "dnadiff.downstream.fasta": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.folders": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.intervals": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.one_hot": "dnadiff.supervised.networks",
-    "dnadiff.downstream.promoter_grid": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.promoter_motif": "dnadiff.supervised.baselines",
-    "dnadiff.downstream.table": "dnadiff.supervised.tasks",
-    "dnadiff.downstream.target.multilabel": "dnadiff.supervised.classes",
-    "dnadiff.downstream.tasks": "dnadiff.supervised.tasks",
-    **{
-        f"dnadiff.{folder}.{module}": "dnadiff.genomics.variants.methods"
-        for folder in ("variant_effect", "genomics.variants")
-        for module in ("block", "by_kind", "log_prob", "masked", "window")
-    },
-    "dnadiff.jobs.launcher.processes": "dnadiff.jobs.launcher",
-    "dnadiff.jobs.launcher.ray": "dnadiff.jobs.launcher",
-    "dnadiff.networks.backbone.gpt2": "dnadiff.networks.backbone.transformer",
-    "dnadiff.noise.mask_fraction": "dnadiff.diffusion.noise",
-    "dnadiff.noise.total_noise": "dnadiff.diffusion.noise",
-    "dnadiff.objective.clipped": "dnadiff.diffusion.objective.masking",
-    "dnadiff.objective.rates": "dnadiff.diffusion.objective.masking",
-    "dnadiff.objective.masking.Coins": "dnadiff.diffusion.objective.masking.Bernoulli",
-    "dnadiff.objective.masking.Steps": "dnadiff.diffusion.objective.masking.DiscreteTime",
-    "dnadiff.objective.masking.WeighedSteps": (
-        "dnadiff.diffusion.objective.masking.ImportanceDiscreteTime"
-    ),
-    "dnadiff.optim": "dnadiff.training.optim",
-    "dnadiff.supervised.head.attention": "dnadiff.supervised.heads",
-    "dnadiff.supervised.head.base": "dnadiff.supervised.heads",
-    "dnadiff.supervised.head.conv": "dnadiff.supervised.heads",
-    "dnadiff.supervised.head.flatten": "dnadiff.supervised.heads",
-    "dnadiff.supervised.head.mean": "dnadiff.supervised.heads",
-    "dnadiff.supervised.layers": "dnadiff.supervised.networks",
-    "dnadiff.supervised.regions": "dnadiff.supervised.tasks",
-    "dnadiff.supervised.targets.classes": "dnadiff.supervised.classes",
-    "dnadiff.supervised.targets.regression": "dnadiff.supervised.targets",
-    "dnadiff.training.metrics_file": "dnadiff.training.loggers",
-    "dnadiff.training.callbacks.MetricsFile": "dnadiff.training.loggers.MetricsFile",
-    "dnadiff.shards.launcher.processes": "dnadiff.jobs.launcher",
-    "dnadiff.shards.launcher.ray": "dnadiff.jobs.launcher",
-    "dnadiff.sampler.ar.AR": "dnadiff.diffusion.sampler.ar.Autoregressive",
-    "dnadiff.sampler.drawn_token.DrawnToken": (
-        "dnadiff.diffusion.sampler.low_confidence.LowConfidence"
-    ),
-}
-# Old paths of packages: each module and class in them has moved along, unless `MOVED` names its old
-# or its new path. The first entry that fits counts.
-MOVED_PACKAGES = {
-    "dnadiff.backbone": "dnadiff.networks.backbone",
-    "dnadiff.blocks": "dnadiff.diffusion.process",
-    "dnadiff.bootstrap": "dnadiff.diffusion.bootstrap",
-    "dnadiff.categorical": "dnadiff.diffusion.draws",
-    "dnadiff.compression": "dnadiff.genomics.compression",
-    "dnadiff.denoiser": "dnadiff.diffusion.denoiser",
-    "dnadiff.draws": "dnadiff.diffusion.draws",
-    "dnadiff.kernels": "dnadiff.networks.kernels",
-    "dnadiff.kmers": "dnadiff.data.kmers",
-    "dnadiff.likelihood.evaluation": "dnadiff.genomics.evaluation",
-    "dnadiff.likelihood.held_out": "dnadiff.genomics.held_out",
-    "dnadiff.likelihood.information": "dnadiff.genomics.information",
-    "dnadiff.likelihood": "dnadiff.diffusion.likelihood",
-    "dnadiff.markov": "dnadiff.genomics.markov",
-    "dnadiff.metrics": "dnadiff.genomics.metrics",
-    "dnadiff.noise": "dnadiff.diffusion.noise",
-    "dnadiff.objective": "dnadiff.diffusion.objective",
-    "dnadiff.parameterization": "dnadiff.diffusion.process",
-    "dnadiff.positions": "dnadiff.diffusion.objective.masking",
-    "dnadiff.process": "dnadiff.diffusion.process",
-    "dnadiff.reward": "dnadiff.design.rewards",
-    "dnadiff.sampler": "dnadiff.diffusion.sampler",
-    "dnadiff.variant_effect": "dnadiff.genomics.variants",
-    "dnadiff.vocab": "dnadiff.diffusion.vocab",
-    "dnadiff.downstream.target": "dnadiff.supervised.targets",
-    "dnadiff.downstream": "dnadiff.supervised",
-}
 # Renamed choices of the command line. The old names work with a warning until version 0.3.
 RENAMED_CHOICES = {
     "objective/masking=coins": "objective/masking=bernoulli",
@@ -128,12 +27,21 @@ DECLARED = (
 )  # keys of earlier versions that had to be added with a plus
 
 
+@functools.cache
+def moved() -> dict[str, dict[str, str]]:
+    """Old and new paths of `modules` and of `packages`; renamed.yaml says how they are read."""
+    import yaml  # which `--help` does not need
+
+    return yaml.safe_load(Path(__file__).with_name("renamed.yaml").read_text(encoding="utf-8"))
+
+
 def current_name(target: str) -> str:
     """The current dotted path of a class, given its path in this or an earlier version."""
     module, _, name = target.rpartition(".")
-    if target in MOVED or module in MOVED:
-        return MOVED.get(target) or f"{MOVED[module]}.{name}"
-    for old, new in MOVED_PACKAGES.items():
+    paths = moved()["modules"]
+    if target in paths or module in paths:
+        return paths.get(target) or f"{paths[module]}.{name}"
+    for old, new in moved()["packages"].items():
         if target.startswith(f"{old}."):
             return current_name(new + target.removeprefix(old))
     return target

@@ -20,12 +20,19 @@ import yaml
 import dnadiff
 from dnadiff.networks.backbone.dit import DiT
 from dnadiff.options.command import compose
-from dnadiff.renamed import MOVED, RENAMED_CHOICES, RENAMED_KEYS, current_name, with_current_choices
+from dnadiff.renamed import (
+    RENAMED_CHOICES,
+    RENAMED_KEYS,
+    current_name,
+    moved,
+    with_current_choices,
+)
 from dnadiff.store.objects import build, check
 from dnadiff.training.run import PROCESSES, START, differences
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import resolved
 
+MOVED = moved()["modules"]
 COMPAT = Path(__file__).parent / "compat"
 OLD_DNA_RUN = [
     *("data=ecoli", "data.length=64", "data.batch_size=2", "data.max_valid_windows=4", "seed=5"),

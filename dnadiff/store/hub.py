@@ -19,13 +19,14 @@ def push_folder(
     Raises:
         ValueError: if the Hub refuses, in one line.
     """
-    import huggingface_hub
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
 
-    api = api or huggingface_hub.HfApi(token=token)
+    api = api or HfApi(token=token)
     try:
         api.create_repo(repository, private=private, exist_ok=True)
         commit = api.upload_folder(repo_id=repository, folder_path=folder)
-    except (huggingface_hub.errors.HfHubHTTPError, OSError, ValueError) as error:
+    except (HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"hf:{repository} could not be written ({reason}); log in with hf auth login, or give "
