@@ -638,13 +638,12 @@ class Model:
             ValueError: naming the argument or the row that is not valid, such as one whose REF
                 differs.
         """
-        from dnadiff.genomics.variants.effects import effects_frame, reference_of
-        from dnadiff.genomics.variants.methods import AlignedGenome, Network
+        from dnadiff.genomics.variants import effects, methods
 
-        reference: Any = reference_of(genome)
+        reference: Any = effects.reference_of(genome)
         network: Any
         if method is None or getattr(method, "needs_model", True):
-            network = Network(
+            network = methods.Network(
                 self.denoiser,
                 self.process,
                 reference,
@@ -656,9 +655,9 @@ class Model:
                 alignment=self.loaded.columns_for(alignment, reference),
             )
         else:
-            network = AlignedGenome.open(reference, alignment, stranded)
+            network = methods.AlignedGenome.open(reference, alignment, stranded)
         neutral = percentile, calibrate_indels, self.path
-        return effects_frame(network, method, variants, on_mismatch, L2, *neutral)
+        return effects.effects_frame(network, method, variants, on_mismatch, L2, *neutral)
 
     def saturate(
         self,
