@@ -140,10 +140,6 @@ class Alignment:
         """SHA-256 of the file."""
         return content_hash(resolve(self.path))
 
-    def covers(self, name: str) -> bool:
-        """Whether a record is in the alignment (`record_of`)."""
-        return self._known(name) is not None
-
     def columns(
         self, record: str, start: int, end: int, reverse: bool = False
     ) -> NDArray[np.float32]:

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from dnadiff.data.processes import num_cores
 from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked
+from dnadiff.jobs.processes import num_cores
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, log, quoted
 from dnadiff.store.address import expand_user

@@ -21,12 +21,12 @@ from typing import BinaryIO, NotRequired, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from dnadiff.data.processes import map_in_order
 from dnadiff.data.records import MAX_MAPPED, SOFT_MASKED, TOKEN, Integers, Mask, StoredArray, merged
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.fields import Json
 from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
 from dnadiff.formats.sequences import Header, events_of
+from dnadiff.jobs.processes import map_in_order
 from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
 from dnadiff.store.disk import (

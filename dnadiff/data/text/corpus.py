@@ -27,12 +27,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.data.processes import map_in_order, num_cores
 from dnadiff.data.records import Integers, StoredArray, padded_groups
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import TextTokenizer
 from dnadiff.fields import JsonDict, as_list, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
+from dnadiff.jobs.processes import map_in_order, num_cores
 from dnadiff.progress import log
 from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, json_hash, read_index
 from dnadiff.store.files import matches, resolve
