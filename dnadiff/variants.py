@@ -11,7 +11,7 @@ from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from dnadiff.fields import PositiveInt, as_list
-from dnadiff.options.base import MODEL, Group, ModelOptions, ShardedOptions, group
+from dnadiff.options.base import MODEL, Group, ModelOptions, Reported, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
 
 _OF_MODELS = ("window", "L2", "dependency", "sites_per_window", "calibrate_indels")
-_OF_PRETRAINED = (*_OF_MODELS[1:], "report", "stranded", "percentile")
+_OF_PRETRAINED = (*_OF_MODELS[1:], "stranded", "percentile")
 
 
-class VariantsOptions(ModelOptions, ShardedOptions):
+class VariantsOptions(Reported, ModelOptions, ShardedOptions):
     """Effects of variants, as log-likelihood ratios under a trained model.
 
         python -m dnadiff.variants checkpoint=RUN vcf=x.vcf.gz genome=g.fa output=y.vcf.gz
@@ -104,7 +104,8 @@ class VariantsOptions(ModelOptions, ShardedOptions):
     dependency_span: PositiveInt = 32
     """bases on each side in it"""
     report: str | None = None
-    """saturate: page with heat maps, pictures next to it; null: report.html in the run folder"""
+    """.html page: the distribution of the effects and the strongest; of saturate: heat maps with
+    pictures next to it, null: report.html in the run folder"""
     resume: bool = False
     """resume an unfinished output="""
 
@@ -117,15 +118,14 @@ class VariantsOptions(ModelOptions, ShardedOptions):
             )
         if self.filter is not None and self.vcf is None:
             raise ValueError("filter chooses rows of vcf=; leave it out, or give a VCF file")
-        for key in ("deletions", "feature", "report") if self.saturate is None else ():
+        for key in ("deletions", "feature") if self.saturate is None else ():
             if getattr(self, key):
                 raise ValueError(
                     f"{key} belongs to saturate=regions.bed; leave it out, or give regions"
                 )
-        for key, suffix in (("report", ".html"), ("dependency", ".tsv")):
-            value = getattr(self, key)
-            if value is not None and not value.lower().endswith(suffix):
-                raise ValueError(f"{key} {value} has another format; its name must end in {suffix}")
+        matrix = self.dependency
+        if matrix is not None and not matrix.lower().endswith(".tsv"):
+            raise ValueError(f"dependency {matrix} has another format; its name must end in .tsv")
         return self
 
 
@@ -159,6 +159,8 @@ def variants(options: VariantsOptions) -> list[Job]:
         if is_fine_tuned
         else (_OF_MODELS, "a model, and variant_method=phylogeny reads none")
     )
+    if is_fine_tuned and options.saturate is not None:
+        refused = (*refused, "report")
     for key in refused if is_fine_tuned or not needs_model else ():
         if getattr(options, key) != VariantsOptions.model_fields[key].default:
             raise ValueError(f"{key} applies to {reason}; leave {key} out")

@@ -37,6 +37,8 @@ from dnadiff.store.files import open_text
 from dnadiff.store.objects import PACKAGE, build
 
 if TYPE_CHECKING:
+    import pandas
+
     from dnadiff.weights.loaded import Loaded
 
 # stretches of a record that are compared, and their bases
@@ -224,6 +226,26 @@ def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Ta
             return kind(columns, flag_mismatches)
     known = ", ".join(suffix for kind in formats for suffix in kind.suffixes)
     raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
+
+
+def effects_of(path: Path) -> pandas.DataFrame:
+    """The alleles of a finished file of any format, with the columns of a table."""
+    import pandas
+
+    writer = writer_of(path, (), False)
+    if writer.converts:
+        return pandas.read_parquet(path)
+    with open_text(path) as file:
+        first = file.readline()
+    names = first.rstrip("\n").split("\t")
+    if writer.is_vcf:
+        fields = [header_fields(line, "INFO") for line in VcfSource(path).header]
+        about = {each.get("ID", ""): each.get("Description", "") for each in fields}
+        # the input may have other fields of these names
+        names = [name for name, text in _DESCRIBED.items() if about.get(name, "").startswith(text)]
+    writer.columns = [name for name in names if name in _DESCRIBED]
+    writer.flag_mismatches = MISMATCH in names
+    return pandas.DataFrame(writer.read(path), columns=writer.names)
 
 
 def value_of(text: str) -> float:

@@ -104,10 +104,13 @@ def test_rows_that_fail_a_filter_are_left_out_and_counted(cli, trained, inputs, 
     text = (tmp_path / "x.vcf").read_text().replace("PASS", "q10;s50", 2)
     (tmp_path / "x.vcf").write_text(text)
     for name, chosen, number in (("y", "PASS", 5), ("z", "[PASS,s50]", 8)):
-        given = f"filter={chosen}", f"output={name}.tsv"
+        given = f"filter={chosen}", f"output={name}.tsv", f"report={name}.html"
         status, _, err = cli("variants", f"checkpoint={trained}", *inputs, *given)
         assert status == 0, err
         assert len(read(f"{name}.tsv")) == number
+        text = (tmp_path / f"{name}.html").read_text()
+        assert f"{number} alleles in 8 rows: LLR (nats) from " in text
+        assert ("FILTER is q10;s50" in text) == (name == "y") and "transition" in text
         skipped = json.loads((tmp_path / f"{name}.tsv.json").read_text())["skipped"]
         assert skipped.get("FILTER is q10;s50", 0) == (4 if name == "y" else 0)
     again = "filter=PASS", "output=z.tsv", "resume=true"
