@@ -19,7 +19,10 @@ ANN = (
     '##INFO=<ID=ANN,Number=.,Type=String,Description="Functional annotations: '
     "'Allele | Annotation | Annotation_Impact' \">"
 )
-LLR = '##INFO=<ID=LLR,Number=A,Type=Float,Description="log p(ALT) - log p(REF) under the model, nats">'
+LLR = (
+    "##INFO=<ID=LLR,Number=A,Type=Float,"
+    'Description="log p(ALT) - log p(REF) under the model, nats">'
+)
 ROWS = [
     ("c", 2, "a", "A", "C,G", "CSQ=G|missense_variant|x,C|stop_gained&splice|x;LLR=-3,0.5"),
     ("c", 5, ".", "CA", "C", "CSQ=-|frameshift_variant|x;LLR=-4"),
