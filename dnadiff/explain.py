@@ -8,13 +8,13 @@ from dnadiff.fields import Name, PositiveInt
 from dnadiff.formats.motifs import known_motifs
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, ShardedOptions
+from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, Reported, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.supervised import runs
 
 
-class ExplainOptions(PlacedOptions, ShardedOptions):
+class ExplainOptions(PlacedOptions, Reported, ShardedOptions):
     """Which bases a prediction depends on: the effect of every substitution, and motifs.
 
         python -m dnadiff.explain checkpoint=FINETUNE_RUN input=x.fa output=y.npz

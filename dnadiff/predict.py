@@ -8,7 +8,7 @@ from pydantic import model_validator
 from dnadiff.fields import Name, PositiveInt, as_list
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, ShardedOptions
+from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, Reported, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.store.files import resolve
@@ -17,7 +17,7 @@ TABLES = (".tsv", ".tsv.gz", ".parquet")
 PLACES = ("genome", "regions", "feature", "spliced", "alignment")
 
 
-class PredictOptions(PlacedOptions, ShardedOptions):
+class PredictOptions(PlacedOptions, Reported, ShardedOptions):
     """Class probabilities or values of new sequences by the networks of a fine-tuned run.
 
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=x.fa output=p.tsv

@@ -213,8 +213,10 @@ def test_regions_have_genome_coordinates_in_the_table_and_the_track(predict, wor
     (tmp_path / "g.fa").write_text(f">c1\nTTTT\n>c2\n{genome}\n")
     (tmp_path / "r.bed").write_text("c2\t1\t9\tgene\t0\t-\nc2\t6\t12\tb\t0\t.\nc1\t0\t4\tc\t0\t.\n")
     args = ("genome=g.fa", "regions=r.bed", "window=4", "stride=3", "track_class=rich")
-    status, _, err = predict(*args, "track=t.bedgraph", "output=p.tsv")
+    status, _, err = predict(*args, "track=t.bedgraph", "output=p.tsv", "report=p.html")
     assert status == 0, err
+    page = (tmp_path / "p.html").read_text()
+    assert "6 predictions: " in page and "probability of rich" in page
     rows = rows_of(tmp_path / "p.tsv")
     assert list(rows[0])[:6] == ["chrom", "start", "end", "strand", "name", "length"]
     places = [(row["chrom"], int(row["start"]), int(row["end"]), row["strand"]) for row in rows]

@@ -79,7 +79,9 @@ def write_genome(folder):
 def test_the_command_gives_what_predict_says_of_each_substitution(cli, world, tmp_path):
     genome = write_genome(tmp_path)
     given = (f"checkpoint={world / 'run'}", "genome=g.fa", "regions=r.bed", "accelerator=cpu")
-    status, _, err = cli("explain", *given, "per_base=y.bedgraph", "output=y.npz")
+    status, _, err = cli(
+        *("explain", *given, "per_base=y.bedgraph", "output=y.npz", "report=y.html")
+    )
     assert status == 0 and "26 bases = 156 predictions" in err, err
     found = np.load(tmp_path / "y.npz")
     assert found["effects"].shape == (2, 14, 4) and found["lengths"].tolist() == [12, 14]
@@ -108,6 +110,8 @@ def test_the_command_gives_what_predict_says_of_each_substitution(cli, world, tm
     bases, hypo = (np.load(tmp_path / f"y.{x}.npz")["arr_0"] for x in ("sequences", "attributions"))
     assert bases.shape == hypo.shape == (2, 4, 14) and bases.dtype == np.float32
     np.testing.assert_array_equal(hypo.transpose(0, 2, 1), found["hypothetical"])
+    page = (tmp_path / "y.html").read_text()
+    assert "2 sequences: the bases that log-odds of class 1 depends on." in page
 
 
 def test_the_other_strand_has_the_mirrored_attribution(cli, world, tmp_path):
