@@ -667,7 +667,7 @@ class Model:
         **options: Any,
     ) -> pandas.DataFrame:
         """The effects of all SNVs of a region, and of all deletions of one base if requested: a
-        table as of `variants`, for `dnadiff.plot.heat_map`.
+        table as of `variants`, with the region in its `attrs`.
 
         Args:
             region: `chr:1-200`, counted from 1, a BED, GTF or GFF file, or a list of these.

@@ -1,4 +1,4 @@
-"""Folders that are uploaded to the Hugging Face Hub; `dnadiff.store.remote.fetch_hub` reads them."""
+"""Folders that are uploaded to the Hugging Face Hub; `store.remote.fetch_hub` fetches them."""
 
 from pathlib import Path
 from typing import Any
