@@ -96,7 +96,7 @@ INTENDED = (
     Intended("predictions of another version are not used again", "finetune/again"),
     Intended("one digest of weights and vocabulary identifies a model", key="*settings.model"),
     Intended("one digest of weights and vocabulary identifies a model", key="*fingerprint"),
-    Intended("one digest of weights identifies a network", "finetune/*", key="*weights"),
+    Intended("one digest of weights identifies a network", key="*weights"),
     Intended("more shards than units of work are no error", "predict/shards"),
     Intended("more shards than units of work are no error", "predict/merged_old"),
     Intended("one digest of weights and vocabulary identifies a model", key="uns/dnadiff"),

@@ -243,8 +243,8 @@ def resample(
 
     The source is compressed if `output` is. Its headers have log weights, unless those of all
     records are given. A record that is drawn twice is written twice. Names are numbered again; the
-    original number of a record is its `proposal`. Returns the number of G and C in the designed parts of the records written, and of
-    known bases.
+    original number of a record is its `proposal`. Returns the number of G and C in the designed
+    parts of the records written, and of known bases.
     """
     compressed = is_compressed(output)
     if log_weight is None:

@@ -718,7 +718,7 @@ def torch_weights(folder: Path) -> None:
 def weights(network: object) -> str:
     from dnadiff.weights.tensors import fingerprint
 
-    return fingerprint(network)[:12]
+    return fingerprint(network)
 
 
 def read_published(folder: Path, path: Path) -> object:

@@ -38,7 +38,8 @@ def test_known_motifs_are_letters_and_matrices(tmp_path):
 
 
 def planted():
-    """Sequences with a motif on either strand, and a soft best match on both strands as predictor."""
+    """Sequences with a motif on either strand, and a soft best match on both strands as
+    predictor."""
     random = np.random.default_rng(0)
     texts = []
     for number in range(300):

@@ -600,9 +600,9 @@ def _check_scan_inputs(inputs: ScanInputs) -> None:
         "D": (E,),
         "delta_bias": (E,),
     }
+    like = f" for u of shape {(Bt, L, E)} and {N} states"
     for name, shape in expected.items():
-        if (x := getattr(inputs, name)) is not None and x.shape != shape:
-            _check_shape(name, x, shape, f" for u of shape {(Bt, L, E)} and {N} states")
+        _check_shape(name, getattr(inputs, name), shape, like)
 
 
 def _check_state(
