@@ -102,14 +102,15 @@ class Designs(list[Design]):
     def to_fasta(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the records `design_1` and so on, with the numbers of each in its header, as in
         `reward=1.5`; errors as `dnadiff.formats.sequences.write_fasta`."""
-        numbers = [{name: getattr(each, name) for name in Design.__annotations__} for each in self]
-        about = [
-            " ".join(f"{name}={value:.6g}" for name, value in one.items() if value is not None)
-            for one in numbers
-        ]
+        numbers = (
+            " ".join(
+                f"{name}={value:.6g}" for name, value in vars(each).items() if value is not None
+            )
+            for each in self
+        )
         records = (
-            Record(f"design_{number}", text, each.encode())
-            for number, (text, each) in enumerate(zip(about, self), 1)
+            Record(f"design_{number}", about, each.encode())
+            for number, (about, each) in enumerate(zip(numbers, self), 1)
         )
         write_fasta(path, records, overwrite)
 
