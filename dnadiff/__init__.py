@@ -16,18 +16,20 @@ from typing import TYPE_CHECKING, Any
 from dnadiff.renamed import VERSION
 
 if TYPE_CHECKING:
+    from dnadiff import plot
     from dnadiff.data.genome.genome import Genome
     from dnadiff.model import list_models, load
     from dnadiff.supervised.estimators import Classifier, Regressor
 
 __version__ = VERSION
-__all__ = ["Classifier", "Genome", "Regressor", "list_models", "load"]
+__all__ = ["Classifier", "Genome", "Regressor", "list_models", "load", "plot"]
 _HOMES = {
     "Classifier": "supervised.estimators",
     "Genome": "data.genome.genome",
     "Regressor": "supervised.estimators",
     "list_models": "model",
     "load": "model",
+    "plot": "plot",
 }
 
 
@@ -35,4 +37,5 @@ def __getattr__(name: str) -> Any:
     # They import torch, which `--help` and the version do not need.
     if name not in _HOMES:
         raise AttributeError(f"module 'dnadiff' has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    module = import_module(f"{__name__}.{_HOMES[name]}")
+    return getattr(module, name, module)

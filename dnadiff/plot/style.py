@@ -86,29 +86,43 @@ def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
     return buffer.getvalue()
 
 
-def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0) -> None:
-    """Draw letters of these `heights` (n, 4) in bits, the largest on top, with room for `width`
-    positions and `top` bits; NaN is nothing."""
+def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0, low: float = 0.0) -> None:
+    """Draw letters of these `heights` (n, 4), the largest farthest from 0, negative ones below it,
+    with room for `width` positions from `low` to `top`; NaN is nothing. The unit is bits where
+    `low` is 0."""
     from matplotlib.patches import PathPatch
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
     shapes = {base: TextPath((0, 0), base, size=1) for base in LOGO_COLORS}
     for place, of_position in enumerate(np.nan_to_num(heights)):
-        bottom = 0.0
-        for height, base in sorted(zip(of_position, LOGO_COLORS)):
-            if height >= _SMALLEST_LETTER * top:
-                box = shapes[base].get_extents()
-                fit = Affine2D()
-                fit.translate(-box.x0, -box.y0).scale(0.9 / box.width, height / box.height)
-                shape = shapes[base].transformed(fit.translate(place - 0.45, bottom))
-                axes.add_patch(PathPatch(shape, color=LOGO_COLORS[base], lw=0))
-                bottom += height
-    axes.set(
-        xlim=(-0.5, width - 0.5), ylim=(0, top), yticks=(0, top / 2, top), xticks=(), ylabel="bits"
-    )
-    axes.yaxis.set_major_formatter("{x:g}")
+        above = below = 0.0
+        for height, base in sorted(
+            zip(of_position, LOGO_COLORS), key=lambda letter: abs(letter[0])
+        ):
+            if abs(height) < _SMALLEST_LETTER * (top - low):
+                continue
+            box = shapes[base].get_extents()
+            fit = Affine2D()
+            fit.translate(-box.x0, -box.y0).scale(0.9 / box.width, abs(height) / box.height)
+            bottom = above if height > 0 else below + height
+            shape = shapes[base].transformed(fit.translate(place - 0.45, bottom))
+            axes.add_patch(PathPatch(shape, color=LOGO_COLORS[base], lw=0))
+            above, below = (above + height, below) if height > 0 else (above, below + height)
+    ticks = (low, 0, top) if low else (0, top / 2, top)
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(low, top), yticks=ticks, xticks=())
+    if low:
+        axes.axhline(0, color=REAL, lw=0.6)
+    else:
+        axes.set_ylabel("bits")
+    axes.yaxis.set_major_formatter("{x:.2g}")
     axes.grid(False)
+
+
+def top_of(heights: ndarray) -> float:
+    """The end of an axis of bits that fits all letters: 0.25, 0.5, 1 or 2."""
+    highest = np.nan_to_num(heights).sum(-1).max(initial=0)
+    return next((top for top in _LOGO_TOPS if highest <= top), _LOGO_TOPS[-1])
 
 
 def logo_figure(heights: ndarray) -> Figure:
@@ -117,7 +131,7 @@ def logo_figure(heights: ndarray) -> Figure:
     size = len(heights)
     lines = -(-size // LINE)
     width = -(-size // lines)
-    top = next((top for top in _LOGO_TOPS if heights.sum(1).max() <= top), _LOGO_TOPS[-1])
+    top = top_of(heights)
     with figure(10.5, 1.25 * lines + 0.3, lines) as (made, every):
         for first, axes in zip(range(0, size, width), every):
             part = heights[first : first + width]

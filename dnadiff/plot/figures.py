@@ -1,0 +1,355 @@
+"""Figures of frames, arrays and runs: what Python returns, and what pandas reads of our files.
+
+Each function draws on the `axes` that it gets, or on those of a new figure, and returns them;
+`axes.figure.savefig("x.svg")` writes a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy import ndarray
+
+from dnadiff.fields import Json, is_number
+from dnadiff.genomics.metrics.designs import information
+from dnadiff.plot import style
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+    Genes: TypeAlias = Iterable[tuple[str, int, int, str, str]]
+
+BASES = "ACGT"
+ROWS = (*BASES, "-")
+_ARROWS = {"+": "→", "-": "←"}
+SCORES = ("LLR", "difference")  # columns of effects: of a language model, of a fine-tuned one
+# Columns of metrics.csv, with their labels and colors.
+LOSSES = {
+    "train_nll": ("training", style.FAINT),
+    "valid_nll": ("validation, averaged weights", style.MODEL),
+    "valid_nll_live": ("validation", style.OTHER),
+}
+
+
+class Saturation(NamedTuple):
+    """The effects of all variants of a region.
+
+    Attributes:
+        effects: (n, 5) of A, C, G, T and the deletion of the base; NaN where there is none, 0 for
+            the base itself.
+        bases: (n,) letters of the genome; N where there is no variant.
+        letters: (n, 4) heights of the logo: information in bits, divided by the probabilities; or
+            the contribution of the base itself, minus the mean effect of the four bases.
+        score: LLR or difference.
+        has_information: whether the heights are bits.
+    """
+
+    chrom: str
+    start: int  # from 0
+    effects: ndarray
+    bases: list[str]
+    letters: ndarray
+    score: str
+    has_information: bool
+
+    @property
+    def limit(self) -> float:
+        """The end of the colors: the 99th percentile of the absolute effects."""
+        known = np.abs(self.effects[np.isfinite(self.effects) & (self.effects != 0)])
+        return max(float(np.percentile(known, 99)), 1e-3) if len(known) else 1.0
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The alleles; deletions only if there are some."""
+        return ROWS if np.isfinite(self.effects[:, -1]).any() else ROWS[:-1]
+
+    @property
+    def unit(self) -> str:
+        """The label of the effects."""
+        return "LLR, nats" if self.score == "LLR" else "change of the prediction"
+
+
+def saturation(frame: pandas.DataFrame, region: tuple[str, int, int] | None = None) -> Saturation:
+    """The effects of a region (record, first base from 0, one past the last) from alleles with the
+    columns chrom, pos (from 1), ref, alt, and LLR or difference. Without a region, it is
+    `frame.attrs["region"]`, or from the first to the last position.
+
+    Raises:
+        ValueError: if a column is missing, or the region is not known.
+    """
+    score = next((name for name in SCORES if name in frame), None)
+    missing = [name for name in ("chrom", "pos", "ref", "alt") if name not in frame]
+    if missing or score is None:
+        raise ValueError(
+            f"the frame has no column {', '.join(missing) or 'LLR or difference'}; give what "
+            "dnadiff.variants saturate= writes"
+        )
+    if region is None:
+        region = frame.attrs.get("region")
+    if region is None:
+        names = frame["chrom"].unique()
+        if len(names) != 1:
+            raise ValueError(f"the frame has variants of {len(names)} records; give region=")
+        region = str(names[0]), int(frame["pos"].min()) - 1, int(frame["pos"].max())
+    chrom, start, end = region[:3]
+    inside = frame[(frame["chrom"] == chrom) & frame["pos"].between(start, end)]
+    size = end - start
+    effects = np.full((size, len(ROWS)), np.nan)
+    information = np.full(size, np.nan)
+    bases = ["N"] * size
+    columns = [inside[name] for name in ("pos", "ref", "alt", score)]
+    bits = inside["information"] if "information" in inside else [np.nan] * len(inside)
+    for pos, ref, alt, value, known in zip(*columns, bits):
+        for place in _places(pos, ref, alt):
+            if not start <= place < end:
+                continue
+            if len(ref) > 1:
+                effects[place - start, -1] = value
+            elif alt in BASES:
+                effects[place - start, [BASES.index(alt), BASES.index(ref)]] = value, 0.0
+                bases[place - start], information[place - start] = ref, known
+    of_bases = effects[:, :4]
+    has_information = bool(np.isfinite(information).any())
+    if has_information:
+        weight = np.exp(of_bases)
+        letters = weight / weight.sum(1, keepdims=True) * np.maximum(information, 0)[:, None]
+    else:
+        letters = np.where(of_bases == 0, -of_bases.mean(1, keepdims=True), 0.0)
+    return Saturation(chrom, start, effects, bases, letters, score, has_information)
+
+
+def _places(pos: int, ref: str, alt: str) -> list[int]:
+    """The base, from 0, that an SNV or a deletion of one base belongs to. A deletion is written
+    with the base before it, or at the first position of the record with the base after it."""
+    if len(ref) == 1 == len(alt):
+        return [pos - 1] * (ref in BASES)
+    if len(ref) != 2 or len(alt) != 1:
+        return []
+    return [pos - 1] * (pos == 1 and ref[1] == alt) + [pos] * (ref[0] == alt)
+
+
+@style.style()
+def heat_map(
+    frame: pandas.DataFrame | Saturation,
+    region: tuple[str, int, int] | None = None,
+    genes: Genes | None = None,
+    axes: ndarray | None = None,
+) -> ndarray:
+    """Effects of all variants of a region, positions x alleles, in lines of 60 positions: above
+    them a logo of the prediction, below them the genes.
+
+    Args:
+        frame: see `saturation`.
+        genes: regions (record, start, end, name, strand), such as `formats.regions.read_gtf`
+            returns; None draws none.
+
+    Returns:
+        Axes (lines, 2 or 3): letters, heat map, genes. Coordinates are those of the genome, from 1.
+        Colors are symmetric and end at the 99th percentile of the absolute effects; the letters in
+        the cells are the bases of the genome.
+    """
+    found = frame if isinstance(frame, Saturation) else saturation(frame, region)
+    size = len(found.bases)
+    lines = -(-size // style.LINE)
+    width = -(-size // lines)
+    shown = [] if genes is None else [gene for gene in genes if _overlaps(found, gene)]
+    heights = [1.0, 0.28 * len(found.rows), *[0.5] * bool(shown)]
+    grid = _grid(axes, lines, heights, size)
+    if found.has_information:
+        low, top = 0.0, style.top_of(found.letters)
+    else:
+        low, top = (
+            float(end) or sign * 1e-3
+            for sign, end in ((-1, np.nanmin(found.letters)), (1, np.nanmax(found.letters)))
+        )
+    for line, (above, middle, *below) in enumerate(grid):
+        part = slice(line * width, min((line + 1) * width, size))
+        first, last = found.start + part.start, found.start + part.stop
+        style.logo(above, found.letters[part], width, top, low)
+        values = found.effects[part, : len(found.rows)].T
+        drawn = middle.imshow(
+            values,
+            cmap="RdBu",
+            vmin=-found.limit,
+            vmax=found.limit,
+            aspect="auto",
+            interpolation="nearest",
+        )
+        middle.set(xlim=(-0.5, width - 0.5), yticks=range(len(found.rows)), yticklabels=found.rows)
+        style.mark_tens(middle, first + 1, values.shape[1])
+        middle.grid(False)
+        for place, base in enumerate(found.bases[part]):
+            if base in BASES:
+                middle.text(
+                    place,
+                    BASES.index(base),
+                    base,
+                    size=6,
+                    ha="center",
+                    va="center",
+                    color="#1D2125",
+                )
+        for each in below:
+            _draw_genes(each, shown, first, last)
+            each.set(xlim=(-0.5, width - 0.5), ylim=(-1, 1), xticks=(), yticks=())
+            each.set_frame_on(False)
+    if axes is None:
+        label = f"{found.chrom}:{found.start + 1:,}-{found.start + size:,}"
+        grid[0, 0].set_title(label)
+        bar = grid[0, 0].figure.colorbar(drawn, ax=grid, fraction=0.02, pad=0.01)
+        bar.set_label(found.unit)
+    return grid
+
+
+def _grid(axes: ndarray | None, lines: int, heights: Sequence[float], size: int) -> ndarray:
+    """Axes (lines, rows) of these relative heights, row by row."""
+    count = len(heights)
+    if axes is not None:
+        return np.asarray(axes).reshape(lines, count)
+    height = 0.8 * sum(heights) * lines + 0.5
+    ratios = {"height_ratios": [*heights] * lines}
+    width = max(10.5 * min(size, style.LINE) / style.LINE, 3.0)
+    with style.figure(width, height, count * lines, gridspec_kw=ratios) as (_, every):
+        return np.array(every).reshape(lines, count)
+
+
+def _overlaps(found: Saturation, gene: Sequence[Json]) -> bool:
+    ends = found.start + len(found.bases)
+    return gene[0] == found.chrom and gene[1] < ends and gene[2] > found.start
+
+
+def _draw_genes(axes: Axes, genes: Genes, first: int, last: int) -> None:
+    """Bars with names, those of strand - below the others; an arrow is the strand."""
+    for _, start, end, name, strand, *_ in genes:
+        if start >= last or end <= first:
+            continue
+        y = -0.5 if strand == "-" else 0.5
+        left = max(start - first, 0) - 0.5
+        bar = (left, min(end, last) - first - 0.5 - left)
+        axes.broken_barh([bar], (y - 0.4, 0.8), color=style.FAINT, alpha=0.5, lw=0)
+        text = f"{name} {_ARROWS.get(strand, '')}"
+        axes.text(left + 0.3, y, text, size=7, va="center", clip_on=True)
+
+
+@style.style()
+def logo(values: Json, axes: Axes | None = None, first: int = 1) -> Axes:
+    """A sequence logo.
+
+    Args:
+        values: heights (L, 4) of A, C, G, T, negative ones below the axis; a frame with these
+            columns; or sequences of one length, whose information in bits is computed, with the
+            correction for few sequences of Schneider and Stephens (1990).
+        first: the number of the first position.
+
+    Raises:
+        ValueError: if sequences differ in length.
+    """
+    of_sequences = isinstance(values, list | tuple) and isinstance(values[0], str)
+    if of_sequences:
+        if len({*map(len, values)}) != 1:
+            raise ValueError("sequences have different lengths; a logo is of sequences of one")
+        letters = np.array([list(sequence.upper()) for sequence in values])
+        heights = information(np.stack([(letters == base).sum(0) for base in BASES], 1))
+    else:
+        heights = np.asarray(values[list(BASES)] if hasattr(values, "columns") else values, float)
+    axes = axes or _axes(max(2.0, 0.22 * len(heights)), 1.6)
+    lowest = float(np.minimum(heights, 0).sum(1).min())
+    highest = float(np.maximum(heights, 0).sum(1).max())
+    top = style.top_of(heights) if of_sequences else highest or 1.0
+    style.logo(axes, heights, len(heights), top, lowest)
+    axes.set_ylabel("bits" if of_sequences else "")
+    style.mark_tens(axes, first, len(heights))
+    return axes
+
+
+@style.style()
+def embedding(
+    vectors: Json, labels: Sequence[Json] | None = None, axes: Axes | None = None
+) -> Axes:
+    """The first two principal components of vectors (S, D), such as `Model.embed` returns, or the
+    numbers of a frame; numbers as labels are a color scale."""
+    numeric = vectors.select_dtypes("number") if hasattr(vectors, "select_dtypes") else vectors
+    points, shares = principal_components(np.asarray(numeric, float))
+    axes = axes or _axes(style.WIDTH, style.HEIGHT)
+    dots: Json = {"s": 14, "alpha": 0.7, "lw": 0}
+    if labels is None:
+        axes.scatter(*points.T, color=style.MODEL, **dots)
+    elif all(map(is_number, labels)):
+        drawn = axes.scatter(points[:, 0], points[:, 1], c=list(labels), cmap="viridis", **dots)
+        axes.figure.colorbar(drawn, ax=axes)
+    else:
+        given = np.array([*map(str, labels)])
+        for number, name in enumerate(dict.fromkeys(given.tolist())):
+            color = style.PALETTE[number % len(style.PALETTE)]
+            axes.scatter(*points[given == name].T, color=color, label=name, **dots)
+        style.legend_below(axes)
+    names = [f"PC {i} ({100 * share:.0f} % of variance)" for i, share in enumerate(shares, 1)]
+    axes.set(xlabel=names[0], ylabel=names[1])
+    return axes
+
+
+def principal_components(vectors: ndarray, number: int = 2) -> tuple[ndarray, ndarray]:
+    """Coordinates (S, number) of centered vectors (S, D) on their first principal components, and
+    the share of the variance of each. The largest weight of a component is positive.
+
+    Raises:
+        ValueError: if there are fewer vectors or features than components.
+    """
+    if vectors.ndim != 2 or min(vectors.shape) < number:
+        raise ValueError(
+            f"vectors have the shape {vectors.shape}; {number} principal components need at least "
+            f"{number} vectors of {number} numbers"
+        )
+    left, scale, right = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
+    weights = right[:number]
+    signs = np.sign(weights[np.arange(number), np.abs(weights).argmax(1)])
+    shares = scale[:number] ** 2 / max((scale**2).sum(), np.finfo(float).tiny)
+    return left[:, :number] * scale[:number] * signs, shares
+
+
+@style.style()
+def training(run: Json, axes: Axes | None = None) -> Axes:
+    """The loss of a run in nats per token against its steps: a run folder, or its metrics.csv as a
+    frame."""
+    import pandas
+
+    frame = run
+    if isinstance(run, str | Path):
+        frame = pandas.read_csv(Path(run) / "metrics.csv")
+    axes = axes or _axes(style.WIDTH, style.HEIGHT)
+    for column, (label, color) in LOSSES.items():
+        known: Json = frame[["step", column]].dropna() if column in frame else ()
+        if len(known):
+            axes.plot(known["step"], known[column], color=color, lw=1.4, label=label)
+    axes.set(xlabel="step", ylabel="nats per token")
+    style.legend_below(axes)
+    return axes
+
+
+@style.style()
+def designs(designs: Json, unguided: Json = None, axes: Axes | None = None) -> Axes:
+    """Reward against log-probability of designs, and of unguided samples: what `Model.design`
+    returns, or a frame with the columns reward and log_prob. Log-probabilities are per base where
+    the frame has the sequences."""
+    unguided = getattr(designs, "unguided", None) if unguided is None else unguided
+    axes = axes or _axes(style.WIDTH, style.HEIGHT)
+    drawn: Json = {"unguided": (unguided, style.REAL), "designs": (designs, style.MODEL)}
+    for label, (values, color) in drawn.items():
+        if values is None:
+            continue
+        frame: Json = values.to_frame() if hasattr(values, "to_frame") else values
+        sizes = frame["sequence"].str.len() if "sequence" in frame else 1
+        place = frame["log_prob"] / sizes
+        axes.plot(place, frame["reward"], "o", ms=4, mew=0, alpha=0.6, color=color, label=label)
+    axes.set(xlabel="log-probability, nats per base", ylabel="reward")
+    style.legend_below(axes)
+    return axes
+
+
+def _axes(width: float, height: float) -> Axes:
+    with style.figure(width, height) as (_, (axes,)):
+        return axes
