@@ -6,7 +6,7 @@ Each function draws on the `axes` that it gets, or on those of a new figure, and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -45,7 +45,7 @@ class Saturation(NamedTuple):
         letters: (n, 4) heights of the logo: information in bits, divided by the probabilities; or
             the contribution of the base itself, minus the mean effect of the four bases.
         score: LLR or difference.
-        has_information: whether the heights are bits.
+        information: (n,) bits; NaN where there is none.
     """
 
     chrom: str
@@ -54,7 +54,25 @@ class Saturation(NamedTuple):
     bases: list[str]
     letters: ndarray
     score: str
-    has_information: bool
+    information: ndarray
+
+    @property
+    def has_information(self) -> bool:
+        """Whether the heights of the letters are bits."""
+        return bool(np.isfinite(self.information).any())
+
+    @property
+    def name(self) -> str:
+        """Of the region, 1-based, as in genome browsers."""
+        return f"{self.chrom}:{self.start + 1}-{self.start + len(self.bases)}"
+
+    def variants(self) -> Iterator[tuple[int, str, str, float, float]]:
+        """Position (from 1), base, allele, effect and information of each variant."""
+        for place, row in zip(*(each.tolist() for each in np.nonzero(np.isfinite(self.effects)))):
+            base, allele = self.bases[place], ROWS[row]
+            if allele != base:
+                values = float(self.effects[place, row]), float(self.information[place])
+                yield self.start + place + 1, base, allele, *values
 
     @property
     def limit(self) -> float:
@@ -113,13 +131,12 @@ def saturation(frame: pandas.DataFrame, region: tuple[str, int, int] | None = No
                 effects[place - start, [BASES.index(alt), BASES.index(ref)]] = value, 0.0
                 bases[place - start], information[place - start] = ref, known
     of_bases = effects[:, :4]
-    has_information = bool(np.isfinite(information).any())
-    if has_information:
+    if np.isfinite(information).any():
         weight = np.exp(of_bases)
         letters = weight / weight.sum(1, keepdims=True) * np.maximum(information, 0)[:, None]
     else:
         letters = np.where(of_bases == 0, -of_bases.mean(1, keepdims=True), 0.0)
-    return Saturation(chrom, start, effects, bases, letters, score, has_information)
+    return Saturation(chrom, start, effects, bases, letters, score, information)
 
 
 def _places(pos: int, ref: str, alt: str) -> list[int]:
@@ -198,8 +215,7 @@ def heat_map(
             each.set(xlim=(-0.5, width - 0.5), ylim=(-1, 1), xticks=(), yticks=())
             each.set_frame_on(False)
     if axes is None:
-        label = f"{found.chrom}:{found.start + 1:,}-{found.start + size:,}"
-        grid[0, 0].set_title(label)
+        grid[0, 0].set_title(found.name)
         bar = grid[0, 0].figure.colorbar(drawn, ax=grid, fraction=0.02, pad=0.01)
         bar.set_label(found.unit)
     return grid

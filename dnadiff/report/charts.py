@@ -7,14 +7,15 @@ has all. Its text has the color of the page's text, also in dark mode.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dnadiff.fields import Json, JsonDict
-from dnadiff.plot.style import MODEL, OTHER, PALETTE, percentages
+from dnadiff.plot.figures import ROWS, Saturation
+from dnadiff.plot.style import FAINT, MODEL, OTHER, PALETTE, percentages
 
 if TYPE_CHECKING:
     import altair as alt
@@ -203,6 +204,67 @@ def histogram(
     return alt.layer(filled, dashed.encode(x="mean:Q", **of_group)).properties(height=HEIGHT)
 
 
+def heat_map(found: Saturation, genes: Iterable[Sequence[Json]] | None = None) -> Chart:
+    """Effects of all variants of a region, alleles x positions of the genome, which zooms along the
+    genome; letters of the genome where there is room for them, and genes below."""
+    import altair as alt
+    import pandas
+
+    names = ["position", "base", "allele", "effect", "information"]
+    table = pandas.DataFrame([*found.variants()], columns=names)
+    table["low"], table["high"] = table["position"] - 0.5, table["position"] + 0.5
+    first, last = found.start + 0.5, found.start + len(found.bases) + 0.5
+    bars = [
+        {"low": max(g[1] + 0.5, first), "high": min(g[2] + 0.5, last), "gene": g[3], "strand": g[4]}
+        for g in genes or ()
+        if g[0] == found.chrom and g[1] + 1 < last and g[2] > first
+    ]
+    order = [*found.rows, *["genes"] * bool(bars)]
+    scale = alt.Scale(domain=[first, last], nice=False, zero=False)
+    place = alt.X(
+        "low:Q", title=found.chrom, scale=scale, axis=alt.Axis(format=",d", tickMinStep=1)
+    )
+    row = alt.Y("allele:N", sort=order, scale=alt.Scale(domain=order), title=None)
+    colors = alt.Scale(scheme="redblue", domain=[-found.limit, found.limit], clamp=True)
+    legend = alt.Legend(title=found.unit, gradientLength=160)
+    shown = ["position", "base", "allele", "effect", *["information"] * found.has_information]
+    marks = (
+        _chart(table)
+        .mark_rect()
+        .encode(
+            x=place,
+            x2="high:Q",
+            y=row,
+            color=alt.Color("effect:Q", scale=colors, legend=legend),
+            tooltip=_tooltip(table, shown, {"effect": found.unit, "information": "bits"}),
+        )
+    )
+    # Letters of at most 12 pixels, none where a base has less than 6.
+    pixels = "width / (domain('x')[1] - domain('x')[0])"
+    own = pandas.DataFrame(
+        [(found.start + 1 + i, base) for i, base in enumerate(found.bases) if base in ROWS],
+        columns=["position", "allele"],
+    )
+    letters = _chart(own).mark_text(
+        color="currentColor", fontSize=alt.expr(f"{pixels} < 6 ? 0 : min(12, {pixels})"), clip=True
+    )
+    layers = [
+        marks.add_params(_zoom("x")),
+        letters.encode(x=alt.X("position:Q", scale=scale), y=row),
+    ]
+    if bars:
+        track = _chart(pandas.DataFrame(bars).assign(allele="genes"))
+        encoded: Json = {"x": place, "y": row}
+        hover = [alt.Tooltip(field=name, type="nominal") for name in ("gene", "strand")]
+        boxes = track.mark_bar(color=FAINT, opacity=0.6, clip=True)
+        text = track.mark_text(color="currentColor", align="left", dx=3, fontSize=10, clip=True)
+        layers += [
+            boxes.encode(x2="high:Q", tooltip=hover, **encoded),
+            text.encode(text="gene:N", **encoded),
+        ]
+    return alt.layer(*layers).properties(height=alt.Step(24))
+
+
 def _plain(value: Any) -> Json:
     if isinstance(value, np.generic):
         value = value.item()
@@ -249,8 +311,10 @@ def _axis(kind: Any, column: str, titles: Titles, **scale: Any) -> Any:
     return kind(f"{column}:Q", title=title, scale=alt.Scale(zero=False, nice=True, **scale))
 
 
-def _zoom() -> alt.Parameter:
-    """Wheel and drag change the scales; a double click resets them."""
+def _zoom(*encodings: Any) -> alt.Parameter:
+    """Wheel and drag change the scales, of both axes if none is given; a double click resets
+    them."""
     import altair as alt
 
-    return alt.selection_interval(bind="scales", name="zoom")
+    given: Json = {"encodings": [*encodings]} if encodings else {}
+    return alt.selection_interval(bind="scales", name="zoom", **given)

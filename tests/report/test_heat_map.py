@@ -1,43 +1,16 @@
-import numpy as np
+import re
 
 from dnadiff.formats.regions import Region
 from dnadiff.report import heat_map
-from dnadiff.report.heat_map import Saturated, collect, drawn
+from dnadiff.report.heat_map import draw_regions, drawn
 
 
-def result(pos, ref, alt, value=1.0, chrom="one"):
-    return {"chrom": chrom, "pos": pos, "ref": ref, "alt": alt, "LLR": value, "information": 0.5}
-
-
-def test_alleles_are_in_the_rows_of_their_bases():
-    regions = [Region("one", 0, 4), Region("one", 2, 6), Region("two", 2, 3)]
-    results = [
-        result(1, "A", "C", -1.0),
-        result(3, "G", "T", -2.0),
-        result(2, "CG", "C", -3.0),
-        result(3, "A", "T", -4.0, "two"),
+def alleles(first=1, size=4, score="LLR"):
+    return [
+        {"chrom": "one", "pos": pos, "ref": "A", "alt": alt, score: -0.5, "information": 0.2}
+        for pos in range(first, first + size)
+        for alt in "CGT"
     ]
-    first, second, third = collect(results, regions)
-    assert first.llr[0].tolist()[:2] == [0.0, -1.0] and first.bases == ["A", "N", "G", "N"]
-    assert (
-        first.llr[2, 3] == second.llr[0, 3] == -2.0 and first.llr[2, 4] == second.llr[0, 4] == -3.0
-    )  # overlapping regions
-    assert (
-        third.llr[0, 3] == -4.0
-        and np.isnan(third.llr[0, 4])
-        and np.isfinite(second.information).tolist() == [True] + [False] * 3
-    )
-
-
-def test_the_first_deletions_of_a_record_have_their_places():
-    (found,) = collect(
-        [result(1, "AC", "C", -1.0), result(1, "AC", "A", -2.0)], [Region("one", 0, 2)]
-    )
-    assert found.llr[:, 4].tolist() == [-1.0, -2.0]
-    (same,) = collect(
-        [result(1, "AA", "A", -1.0)], [Region("one", 1, 2)]
-    )  # either base: the same sequence
-    assert same.llr[:, 4].tolist() == [-1.0]
 
 
 def test_the_number_of_pictures_is_limited():
@@ -49,14 +22,45 @@ def test_the_number_of_pictures_is_limited():
 
 
 def test_two_pages_in_one_folder_have_their_own_pictures(tmp_path):
-    regions = [Saturated(Region("one", 0, 4)), Saturated(Region("one", 4, 9))]
-    for name, saturated in zip(("a.html", "b.html"), regions):
-        saturated.llr[:, :4], saturated.information[:] = 0.5, 1.0
-        written = heat_map.write_heat_maps(tmp_path / name, [saturated], {})
-        assert [path.name for path in written] == [f"{name[0]}_heat_map_1.png", name]
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "a.html",
-        "a_heat_map_1.png",
-        "b.html",
-        "b_heat_map_1.png",
+    for name in ("a", "b"):
+        draw_regions(tmp_path / f"{name}.html", [Region("one", 0, 4)], alleles, {"method": name})
+    files = {f"{name}{end}" for name in "ab" for end in (".html", "_heat_map_1.png")}
+    assert {path.name for path in tmp_path.iterdir()} == files | {
+        "a_heat_map_1.svg",
+        "b_heat_map_1.svg",
     }
+
+
+def test_a_page_of_regions_names_the_strongest_variant(tmp_path):
+    rows = alleles()
+    rows[4]["LLR"] = -2.0
+    regions = [Region("one", 0, 4), Region("one", 2, 4), Region("two", 0, 9)]
+    genes = [Region("one", 1, 3, "thr</script>", "+")]
+    draw_regions(tmp_path / "x.html", regions, lambda: rows, {"checkpoint": "/a/b/c/d/e"}, genes)
+    page = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "Of 12 variants of 2 regions, one:2 A&gt;G has the strongest effect: LLR -2.00" in page
+    assert "thr</script>" not in page and "Row -" not in page and "c/d/e" in page
+    assert "/a/b" not in page and page.count('class="chart"') == 2
+
+
+def test_deletions_and_contributions_are_explained_if_they_are_there(tmp_path):
+    rows = alleles(score="difference")
+    rows.append({**rows[0], "ref": "AA", "alt": "A", "difference": 1.0, "information": None})
+    for row in rows:
+        del row["information"]
+    draw_regions(tmp_path / "x.html", [Region("one", 0, 4)], lambda: rows, {})
+    page = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert "Row -: the deletion of the base" in page and "its contribution" in page
+
+
+def test_a_page_without_variants_is_not_written(tmp_path):
+    draw_regions(tmp_path / "x.html", [Region("one", 0, 4)], list, {})
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_loaded_from_elsewhere(tmp_path):
+    draw_regions(tmp_path / "x.html", [Region("one", 0, 4)], alleles, {})
+    page = (tmp_path / "x.html").read_text(encoding="utf-8")
+    body = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.search(r"""(src|href)=["']?http|@import|url\(["']?http""", body)
+    assert "default-src 'none'" in page
