@@ -106,6 +106,8 @@ class VariantsOptions(Reported, ModelOptions, ShardedOptions):
     report: str | None = None
     """.html page: the distribution of the effects and the strongest; of saturate: heat maps with
     pictures next to it, null: report.html in the run folder"""
+    genes: str | None = None
+    """saturate: GTF or GFF file whose genes are drawn below the heat maps"""
     resume: bool = False
     """resume an unfinished output="""
 
@@ -118,7 +120,7 @@ class VariantsOptions(Reported, ModelOptions, ShardedOptions):
             )
         if self.filter is not None and self.vcf is None:
             raise ValueError("filter chooses rows of vcf=; leave it out, or give a VCF file")
-        for key in ("deletions", "feature") if self.saturate is None else ():
+        for key in ("deletions", "feature", "genes") if self.saturate is None else ():
             if getattr(self, key):
                 raise ValueError(
                     f"{key} belongs to saturate=regions.bed; leave it out, or give regions"
@@ -159,8 +161,6 @@ def variants(options: VariantsOptions) -> list[Job]:
         if is_fine_tuned
         else (_OF_MODELS, "a model, and variant_method=phylogeny reads none")
     )
-    if is_fine_tuned and options.saturate is not None:
-        refused = (*refused, "report")
     for key in refused if is_fine_tuned or not needs_model else ():
         if getattr(options, key) != VariantsOptions.model_fields[key].default:
             raise ValueError(f"{key} applies to {reason}; leave {key} out")
@@ -215,8 +215,16 @@ def variants(options: VariantsOptions) -> list[Job]:
         aligned = scored.alignment
     added = {} if aligned is None else {"alignment": aligned.identity}
     added |= {"filter": filters} if filters else {}
+    about: dict[str, Any] = {"checkpoint": options.checkpoint, "window": window}
+    if aligned is not None:
+        about["alignment"] = options.alignment
+    genes = read_regions(options.genes, genome.lengths, "gene") if options.genes else None
+    read = partial(writer.read, output)
     make = partial(
         work.VariantJob,
+        page=expand_user(options.report or options.run_dir / "report.html") if regions else None,
+        page_is_named=options.report is not None,
+        draw=partial(draw_regions, regions=regions, read=read, about=about, genes=genes),
         source=source,
         writer=writer,
         output=output,
@@ -230,6 +238,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         writer.predicted = model.target.contrast_name(target)
         strand = ", read on strand + or that of a region" if on_strands else ""
         log.info(f"predictions are {writer.predicted}{strand}")
+        about["predicted"] = writer.predicted
         predict = model.contrasts(options.target, options.batch_size)
         compare = partial(effects.predicted_effects, predict, alleles, aligned)
         return [
@@ -261,14 +270,11 @@ def variants(options: VariantsOptions) -> list[Job]:
         keys += ["sites_per_window", "L2", "batch_size", "seed"]
         more["training"] = work.training_part(model, genome, options.trust)
         more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
-    about = {"checkpoint": options.checkpoint, "method": method.name, "window": window}
-    if aligned is not None:
-        about["alignment"] = options.alignment
+    about["method"] = method.name
     scorer = effects.Scorer(scored, method, alleles, options.L2)
     if any(asked.values()):
         scorer.compare(Path(model.path if needs_model else aligned.path), **asked)
     writer.columns = scorer.columns
-    read = partial(writer.read, output)
     return [
         make(
             scorer,
@@ -282,11 +288,6 @@ def variants(options: VariantsOptions) -> list[Job]:
             },
             matrix=None if options.dependency is None else expand_user(options.dependency),
             span=options.dependency_span,
-            page=expand_user(options.report or options.run_dir / "report.html")
-            if regions
-            else None,
-            page_is_named=options.report is not None,
-            draw=partial(draw_regions, regions=regions, read=read, about=about),
             **more,
         )
     ]

@@ -14,14 +14,13 @@ import numpy as np
 from numpy import ndarray
 
 from dnadiff.fields import Json, is_number
-from dnadiff.genomics.metrics.designs import information
 from dnadiff.plot import style
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
-    Genes: TypeAlias = Iterable[tuple[str, int, int, str, str]]
+    Genes: TypeAlias = Iterable[Sequence[Json]]
 
 BASES = "ACGT"
 ROWS = (*BASES, "-")
@@ -269,7 +268,7 @@ def logo(values: Json, axes: Axes | None = None, first: int = 1) -> Axes:
         if len({*map(len, values)}) != 1:
             raise ValueError("sequences have different lengths; a logo is of sequences of one")
         letters = np.array([list(sequence.upper()) for sequence in values])
-        heights = information(np.stack([(letters == base).sum(0) for base in BASES], 1))
+        heights = style.information(np.stack([(letters == base).sum(0) for base in BASES], 1))
     else:
         heights = np.asarray(values[list(BASES)] if hasattr(values, "columns") else values, float)
     axes = axes or _axes(max(2.0, 0.22 * len(heights)), 1.6)

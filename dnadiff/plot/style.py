@@ -7,6 +7,7 @@ pyplot is not used. The same input gives the same bytes.
 from __future__ import annotations
 
 import io
+import math
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -117,6 +118,22 @@ def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0, low: float 
         axes.set_ylabel("bits")
     axes.yaxis.set_major_formatter("{x:.2g}")
     axes.grid(False)
+
+
+def information(counts: ndarray) -> ndarray:
+    """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at
+    positions without a known base.
+
+    A letter is as high as its frequency times the information of its position, 2 - H - e, where e =
+    3 / (2 ln 2 N) corrects the entropy H of N letters for the small sample (Schneider and Stephens
+    1990, Nucleic Acids Research 18:6097).
+    """
+    known = counts[:, :4].astype(float)
+    number = np.maximum(known.sum(1, keepdims=True), 1)
+    share = known / number
+    logs = np.log2(np.where(share > 0, share, 1))
+    entropy = -np.where(share > 0, share * logs, 0).sum(1, keepdims=True)
+    return share * np.maximum(2 - entropy - 3 / (2 * math.log(2) * number), 0)
 
 
 def top_of(heights: ndarray) -> float:

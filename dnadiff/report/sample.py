@@ -18,12 +18,11 @@ from dnadiff.genomics.metrics.composition import MAX_SEQUENCES, evenly_spaced
 from dnadiff.genomics.metrics.designs import (
     DesignTable,
     compare_designs,
-    information,
     real_windows,
 )
 from dnadiff.genomics.metrics.memorization import cut, held_out_windows
 from dnadiff.jobs.journal import is_compressed, open_bytes
-from dnadiff.plot.style import logo_figure, panel
+from dnadiff.plot.style import information, logo_figure, panel
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval

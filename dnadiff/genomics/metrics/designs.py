@@ -4,7 +4,6 @@ composition compared with real sequences."""
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,22 +117,6 @@ def mean_hamming(counts: ndarray) -> float:
     n = int(counts[0].sum())
     same = (counts * (counts - 1.0)).sum(1) / (n * (n - 1.0))
     return float((1 - same).sum())
-
-
-def information(counts: ndarray) -> ndarray:
-    """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at
-    positions without a known base.
-
-    A letter is as high as its frequency times the information of its position, 2 - H - e, where e =
-    3 / (2 ln 2 N) corrects the entropy H of N letters for the small sample (Schneider and Stephens
-    1990, Nucleic Acids Research 18:6097).
-    """
-    known = counts[:, :4].astype(float)
-    number = np.maximum(known.sum(1, keepdims=True), 1)
-    share = known / number
-    logs = np.log2(np.where(share > 0, share, 1))
-    entropy = -np.where(share > 0, share * logs, 0).sum(1, keepdims=True)
-    return share * np.maximum(2 - entropy - 3 / (2 * math.log(2) * number), 0)
 
 
 @dataclass(frozen=True)

@@ -362,7 +362,7 @@ def files_of(matrix: Path | None, page: Path | None) -> list[Path]:
     scores are."""
     found = []
     if page is not None:
-        found = [page, *sorted(page.parent.glob(f"{escape(page.stem)}_heat_map_[0-9]*.png"))]
+        found = [page, *sorted(page.parent.glob(f"{escape(page.stem)}_heat_map_[0-9]*.[ps][nv]g"))]
     return found if matrix is None else [*found, matrix]
 
 
