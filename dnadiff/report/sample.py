@@ -62,7 +62,8 @@ def page(result: Result, options: Any) -> Page:
     count = f"{len(ours):,} {name}, {ours.num_distinct:,} distinct"
     if design is None:
         gc = f"{100 * ours.gc:.1f} % G and C"
-        sentence = f"{count}: {min(ours.lengths)} to {max(ours.lengths)} bases, {gc}{size}."
+        span = " to ".join(map(str, sorted({min(ours.lengths), max(ours.lengths)})))
+        sentence = f"{count}: {span} bases, {gc}{size}."
     else:
         without = ""
         if "unguided" in content:

@@ -78,7 +78,7 @@ def test_the_page_of_samples(page, tmp_path):
     letters = "".join(record.sequence.decode() for record in records)
     gc = 100 * sum(map(letters.count, "GC")) / len(letters)
     distinct = len({record.sequence for record in records})
-    assert f"12 samples, {distinct} distinct: 24 to 24 bases, {gc:.1f} % G and C." in text
+    assert f"12 samples, {distinct} distinct: 24 bases, {gc:.1f} % G and C." in text
     assert "windows of tiny.fa" in text and "6-mers, bits" in text
     assert "reward" not in text.split("How it was made")[0] and "unguided" not in content
 
