@@ -74,7 +74,7 @@ def test_designs_are_written_as_fasta(model, tmp_path):
     one, two = read_sequences(tmp_path / "x.fa")
     assert [one.sequence.decode(), two.sequence.decode()] == designs
     assert (one.name, two.name) == ("design_1", "design_2")
-    assert one.description == f"log_prob={designs[0].log_prob:.6g} log_weight=0"
+    assert one.description == f"log_weight=0 log_prob={designs[0].log_prob:.6g}"
     with pytest.raises(FileExistsError):
         designs.to_fasta(tmp_path / "x.fa")
 
