@@ -88,7 +88,7 @@ INTENDED = (
     Intended("a run names its process", "*", "*config.yaml", " keys"),
     Intended("a run names its process", key="*config keys"),
     Intended("a run names its process", "*", "*hparams.yaml", " keys"),
-    Intended("messages say what runs", "*", "*printed*.err"),
+    Intended("messages say what runs", "evaluate/*", "*printed*.err"),
     Intended("classes have moved", key="*_target_"),
     Intended("classes have moved", key="*settings.class"),
     Intended("a digest of predictions covers the code that made them", key="digest[[]*"),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dnadiff.options.base import Result
+from dnadiff.plot.figures import principal_components
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Table
 from dnadiff.store.disk import read_npz
@@ -62,12 +63,3 @@ def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
 
     found = anndata.read_h5ad(path)
     return np.asarray(found.X), {"name": found.obs_names.to_numpy(), **found.obs}
-
-
-def principal_components(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates (S, 2) of centered vectors (S, D) on their first principal components, and the
-    share of the variance of each. The largest weight of a component is positive."""
-    left, scale, right = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
-    weights = right[:2]
-    signs = np.sign(weights[np.arange(len(weights)), np.abs(weights).argmax(1)])
-    return left[:, :2] * scale[:2] * signs, scale[:2] ** 2 / (scale**2).sum()
