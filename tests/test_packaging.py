@@ -27,6 +27,7 @@ CONDA = {  # other names there
 }
 ONLY_CONDA = ["cxx-compiler"]  # compiles the scan; pip has no compilers
 IMPORTED_AS = {
+    "vl-convert-python": "vl_convert",
     "biopython": "Bio",
     "scikit-learn": "sklearn",
     "hydra-core": "hydra",
