@@ -74,6 +74,7 @@ process HEAT_MAP {
     path 'region.tsv.json'
     path 'region.html'
     path 'region_heat_map_1.png'
+    path 'region_heat_map_1.svg'
 
     script:
     """
