@@ -1,19 +1,15 @@
-"""The page of `train`: loss, validation and speed by steps, and samples of sequence."""
+"""The page of `train`: loss, validation and speed by steps."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dnadiff.options.base import Result
 from dnadiff.progress import duration
 from dnadiff.report import charts
-from dnadiff.report.page import Page, Picture, Section, Table
+from dnadiff.report.page import Page, Picture, Table
 
-if TYPE_CHECKING:
-    import pandas
-
-SAMPLES = "samples.csv"  # of a run folder: step, number, and the sequence
 _LOSSES = {
     "train_nll": "training",
     "valid_nll": "validation, averaged weights",
@@ -48,7 +44,7 @@ def page(result: Result, options: Any) -> Page:
     valid = log[log["valid_nll"].notna()]
     rows = [
         (int(r.step), int(r.tokens), duration(r.seconds), f"{r.valid_nll:.4f}")
-        for r in _rows(valid)
+        for r in valid.itertuples()
     ]
     table = Table(("step", "tokens", "time", "validation, nats per token"), rows, numbers=(2, 3))
     best, last = metrics["best_valid_nll"], metrics["valid_nll"]
@@ -59,15 +55,6 @@ def page(result: Result, options: Any) -> Page:
         f"{metrics['step']:,} steps on {metrics['tokens']:,} tokens in "
         f"{duration(metrics['seconds'])}: {about}."
     )
-    sections = []
-    if (folder / SAMPLES).is_file():
-        samples = pandas.read_csv(folder / SAMPLES, keep_default_na=False)
-        parts = [(int(r.step), int(r.number), r.sequence) for r in _rows(samples)]
-        sections.append(Section("Samples", [Table(("step", "number", "sequence"), parts)]))
     made = {k: metrics[k] for k in ("parameters", "tokens_per_second", "peak_memory_mb")}
     made |= {"path": str(folder), "seed": options.seed}
-    return Page("Training", sentence, pictures, table if rows else None, sections, made)
-
-
-def _rows(frame: pandas.DataFrame) -> Any:
-    return frame.itertuples(index=False)
+    return Page("Training", sentence, pictures, table if rows else None, made=made)
