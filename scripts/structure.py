@@ -29,7 +29,7 @@ SMALL = 400  # tokens
 # explanations 15,000, 400,203 in all: their work is not finished, and what is above that must still
 # go. Each study may add 4,000 to the scripts.
 LIMITS = {
-    "tokens of dnadiff": 406_000,
+    "tokens of dnadiff": 410_000,
     "tokens of scripts": 123_000,
     "files of dnadiff": 270,
     "tokens of the largest file": 5_000,
