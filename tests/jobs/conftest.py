@@ -11,7 +11,7 @@ def contents(folder):
         if path.name.endswith(".json"):
             content = {key: value for key, value in json.loads(content).items() if key != "seconds"}
         elif path.name.endswith(".html"):
-            content = content.replace(folder.name.encode(), b"")
+            content = content.replace(f"{folder.name}/".encode(), b"")
         found[path.name] = content
     return found
 
