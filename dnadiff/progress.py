@@ -11,6 +11,7 @@ import shlex
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -78,7 +79,7 @@ class Progress:
         self.done = initial
         self.initial = initial
         self.calls_per_step = calls
-        stream = stream or sys.stderr
+        self.stream = stream = stream or sys.stderr
         self.display = display or (
             _Bar(stream, self.label, total)
             if stream.isatty()
@@ -89,7 +90,7 @@ class Progress:
         self.tokens = 0
         self.calls = self.counted = 0  # network calls, and those of finished steps
         self.notes: dict[str, str] = {}
-        _open.append(self)
+        _open.append(weakref.ref(self))
 
     def update(self, steps: int = 1, tokens: int = 0, **notes: str | float) -> None:
         """Count `steps` and `tokens`; `notes` (name=value) are shown at the end of the line until
@@ -140,25 +141,31 @@ class Progress:
 
     def close(self) -> None:
         """End the line."""
-        if self in _open:
-            _open.remove(self)
+        _open[:] = [each for each in _open if each() not in (self, None)]
         self.display.close()
 
 
-_open: list[Progress] = []  # displays that are not closed, the innermost one last
+# What is displayed, the innermost one last. Nothing closes the display of a call that failed.
+_open: list[weakref.ref[Progress]] = []
+
+
+def _shown() -> list[Progress]:
+    found = [each() for each in _open]
+    return [each for each in found if each and not each.stream.closed]
 
 
 def beat(calls: int = 1) -> None:
     """Count network calls for everything that is displayed; the innermost display is drawn
     again."""
-    for each in _open:
-        each.beat(calls, each is _open[-1])
+    shown = _shown()
+    for each in shown:
+        each.beat(calls, each is shown[-1])
 
 
 def advance(steps: int, tokens: int = 0) -> None:
     """Count steps of the innermost display, if there is one."""
-    if _open:
-        _open[-1].update(steps, tokens)
+    if shown := _shown():
+        shown[-1].update(steps, tokens)
 
 
 @contextmanager
@@ -285,7 +292,7 @@ class _Bar:
 def _bar_of(stream: TextIO) -> _Bar | None:
     """The bar on a terminal, if there is one."""
     stream = getattr(stream, "rich_proxied_file", stream)  # while a bar is shown
-    bars = [each.display for each in _open if isinstance(each.display, _Bar)]
+    bars = [each.display for each in _shown() if isinstance(each.display, _Bar)]
     return next((each for each in bars if each.stream is stream), None)
 
 

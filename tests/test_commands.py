@@ -651,7 +651,7 @@ def test_help_lists_the_choices_of_ones_own(cli, own_folder):
 
 GROUPS = {
     **dict.fromkeys(("copies", "evaluate", "compare"), "data data/split tokenizer"),
-    **dict.fromkeys(("score", "embed", "predict"), "launcher"),
+    **dict.fromkeys(("score", "embed", "predict", "explain"), "launcher"),
     "judge": "data data/split launcher tokenizer",
     "judge_text": "sampler sampler/cache sampler/remasking",
     "train": "backbone backbone/size callbacks columns data data/split experiment logger "

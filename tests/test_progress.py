@@ -98,6 +98,19 @@ def test_network_calls_estimate_the_steps_of_an_unfinished_batch():
     beat()  # with nothing to show
 
 
+def test_a_display_of_a_call_that_failed_is_not_drawn_again():
+    stream = io.StringIO()
+    shown = Progress(10, "failed", every=0, stream=stream)
+    stream.close()
+    beat()
+    del shown
+    stream = io.StringIO()
+    shown = Progress(10, "next", every=0, stream=stream)
+    beat()
+    assert "next" in stream.getvalue() and "failed" not in stream.getvalue()
+    shown.close()
+
+
 @pytest.fixture
 def terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")

@@ -351,6 +351,12 @@ CASES = (
         label="table",
     ),
     Case(
+        "explain",
+        (*CLASSIFIER[:-1], "input={world}/samples.fa", "output={out}/y.npz"),
+        ("resume=true",),
+        ("samples.fa", "classifier"),
+    ),
+    Case(
         "compare",
         ("a={world}/dna", "b={world}/dna", "conjoin=[b]", "num_draws=2", "accelerator=cpu"),
         inputs=("genome.fa.gz", "dna"),
