@@ -341,7 +341,7 @@ def test_designs_in_python(trained):
         ({"num_draws": 3}, "num_draws 3 must be even"),
         ({"target": "x"}, "target 'x'"),
         ({"method": "smc"}, "must be a DesignMethod"),
-        ({"method": SMC()}, "method SMC steers a population"),
+        ({"method": SMC(), "beta": 10}, "method SMC steers a population"),
     ):
         with pytest.raises(ValueError, match=message):
             model.design(gc, **({"n": 1} | wrong))
