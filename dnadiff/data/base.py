@@ -35,7 +35,6 @@ from dnadiff.data.splits import (
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
-    RandomWindows,
     SampledWindows,
     TiledWindows,
     UniformWindows,
@@ -236,9 +235,6 @@ def worker_loss(error: Exception, num_workers: int) -> str | None:
     return None
 
 
-_BLOCK = 1 << 20  # tokens that are looked at together
-
-
 @checked
 @dataclass(eq=False, repr=False)
 class SequenceDataModule:
@@ -380,10 +376,9 @@ class SequenceDataModule:
         try:
             for part in parts:
                 if part == "train":
-                    self.train_windows()
+                    self._check_countable(self.train_windows())
                 else:
                     self.test_windows(part)
-            self._check_countable()
         except ValueError as error:
             self._names = []
             raise named(error, self.name) from None
@@ -403,23 +398,13 @@ class SequenceDataModule:
         """Check that there is an optimizer step of `accumulated` batches in each of `world_size`
         processes; nothing by default."""
 
-    def _check_countable(self) -> None:
-        """Refuse a training part without a single token that the model emits."""
-        if not self._any_emitted(lambda record, start, end: self._records[record][start:end]):
+    def _check_countable(self, windows: SampledWindows) -> None:
+        """Refuse training windows without a single token that counts."""
+        if not any(windows[number]["weight"].any() for number in range(len(windows))):
             raise ValueError(
-                "the training part contains no known base (all of it is N); choose another "
-                "data.split"
+                "no window for training has a base that counts: all are N, or lower case with "
+                "data.soft_weight=0; choose another data.split, or a weight above 0"
             )
-
-    def _any_emitted(self, ids_of: Callable[[int, int, int], TokenIds]) -> bool:
-        """Whether the training part has a token that the model emits; stops at the first one."""
-        emitted = self._tokenizer.vocab.is_emitted().numpy()
-        # in blocks that fit into memory
-        return any(
-            emitted[ids_of(record, start, min(start + _BLOCK, end))].any()
-            for record, first, end in self._intervals["train"]
-            for start in range(first, end, _BLOCK)
-        )
 
     def split_records(self, names: Names, lengths: Lengths) -> Parts:
         """The intervals of each part."""
@@ -465,8 +450,8 @@ class SequenceDataModule:
 
     # Windows and loaders
 
-    def train_windows(self) -> RandomWindows:
-        """The training windows as a dataset."""
+    def train_windows(self) -> SampledWindows:
+        """The training windows as a dataset, as the loader reads them."""
         intervals = self._part("train")
         augment_rc = bool(self.augment_rc)
         where = self.records, intervals, self.length, self._epoch_size(self.length)
@@ -476,17 +461,13 @@ class SequenceDataModule:
         """Training windows in an epoch: by default enough of this length to cover the part."""
         return self.epoch_size or max(1, num_tokens(self._part("train")) // length)
 
-    def train_batches(self) -> SampledWindows:
-        """The training windows as the loader reads them."""
-        return self.train_windows()
-
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All of a part in adjacent windows of `length` tokens; None: the length of the module."""
         return TiledWindows(self.records, self._part(split), length or self.length, self.vocab)
 
     def _train_loader(self) -> Loader:
         return TrainLoader(
-            self.train_batches(),
+            self.train_windows(),
             self.batch_size,
             self.num_workers,
             self.process,

@@ -25,32 +25,6 @@ SpectrumK = Annotated[int, Interval(ge=1, le=MAX_SPECTRUM_K)]
 _BLOCK = 1 << 20  # k-mers processed at once: bounds the memory needed in addition to the sequence
 
 
-def check_bases(bases: ndarray) -> None:
-    """Raise ValueError if `bases` is not a one-dimensional uint8 array of 0..4."""
-    if not isinstance(bases, ndarray) or bases.dtype != np.uint8 or bases.ndim != 1:
-        got = f"{bases.dtype} {bases.shape}" if isinstance(bases, ndarray) else type(bases).__name__
-        raise ValueError(
-            "bases must be a one-dimensional uint8 array (0 A, 1 C, 2 G, 3 T, 4 unknown), got "
-            f"{got}"
-        )
-    if len(bases) and bases.max() > UNKNOWN:
-        raise ValueError(
-            f"bases contain {bases.max()}; the largest value is {UNKNOWN}, unknown (0 A, 1 C, 2 G, "
-            "3 T)"
-        )
-
-
-def checked(sequences: Iterable[ndarray]) -> list[ndarray]:
-    """The sequences as a list, after `check_bases` of each; raises ValueError for a single
-    array."""
-    if isinstance(sequences, ndarray):
-        raise ValueError("sequences is a single array; put it into a list: [bases]")
-    sequences = list(sequences)
-    for bases in sequences:
-        check_bases(bases)
-    return sequences
-
-
 def reverse_complement(bases: ndarray) -> ndarray:
     """Reverse complement of `bases (L,)`; unknown bases stay unknown."""
     return np.where(bases > 3, np.uint8(UNKNOWN), 3 - bases)[::-1]
@@ -64,7 +38,6 @@ def codes(bases: ndarray, k: int) -> tuple[ndarray, ndarray]:
         base (its value is then meaningless).
     """
     check_value("k", k, K)
-    check_bases(bases)
     if len(bases) < k:
         return np.empty(0, np.uint64), np.empty(0, bool)
     digits = (bases & 3).astype(np.uint64)
@@ -106,7 +79,7 @@ def spectrum(sequences: Iterable[ndarray], k: int, both_strands: bool = False) -
     """
     check_value("k", k, SpectrumK)
     counts = np.zeros(4**k, np.int64)
-    for bases in checked(sequences):
+    for bases in sequences:
         for _, block in blocks(bases, k, max(_BLOCK, 4**k)):
             values, valid = codes(block, k)
             counts += np.bincount(values[valid].view(np.int64), minlength=4**k)
@@ -132,7 +105,7 @@ class KmerSet:
 
     def __init__(self, sequences: Iterable[ndarray], k: int = 24):
         self.k = check_value("k", k, K)
-        sequences = checked(sequences)
+        sequences = list(sequences)
         values = np.empty(sum(max(len(bases) - k + 1, 0) for bases in sequences), np.uint64)
         filled = 0
         for _, block in (each for bases in sequences for each in blocks(bases, k)):
@@ -150,7 +123,6 @@ class KmerSet:
 
     def hits(self, bases: ndarray) -> ndarray:
         """Whether the k-mer that starts at each position is in the set: (L-k+1,) bool."""
-        check_bases(bases)
         found = np.zeros(max(len(bases) - self.k + 1, 0), bool)
         if len(self) == 0:
             return found

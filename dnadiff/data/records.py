@@ -358,13 +358,8 @@ class TokenTable:
         return ((ids - self.low) <= self.span).view(np.uint8)
 
     def reverse_complement(self, ids: TokenIds) -> TokenIds:
-        """The reverse complements of rows `(B, L)`.
-
-        Raises:
-            ValueError: if the vocabulary has no complement.
-        """
-        if self.mirror is None:
-            raise ValueError("this vocabulary has no complement; set data.augment_rc=false")
+        """The reverse complements of rows `(B, L)`, of a vocabulary that has a complement."""
+        assert self.mirror is not None
         if ids.itemsize == 1 and ids.shape[1] % 8 == 0:  # eight bytes per step
             eights = np.ascontiguousarray(ids).view(np.uint64)[:, ::-1]
             ids = eights.byteswap().view(ids.dtype)
@@ -400,10 +395,6 @@ class Cutter:
         self.tokens = TokenTable(vocab)
         self.soft_weight = soft_weight
         self.ends = ends
-        self._windows: dict[int, NDArray] = {}
-
-    def __getstate__(self) -> dict:
-        return self.__dict__ | {"_windows": {}}  # another process maps the files itself
 
     def __call__(
         self, record: Integers, start: Integers, reverse: Mask | None = None
@@ -431,7 +422,7 @@ class Cutter:
         number = self.records.number[record]
         position = self.records.offset[record] + start
         if (number == number[0]).all():
-            return self._all_windows(int(number[0]))[position]
+            return self._all_windows(number[0])[position]
         out = np.empty((len(position), self.length), self.records.array(0).dtype)
         for each in np.unique(number).tolist():
             rows = number == each
@@ -440,11 +431,7 @@ class Cutter:
 
     def _all_windows(self, number: int) -> NDArray:
         """All windows of one array, without a copy."""
-        if number not in self._windows:
-            if len(self._windows) >= MAX_MAPPED:  # leave out what has been open for longest
-                del self._windows[next(iter(self._windows))]
-            self._windows[number] = sliding_window_view(self.records.array(number), self.length)
-        return self._windows[number]
+        return sliding_window_view(self.records.array(number), self.length)
 
 
 @dataclass(eq=False)

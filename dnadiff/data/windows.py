@@ -146,12 +146,14 @@ class SampledWindows(Dataset[Window]):
     Attributes:
         cut: the arrays of a batch from record, start and strand of its windows.
         size: windows in an epoch.
+        num_starts: different windows, without those of the other strand.
         augment_rc: replace half of the windows, at random, by their reverse complement.
         cond: labels of the records, or columns of an alignment.
     """
 
     cut: Cut
     size: int
+    num_starts: int
     seed: int
     augment_rc = False
     cond: Labels | Columns | None = None

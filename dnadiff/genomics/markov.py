@@ -18,7 +18,7 @@ import numpy as np
 from annotated_types import Interval
 from numpy import ndarray
 
-from dnadiff.data.kmers import UNKNOWN, check_bases, checked, codes, reverse_complement, spectrum
+from dnadiff.data.kmers import UNKNOWN, codes, reverse_complement, spectrum
 from dnadiff.fields import check_value
 
 # orders up to here are tables of 4^(order+1) counts; higher orders share one sorted array of
@@ -219,7 +219,7 @@ class BackoffMarkov:
                 bases; they stop when nothing changes.
         """
         grid = [_checked_strengths(a, 0)[0] for a in grid]
-        bases = _joined(_evenly_spaced(checked(valid), _TUNING_BASES, _TUNING_BLOCK))
+        bases = _joined(_evenly_spaced(list(valid), _TUNING_BASES, _TUNING_BLOCK))
         known = bases < UNKNOWN
         if not known.any():
             raise ValueError(
@@ -257,7 +257,6 @@ class BackoffMarkov:
         At the start and after an unknown base, the context is limited to the known bases. The
         sequence itself is not counted.
         """
-        check_bases(bases)
         strengths = self.strengths[: self._checked(order) + 1]
         log_probs = np.empty(len(bases))
         for here, segment in segments(bases, self.order):
@@ -331,9 +330,7 @@ def _evenly_spaced(sequences: Sequence[ndarray], maximum: int, size: int) -> lis
 def _joined(sequences: Iterable[ndarray]) -> ndarray:
     """All sequences in one array, separated by an unknown base, so that no context extends from one
     into the next."""
-    parts = [
-        part for bases in checked(sequences) for part in (bases, np.array([UNKNOWN], np.uint8))
-    ]
+    parts = [part for bases in sequences for part in (bases, np.array([UNKNOWN], np.uint8))]
     return np.concatenate(parts[:-1] or [np.empty(0, np.uint8)])
 
 

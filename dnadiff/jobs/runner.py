@@ -233,8 +233,6 @@ def _complete(job: ResumableJob, stream: ResumableOutput, options: RunOptions) -
         finally:
             stream.close()
     seconds = time.monotonic() - start
-    if job.converts and stream.batches == job.output:
-        return _discard(job)  # by an earlier version, which wrote the JSON file first
     stream.finish(job.convert if job.converts else None)
     about = job.finish(stream.batches)
     write_json(json_path(job.output), job.side_file(head_of(job.output), about))

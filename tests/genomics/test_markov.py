@@ -179,7 +179,6 @@ def test_sweeps_reach_a_coordinate_wise_maximum():
         (lambda: BackoffMarkov.fit([], 3), "no known base"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 3, [1, 2]), "order 3 needs 4"),
         (lambda: BackoffMarkov.fit([bases("ACGT")], 0, 0), "must be positive"),
-        (lambda: BackoffMarkov.fit(bases("ACGT"), 3), "put it into a list"),
         (
             lambda: BackoffMarkov.fit([bases("ACGT")], 3).log_probs(bases("A"), 4),
             "order 4 must be from 0 to 3",

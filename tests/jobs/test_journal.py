@@ -179,24 +179,6 @@ def test_a_journal_with_other_values_is_not_trusted(tmp_path):
             ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
 
 
-def test_a_journal_of_an_earlier_version_is_continued(tmp_path):
-    unfinished(tmp_path / "a.fa")
-    path = temporary_path(tmp_path / "a.fa", "journal")
-    path.write_text(
-        json.dumps(
-            {
-                key: value
-                for key, value in json.loads(path.read_text()).items()
-                if key not in ("crc", "check")
-            }
-        )
-    )
-    again = ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True)
-    again.append(b"TTTT\n", 1)
-    again.close()
-    assert ResumableOutput(tmp_path / "a.fa", {"seed": 1}, resume=True).done == 5
-
-
 def test_an_error_of_a_batch_names_its_file_also_when_the_output_is_closed(tmp_path):
     output = ResumableOutput(tmp_path / "x.fa", {"seed": 1})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

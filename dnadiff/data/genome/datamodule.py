@@ -23,7 +23,6 @@ from dnadiff.data.base import About, Contents, SequenceDataModule
 from dnadiff.data.genome.genome import Genome, SequencePath, expand, paths_of
 from dnadiff.data.genome.packed import RecordInfo, pack
 from dnadiff.data.records import (
-    SOFT_MASKED,
     Integers,
     Interval,
     Intervals,
@@ -212,19 +211,6 @@ class GenomeDataModule(DNADataModule):
         self._columns = Columns(columns, self._genome.names, self.alignment_dropout)
         return found
 
-    def _check_countable(self) -> None:
-        super()._check_countable()
-
-        def upper_case(record: int, start: int, end: int) -> TokenIds:
-            block = self._genome.records.packed(record)[start:end]
-            return block[block < SOFT_MASKED]
-
-        if self.soft_weight == 0 and not self._any_emitted(upper_case):
-            raise ValueError(
-                "the training part has no weight: all of its known bases are lower case, and "
-                "data.soft_weight is 0; set data.soft_weight above 0"
-            )
-
     def split_records(self, names: Names, lengths: Lengths) -> Parts:
         parts = self.split(names, lengths)
         self._leak = leak = self.split.leak(names, lengths, self.length)
@@ -292,6 +278,11 @@ class ShortSequences(SampledWindows):
 
     def __init__(self, data: ShortSequenceDataModule) -> None:
         self.chosen = Intervals.of(data.intervals["train"]).record
+        self.num_starts = len(self.chosen)
+        if not self.num_starts:
+            raise ValueError(
+                "no sequence for training; choose another data.split, or data with more records"
+            )
         self.together = data.batch_size * data.process.world_size
         self.seed = data.seed
         self.augment_rc = bool(data.augment_rc)
@@ -307,7 +298,7 @@ class ShortSequences(SampledWindows):
         """The record of each index of an epoch, and whether it is a repetition that only fills a
         batch."""
         if epoch != self._epoch:
-            drawn = bits(hash64(self.seed, "order", epoch), np.arange(len(self.chosen)))
+            drawn = bits(hash64(self.seed, "order", epoch), np.arange(self.num_starts))
             shuffled = np.lexsort((drawn, self.bucket))
             rows: list[Integers] = []
             repeated: list[Mask] = []
@@ -393,24 +384,14 @@ class ShortSequenceDataModule(DNADataModule):
                 )
         return parts
 
-    def train_batches(self) -> ShortSequences:
+    def train_windows(self) -> ShortSequences:
         return ShortSequences(self)
-
-    def train_windows(self) -> RandomWindows:
-        """Random training sequences, padded to the length of the module; an epoch of training is
-        `train_batches`."""
-        where = self.records, padded(self._part("train"), self.length), self.length
-        windows = UniformWindows(*where, 0, self.vocab, self.seed, bool(self.augment_rc))
-        windows.cut = self._cutter()
-        return windows
 
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         """All sequences of a part, padded to the length of the module; `length` is ignored."""
         where = self.records, padded(self._part(split), self.length), self.length, self.vocab
-        return TiledWindows(*where, cond=self._labels, cut=self._cutter())
-
-    def _cutter(self) -> PaddedCutter:
-        return PaddedCutter(self.records, self.length, self.vocab)
+        cut = PaddedCutter(self.records, self.length, self.vocab)
+        return TiledWindows(*where, cond=self._labels, cut=cut)
 
     def describe(self) -> About:
         about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}

@@ -15,10 +15,10 @@ import itertools
 import math
 import os
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -33,7 +33,7 @@ from dnadiff.data.tokenizer import TextTokenizer
 from dnadiff.fields import JsonDict, as_list, checked
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
 from dnadiff.jobs.processes import map_in_order, num_cores
-from dnadiff.progress import log
+from dnadiff.progress import Progress
 from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, json_hash, read_index
 from dnadiff.store.files import matches, resolve
 from dnadiff.store.remote import hub_is_reachable
@@ -447,27 +447,23 @@ def tokenize(
     dtype = encoder.tokenizer.dtype
 
     def fill(part: Path) -> JsonDict:
-        started = logged = time.monotonic()
         total = number = 0
         pieces = padded_groups(documents, lambda text: len(text) + 1, math.inf, _CHUNK, False)
         work = encoder.joined, pieces, num_proc or min(num_cores(), _MAX_PROCESSES)
-        with (part / "tokens").open("wb") as tokens, (part / "ends").open("wb") as ends:
+        with (
+            (part / "tokens").open("wb") as tokens,
+            (part / "ends").open("wb") as ends,
+            closing(Progress(None, f"tokenizing {name}", unit="documents")) as bar,
+        ):
             for ids, lengths in map_in_order(*work, few=_FEW):
                 tokens.write(ids.astype(dtype, copy=False).tobytes())
                 ends.write((total + np.cumsum(lengths)).tobytes())
                 total += len(ids)
                 number += len(lengths)
-                if time.monotonic() - logged > 30:
-                    logged = time.monotonic()
-                    log.info(f"{name}: {number:,} documents tokenized, {total:,} tokens")
+                bar.update(len(lengths), len(ids))
         if not total:
             raise ValueError(
                 f"{name} contains no text; give data with at least one window of tokens"
-            )
-        if time.monotonic() - started > 2:
-            log.info(
-                f"{name}: {number:,} documents tokenized, {total:,} tokens, in "
-                f"{time.monotonic() - started:.0f} s"
             )
         if encoder.key(documents) != folder.name:
             raise ValueError(

@@ -378,9 +378,6 @@ class TextDataModule(SequenceDataModule):
                 "tokenizer.bos and tokenizer.eos"
             )
 
-    def _check_countable(self) -> None:
-        """Texts have no letter that is never counted."""
-
     def check_training(self) -> None:
         if missing := [part for part in (TRAIN, VALID) if part not in self.parts]:
             cut = ", or data.valid_documents=N for the last N documents of train"
@@ -427,10 +424,7 @@ class TextDataModule(SequenceDataModule):
 
     # Windows and loaders. Batches have the same keys, and `valid`.
 
-    def train_windows(self) -> SampledWindows:  # type: ignore[override]
-        return self.train_batches()
-
-    def train_batches(self) -> SampledWindows:
+    def train_windows(self) -> SampledWindows:
         if not self.wrap:
             documents = self._documents_to_pad(TRAIN)
             how = self.vocab, self.ends, self.bucket, self.separator

@@ -14,6 +14,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from textwrap import shorten
@@ -33,7 +34,7 @@ from dnadiff.data.tokenizer import (
     one_sequence,
 )
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Json
+from dnadiff.fields import Json, as_list, checked
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_hash, json_object
 from dnadiff.store.files import read_text
@@ -299,6 +300,7 @@ class TokenizerSource(ABC):
         on them."""
 
 
+@checked
 class Characters(TokenizerSource):
     """The characters of a text as tokens.
 
@@ -309,11 +311,6 @@ class Characters(TokenizerSource):
     buildable = True  # a checkpoint's configuration may name it
 
     def __init__(self, characters: str | None = None) -> None:
-        if characters is not None and not isinstance(characters, str):
-            raise ValueError(
-                f"tokenizer.characters is {characters!r}; give a string in quotes, such as "
-                "'\"0123456789\"', or null"
-            )
         self.characters = characters
 
     def load(self, texts: Texts) -> CharTokenizer:
@@ -325,6 +322,8 @@ class Characters(TokenizerSource):
         return CharTokenizer("".join(found))
 
 
+@checked
+@dataclass
 class Pretrained(TokenizerSource):
     """A subword tokenizer from a file, a folder or the Hugging Face Hub.
 
@@ -340,30 +339,19 @@ class Pretrained(TokenizerSource):
 
     buildable = True  # a checkpoint's configuration may name it
 
-    def __init__(
-        self,
-        source: str | Sequence[str],
-        revision: str | None = None,
-        name: str | None = None,
-        mask: str | None = "auto",
-        pad: str | None = "auto",
-        bos: str | None = "auto",
-        eos: str | None = "auto",
-        unk: str | None = "auto",
-    ) -> None:
-        if not source or not isinstance(source, (str, Path, list, tuple)):
-            raise ValueError(
-                f"tokenizer.source is {source!r}; give a tokenizer.json, a folder, or the id of a "
-                "repository of the Hub"
-            )
-        self.source = source
-        self.revision = revision
-        self.name = name or (
-            str(source)
-            if isinstance(source, (str, Path))
-            else ", ".join(Path(s).name for s in source)
-        )
-        self.special_tokens = {"mask": mask, "pad": pad, "bos": bos, "eos": eos, "unk": unk}
+    source: str | Path | Sequence[str | Path]
+    revision: str | None = None
+    name: str = None  # type: ignore[assignment]  # replaced in `__post_init__`
+    mask: str | None = AUTO
+    pad: str | None = AUTO
+    bos: str | None = AUTO
+    eos: str | None = AUTO
+    unk: str | None = AUTO
+
+    def __post_init__(self) -> None:
+        is_one = isinstance(self.source, (str, Path))
+        files = [Path(each).name for each in as_list(self.source)]
+        self.name = self.name or (str(self.source) if is_one else ", ".join(files))
 
     def load(self, texts: Texts | None = None) -> SubwordTokenizer:
         files, folder = self._files()
@@ -372,7 +360,7 @@ class Pretrained(TokenizerSource):
         rules = parse(content, self.name)
         chosen: dict[str, str | None] = {}
         for role in ("bos", "eos", "unk", "mask", "pad"):
-            chosen[role] = self.special_tokens[role]
+            chosen[role] = getattr(self, role)
             if chosen[role] != AUTO:
                 continue
             # Many tokenizers pad with their end-of-text token; here mask and padding are tokens of

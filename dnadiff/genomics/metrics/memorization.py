@@ -17,7 +17,6 @@ from dnadiff.data.kmers import (
     UNKNOWN,
     KmerSet,
     blocks,
-    checked,
     codes,
     reverse_complement,
 )
@@ -75,7 +74,7 @@ class TrainingIndex:
 
     @cached_property
     def _tables(self) -> _Tables:
-        sequences = checked(self.sequences)
+        sequences = list(self.sequences)
         self.sequences = ()
         if not any((bases < UNKNOWN).any() for bases in sequences):
             raise ValueError(

@@ -383,18 +383,22 @@ def test_a_run_stopped_by_ctrl_c_repeats_and_loses_no_window(fasta, tmp_path, st
 
 def test_a_genome_of_nothing_but_n_is_refused(tmp_path):
     (tmp_path / "n.fa").write_text(">a\n" + "N" * 400 + "\n")
-    with pytest.raises(ValueError, match="contains no known base"):
+    with pytest.raises(
+        ValueError, match="no window for training has a base that counts: all are N"
+    ):
         genome(tmp_path / "n.fa", max_n=1.0).prepare()
 
 
 def test_a_genome_of_lower_case_is_refused_if_lower_case_has_no_weight(tmp_path):
     (tmp_path / "soft.fa").write_text(">a\n" + "acgt" * 100 + "\n")
     with pytest.raises(
-        ValueError, match=r"the training part has no weight: .* set data\.soft_weight above 0"
+        ValueError, match=r"no window for training .* data\.soft_weight=0; .* a weight above 0"
     ):
         genome(tmp_path / "soft.fa", soft_weight=0.0).prepare()
     genome(tmp_path / "soft.fa", soft_weight=0.5).prepare()
-    (tmp_path / "some.fa").write_text(">a\n" + "acgt" * 20 + "N" * 20 + "C" + "acgt" * 100 + "\n")
+    (tmp_path / "some.fa").write_text(
+        ">a\n" + "acgt" * 20 + "N" * 20 + "C" * 20 + "acgt" * 100 + "\n"
+    )
     genome(tmp_path / "some.fa", soft_weight=0.0).prepare()
 
 

@@ -78,7 +78,7 @@ def test_batches_depend_on_seed_epoch_and_index_alone(file):
 
 def make(data, batch_size, world):
     data.batch_size = batch_size * world
-    return data.train_batches()
+    return data.train_windows()
 
 
 def test_equal_sequences_fall_into_one_part(tmp_path):

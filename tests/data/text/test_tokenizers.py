@@ -387,7 +387,7 @@ def test_bos_and_eos_may_be_the_same_token(bert, tmp_path):
 
 
 def test_characters_must_be_a_string():
-    with pytest.raises(ValueError, match=r"tokenizer\.characters is 5; give a string in quotes"):
+    with pytest.raises(ValueError, match="characters 5 must be a string"):
         Characters(5)
 
 
@@ -404,7 +404,7 @@ def test_characters_must_be_a_string():
             {"pad": "a", "bos": "a"},
             "pad and bos are both 'a'; set tokenizer.pad=null for a new token",
         ),
-        ("", {}, "tokenizer.source is ''"),
+        ("", {}, "source '' must be a string"),
     ],
 )
 def test_invalid_tokenizers_are_reported(tmp_path, source, options, message):
