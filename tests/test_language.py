@@ -71,3 +71,45 @@ def test_ordinary_words_are_not_reported(sentence):
 )
 def test_archaic_phrases_are_reported(sentence):
     assert re.search(ARCHAIC.pattern, sentence)
+
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "RESPONSIBLE_USE.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+MOST_WORDS = 36
+NOT_PROSE = (
+    (r"\A---\n(?s:.*?)^---\n", ""),  # front matter
+    (r"^ *(```|~~~)(?s:.*?)^ *\1", "\n\n"),
+    (r"^ {4,}(?![-*+] |\d+\. ).*$", "\n\n"),  # code by its indent
+    (r"^\[[\w-]+\]: .*$|^:::.*$|<!--(?s:.*?)-->", ""),
+    (r"(`+)[^`]*\1", "`code`"),  # one word
+    (r"!?\[([^\]]*)\](?:\([^)]*\)|\[[^\]]*\])", r"\1"),
+    (r"^\s*(?:[-*+]|\d+\.)\s+|^#+ .*$|\s*\|\s*|<[^>]+>", "\n\n"),  # items, headings, cells, tags
+)
+
+
+def long_sentences(text):
+    """The sentences of a page in Markdown that have more than 36 words."""
+    for pattern, new in NOT_PROSE:
+        text = re.sub(pattern, new, text, flags=re.MULTILINE)
+    for part in re.split(r"\n\s*\n", text):
+        for sentence in re.split(
+            r"(?<=[.!?:])[)*\"']*\s+(?=[A-Z(*\"'`\[])", " ".join(part.split())
+        ):
+            if sum(bool(re.search(r"\w", word)) for word in sentence.split()) > MOST_WORDS:
+                yield sentence
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_sentences_have_at_most_36_words(page):
+    assert not list(long_sentences(page.read_text(encoding="utf-8")))
+
+
+def test_words_are_counted_by_sentence():
+    short, long = " ".join(["word"] * 36), " ".join(["word"] * 37)
+    assert not list(long_sentences(f"# {long}\n\n{short}. Then `{long}`:\n\n```\n{long}\n```\n"))
+    assert list(long_sentences(f"- [{short}](x.md) more.\n")) == [f"{short} more."]
+    assert list(long_sentences(f"| a | {long} |\n")) == [long]

@@ -1,5 +1,5 @@
-"""Hooks of MkDocs: pages of the repository that are outside docs/, and links between them and the
-pages in docs/."""
+"""Hooks of MkDocs: pages of the repository that are outside docs/, the style of the site, and links
+between these pages and the pages in docs/."""
 
 from __future__ import annotations
 
@@ -30,10 +30,12 @@ LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside docs/ under their paths in the repository."""
+    """Add the pages outside docs/ under their paths in the repository, and the style."""
     for name in OUTSIDE:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
     files.append(File.generated(config, "reference/commands.md", content=reference()))
+    style = Path(__file__).with_name("site.css")
+    files.append(File.generated(config, style.name, abs_src_path=str(style)))
     return files
 
 
