@@ -40,9 +40,8 @@ from dnadiff.networks.kernels.backend import ScanInputs
 from dnadiff.networks.kernels.facade import (
     SCANS,
     available_scans,
-    gated_scan,
+    kernels,
     selective_scan,
-    selective_scans,
 )
 from dnadiff.networks.kernels.portable import probe
 
@@ -110,13 +109,13 @@ def check(machine: Machine, report: Report, scan: str) -> None:
         )
 
     def both(x: list[Tensor], by: str) -> Tensor:
-        return torch.cat(selective_scans(ScanInputs(*x), ScanInputs(*x), scan=by), -1)
+        return torch.cat(kernels(by, x[0]).scans(ScanInputs(*x), ScanInputs(*x)), -1)
 
     ways = {
         "forwards": lambda x, by: selective_scan(*x, scan=by),
         "backwards": lambda x, by: selective_scan(*x, reverse=True, scan=by),
         "both": both,
-        "gated": lambda x, by: gated_scan(ScanInputs(*x), x[1], scan=by),
+        "gated": lambda x, by: kernels(by, x[0]).gated_scan(ScanInputs(*x), x[1]),
     }
     shapes = (
         [(2, 37, 19, 5)]
@@ -199,7 +198,7 @@ def scan_rows(
 
     def ours(scan: str) -> tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]:
         ahead, back = (scan_inputs(machine, Bt, L, E, torch.bfloat16) for _ in range(2))
-        return lambda: selective_scans(ahead, back, scan=scan), [*ahead, *back]
+        return lambda: kernels(scan, ahead[0]).scans(ahead, back), [*ahead, *back]
 
     def raw() -> tuple[Callable[[], tuple[Tensor, ...]], list[Tensor]]:
         ways = [

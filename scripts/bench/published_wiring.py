@@ -209,8 +209,6 @@ def around(backend: Backend) -> Backend:
     direction."""
 
     class Extension(type(backend)):
-        fused_gated_scan = False
-
         def description(self) -> str:
             return "mamba-ssm's extension"
 
@@ -219,6 +217,9 @@ def around(backend: Backend) -> Backend:
             u, delta, B, C = ((x.flip(1) if walk.reverse else x).mT for x in (u, delta, B, C))
             y = cuda_scan(u.contiguous(), delta.contiguous(), A, B, C, D, delta_bias).mT
             return ScanStates(y.flip(1) if walk.reverse else y)
+
+        def gated_scan(self, inputs, z):
+            return self.gated_sum(self.scan(inputs, Walk()).y, None, z)
 
         def scans(self, forward, backward):
             return self.scan(forward, Walk()).y, self.scan(backward, Walk(reverse=True)).y

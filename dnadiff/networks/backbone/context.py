@@ -22,7 +22,7 @@ from dnadiff.networks.kernels.backend import ScanInputs
 from dnadiff.networks.kernels.facade import selective_scan
 
 if TYPE_CHECKING:
-    from dnadiff.networks.backbone.mixer import ForwardMixer
+    from dnadiff.networks.backbone.mixer import UniMamba
 
 
 class ProcessGroupPeers:
@@ -166,18 +166,20 @@ class SequencePiece:
         peers: the processes that share the sequences.
         both_strands: the second half of the rows are the same pieces of the other strand, which is
             read from the last piece to the first.
+        scan: which kernel computes the recurrence.
     """
 
-    def __init__(self, peers: Peers, both_strands: bool = False) -> None:
+    def __init__(self, peers: Peers, both_strands: bool = False, scan: str = "auto") -> None:
         self.peers = peers
         self.both_strands = both_strands
+        self.scan = scan
         # here, because it imports the compiler
-        self._run = torch.compiler.disable(lambda mixer, *inputs: mixer.piece(*inputs))
+        self._run = torch.compiler.disable(lambda mixer, *inputs: mixer(*inputs))
 
-    def mix(self, mixer: ForwardMixer, hidden: Tensor, valid: OptTensor, scan: str) -> Tensor:
+    def mix(self, mixer: UniMamba, hidden: Tensor, valid: OptTensor) -> Tensor:
         """A mixer's output (B, n, D) at the positions of this process, `hidden` (B, n, D) and
         `valid` (B, n)."""
-        return self._run(mixer, hidden, self, valid, scan)
+        return self._run(mixer, hidden, valid, self.scan, self)
 
     def edges(self, x: Tensor, x_rev: Tensor, num_taps: int) -> tuple[OptTensor, OptTensor]:
         """The inputs (B, K - 1, E) of a convolution of K taps before x (B, n, E), and those after
@@ -189,13 +191,15 @@ class SequencePiece:
             x_rev[:, :near], x[:, x.shape[1] - near :], self.peers, self.both_strands
         )
 
-    def scans(self, ways: Sequence[ScanInputs], scan: str) -> list[Tensor]:
+    def scans(self, ways: Sequence[ScanInputs]) -> list[Tensor]:
         """`selective_scan` over whole sequences, at the positions of this process (B, n, E); of the
         second way in reverse."""
         ends = []
         totals = []
         for way, inputs in enumerate(ways):
-            _, end = selective_scan(*inputs, reverse=way == 1, return_last_state=True, scan=scan)
+            _, end = selective_scan(
+                *inputs, reverse=way == 1, return_last_state=True, scan=self.scan
+            )
             ends.append(end)
             delta = inputs.delta.to(end.dtype)
             if inputs.delta_bias is not None:
@@ -206,6 +210,6 @@ class SequencePiece:
             torch.stack(ends), torch.stack(totals), A, self.peers, self.both_strands
         )
         return [
-            selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=scan)
+            selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=self.scan)
             for number, (inputs, start) in enumerate(zip(ways, starts.unbind(0), strict=True))
         ]

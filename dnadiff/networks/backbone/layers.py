@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from dnadiff.networks.backbone.base import OptTensor
-from dnadiff.networks.kernels.facade import add_norm, linear, linear_halves, rms_norm
+from dnadiff.networks.kernels.facade import add_norm, linear, rms_norm
 
 # cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678),
 # and PyTorch 2.11 selects it on an H200. Remove this when the oldest PyTorch allowed has the fix.
@@ -57,21 +57,6 @@ class RMSNorm(nn.Module):
         """x + added (..., D), and its norm in the type of the weights (or autocast's, see
         `dnadiff.networks.kernels.add_norm`)."""
         return add_norm(x, added, self.weight, self.eps, scan=self.scan)
-
-
-class Projection(nn.Linear):
-    """A linear map without bias, computed by the same back end as the mixer around it."""
-
-    def __init__(self, in_features: int, out_features: int) -> None:
-        super().__init__(in_features, out_features, bias=False)
-
-    def forward(self, x: Tensor, scan: str = "auto") -> Tensor:
-        """(..., in) -> (..., out)."""
-        return linear(x, self.weight, scan=scan)
-
-    def halves(self, x: Tensor, scan: str = "auto") -> tuple[Tensor, Tensor]:
-        """(..., in) -> two of (..., out / 2)."""
-        return linear_halves(x, self.weight, scan=scan)
 
 
 class KernelLinear(nn.Linear):

@@ -86,7 +86,7 @@ class MambaBlock(nn.Module):
         if piece is None:
             mixed = self.mixer(hidden, valid, scan)
         else:
-            mixed = piece.mix(self.mixer, hidden, valid, scan)
+            mixed = piece.mix(self.mixer, hidden, valid)
         return stream, mixed if gate is None else gate * mixed
 
     def enter(
@@ -136,7 +136,7 @@ class MambaBackbone(Backbone):
 
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt, n_layers: PositiveInt,
-        mixer: Callable[[int, int, int, int, int | None], UniMamba | BiMamba], *,
+        mixer: Callable[[int, int, int, int, int | None], UniMamba], *,
         d_state: PositiveInt = 16, d_conv: PositiveInt = 4, expand: PositiveInt = 2,
         dt_rank: PositiveInt | None = None,
         norm_eps: float = 1e-5, rms_norm: bool = True, residual_in_fp32: bool = False,
@@ -203,7 +203,7 @@ class MambaBackbone(Backbone):
             )
 
     def spread(self, peers: Peers) -> None:
-        self.peers, self.piece = peers, SequencePiece(peers, self.reads_both_strands)
+        self.peers, self.piece = peers, SequencePiece(peers, self.reads_both_strands, self.scan)
 
     def embed(self, ids: Tensor) -> Tensor:
         found = self.embedding(ids)

@@ -20,9 +20,11 @@ from torch.autograd.function import once_differentiable
 
 from dnadiff.networks.kernels import native
 from dnadiff.networks.kernels.backend import (
+    Backend,
     MixerWay,
     MixerWeights,
     OptionalTensor,
+    Piece,
     ScanInputs,
     ScanStates,
     Walk,
@@ -38,7 +40,6 @@ from dnadiff.networks.kernels.native import (
     scan_forward,
     scan_operator,
 )
-from dnadiff.networks.kernels.portable import TorchOperations
 
 
 class _Steps(NamedTuple):
@@ -340,7 +341,7 @@ _MIXER_TAPS = 4
 _LARGEST = 2**17  # entries of half an input projection: weights that fit into a core's cache
 
 
-class CppBackend(TorchOperations):
+class CppBackend(Backend):
     """float32 tensors on the CPU, in C++ compiled for this processor."""
 
     device_type = "cpu"
@@ -412,31 +413,29 @@ class CppBackend(TorchOperations):
 
     def fuses_mixer(self, weights: MixerWeights) -> bool:
         return (
-            weights.in_proj.numel() // 2 <= _LARGEST
+            weights.one_projection
+            and weights.in_proj.numel() // 2 <= _LARGEST
             and all(way.conv_weight.shape[1] <= _MIXER_TAPS for way in weights.ways)
             and forward_ad._current_level < 0
             and not torch.compiler.is_compiling()
         )
 
-    def mixer(self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor) -> Tensor:
-        if not self.fuses_mixer(weights):
-            return super().mixer(hidden, weights, valid)
+    def mixer(
+        self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor,
+        piece: Piece | None = None,
+    ) -> Tensor:  # fmt: skip
         return _Mixer.apply(hidden, valid, *weights.tensors())
 
     def continued_mixer(
         self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
         valid: OptionalTensor = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        if valid is None and not torch.is_grad_enabled() and self.fuses_mixer(weights):
-            kernels = _Kernels(None, *weights.tensors())
-            out, x, _, _, scans = kernels.forward(hidden, False, past, state, last=True)
-            return out, x, scans[0][3].mT
-        return super().continued_mixer(hidden, weights, past, state, valid)
+        kernels = _Kernels(None, *weights.tensors())
+        out, x, _, _, scans = kernels.forward(hidden, False, past, state, last=True)
+        return out, x, scans[0][3].mT
 
     def two_stream_mixer(
         self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
         valid: OptionalTensor, clean_output: bool,
     ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
-        if not self.fuses_mixer(weights):
-            return super().two_stream_mixer(noised, clean, weights, block, valid, clean_output)
         return _TwoStreams.apply(noised, clean, block, clean_output, valid, *weights.tensors())

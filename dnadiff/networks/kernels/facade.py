@@ -1,7 +1,7 @@
-"""The facade: chooses a back end, checks shapes and types, and calls it.
+"""The facade: chooses a back end, checks shapes and types, and calls it with tensors that it reads.
 
-Every operation takes `scan`, a key of `SCANS` or "auto": the environment variable DNADIFF_SCAN,
-else the fastest back end that works. Every operation raises ValueError if shapes or types do not
+Every function takes `scan`, a key of `SCANS` or "auto": the environment variable DNADIFF_SCAN,
+else the fastest back end that works. Every function raises ValueError if shapes or types do not
 fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run on this machine.
 """
 
@@ -24,6 +24,7 @@ from dnadiff.networks.kernels.backend import (
     Backend,
     MixerWeights,
     OptionalTensor,
+    Piece,
     ScanInputs,
     ScanStates,
     Walk,
@@ -170,21 +171,141 @@ def _failure(name: str) -> str:
         return clean_thread.submit(difference, SCANS[name], gpu).result()
 
 
-def _backend(scan: str, x: Tensor, num_states: int = 0, states: bool = False) -> Backend:
-    return SCANS[choose(scan, x.device.type, x.dtype, num_states, states)]
+class AnyType(Backend):
+    """A back end for tensors of any floating-point type and number.
+
+    Scans and convolutions are computed in float32 (float64 stays). Half precision and autocast are
+    left to PyTorch in the operations on single positions. Both only if the back end does not read
+    half precision itself.
+    """
+
+    def __init__(self, own: Backend) -> None:
+        self.own = own
+
+    def description(self) -> str:
+        return self.own.description()
+
+    def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:
+        u = inputs.u
+        block = walk.block
+        if u.numel():
+            y, *found = self.own.scan(ScanInputs(*self._cast(u, *inputs)), walk)
+            return ScanStates(y.to(u.dtype), *found)
+        y = u * inputs.D.to(u.dtype)
+        last = walk.initial
+        if last is None:
+            last = u.new_zeros(len(u), *inputs.A.shape, dtype=compute_dtype(u.dtype))
+        if block is None or walk.restart:
+            return ScanStates(y, None, last)
+        return ScanStates(y, last[:, None].expand(-1, -(-u.shape[1] // block), -1, -1), last)
+
+    def scans(self, forward: ScanInputs, backward: ScanInputs) -> tuple[Tensor, Tensor]:
+        if forward.u.numel() == 0:
+            return super().scans(forward, backward)
+        y, y_rev = self.own.scans(*(ScanInputs(*self._cast(x.u, *x)) for x in (forward, backward)))
+        return y.to(forward.u.dtype), y_rev.to(backward.u.dtype)
+
+    def gated_scan(self, inputs: ScanInputs, z: Tensor) -> Tensor:
+        if inputs.u.numel() and self.own.keeps_dtype:  # it may be one kernel
+            return self.own.gated_scan(inputs, z)
+        return super().gated_scan(inputs, z)
+
+    def short_conv(
+        self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool = False,
+        near: OptionalTensor = None, block: int = 0,
+    ) -> Tensor:  # fmt: skip
+        if x.numel() == 0:
+            return x * bias.to(x.dtype)
+        wide, taps, shift, near = self._cast(x, x, weight, bias, near)
+        return self.own.short_conv(wide, taps, shift, reverse, near, block).to(x.dtype)
+
+    def short_convs(
+        self, x: Tensor, forward: Sequence[Tensor], backward: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        if x.numel() == 0:
+            return super().short_convs(x, forward, backward)
+        wide, *filters = self._cast(x, x, *forward, *backward)
+        y, y_rev = self.own.short_convs(wide, filters[:2], filters[2:])
+        return y.to(x.dtype), y_rev.to(x.dtype)
+
+    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
+        return self._rowwise(y, y_rev, z).gated_sum(y, y_rev, z)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return self._rowwise(x, weight).rms_norm(x, weight, eps)
+
+    def add_norm(
+        self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return self._rowwise(x, added, weight).add_norm(x, added, weight, eps)
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._rowwise(x, weight).linear(x, weight)
+
+    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._rowwise(x, weight).narrow_linear(x, weight)
+
+    def linear_halves(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self._rowwise(x, weight).linear_halves(x, weight)
+
+    def fuses(self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None) -> bool:
+        """Whether the mixers are kernels; otherwise they combine the operations."""
+        same = all(
+            x.dtype == torch.float32 and x.device == hidden.device
+            for x in (hidden, *weights.tensors())
+        )
+        return (
+            same
+            and hidden.numel() > 0
+            and (valid is None or valid.dtype == torch.bool)
+            and not torch.is_autocast_enabled(hidden.device.type)
+            and self.own.fuses_mixer(weights)
+        )
+
+    def mixer(
+        self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor,
+        piece: Piece | None = None,
+    ) -> Tensor:  # fmt: skip
+        if piece is None and self.fuses(hidden, weights, valid):
+            return self.own.mixer(hidden, weights, valid)
+        return super().mixer(hidden, weights, valid, piece)
+
+    def continued_mixer(
+        self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
+        valid: OptionalTensor = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        if valid is None and not torch.is_grad_enabled() and self.fuses(hidden, weights):
+            return self.own.continued_mixer(hidden, weights, past, state)
+        return super().continued_mixer(hidden, weights, past, state, valid)
+
+    def two_stream_mixer(
+        self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
+        valid: OptionalTensor, clean_output: bool,
+    ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
+        given = noised, clean, weights, block, valid, clean_output
+        if self.fuses(noised, weights, valid):
+            return self.own.two_stream_mixer(*given)
+        return super().two_stream_mixer(*given)
+
+    def _cast(self, like: Tensor, *tensors: OptionalTensor) -> list[Any]:
+        """The tensors in the types that the back end reads for inputs of the type of `like`."""
+        wide = compute_dtype(like.dtype)
+        return [None if x is None else self.own.cast(x, wide) for x in tensors]
+
+    def _rowwise(self, x: Tensor, *others: OptionalTensor) -> Backend:
+        """The back end for an operation on single positions."""
+        device = x.device.type
+        if x.numel() and self.own.keeps_dtype:
+            return self.own
+        autocast = device != "meta" and torch.is_autocast_enabled(device)
+        same = all(other is None or other.dtype == x.dtype for other in others)
+        exact = same and not autocast and x.dtype in (torch.float32, torch.float64)
+        return self.own if exact and x.numel() else SCANS["portable"]
 
 
-def _rowwise(scan: str, x: Tensor, *others: OptionalTensor) -> Backend:
-    """The back end for an operation on single positions."""
-    backend = _backend(scan, x)
-    portable = SCANS["portable"]
-    device = x.device.type
-    if x.numel() == 0 or backend.keeps_dtype:
-        return backend if x.numel() else portable
-    autocast = device != "meta" and torch.is_autocast_enabled(device)
-    same = all(other is None or other.dtype == x.dtype for other in others)
-    exact = same and not autocast and x.dtype in (torch.float32, torch.float64)
-    return backend if exact else portable
+def kernels(scan: str, x: Tensor, num_states: int = 0, states: bool = False) -> AnyType:
+    """The back end for tensors like x; arguments and errors as `choose`."""
+    return AnyType(SCANS[choose(scan, x.device.type, x.dtype, num_states, states)])
 
 
 def selective_scan(
@@ -207,7 +328,6 @@ def selective_scan(
 
     Scans of consecutive pieces, each from the last state of the piece before, are one long scan. A
     piece multiplies its initial state by exp(A sum of its steps) in all.
-    `dnadiff.networks.kernels.facade` has scans of blocks.
 
     Args:
         u: (Bt, L, E) input.
@@ -230,188 +350,30 @@ def selective_scan(
         RuntimeError: also if the requested `scan` has no states to start from or to return.
     """
     inputs = ScanInputs(u, delta, A, B, C, D, delta_bias)
-    y, _, last = _scan(inputs, Walk(reverse, initial_state, states=return_last_state), scan)
+    _check_scan_inputs(inputs)
+    _check_state("initial_state", initial_state, (len(u), *A.shape), compute_dtype(u.dtype))
+    states = return_last_state or initial_state is not None
+    walk = Walk(reverse, initial_state, states=return_last_state)
+    y, _, last = kernels(scan, u, A.shape[1], states).scan(inputs, walk)
     return (y, last) if return_last_state else y
 
 
-def scan_with_states(
-    inputs: ScanInputs, block_size: int, initial_state: OptionalTensor = None, *, scan: str = AUTO
-) -> ScanStates:
-    """`selective_scan`, and the states that enter the blocks.
-
-    Args:
-        inputs: of `selective_scan`, L positions.
-        block_size: b, 1 to L positions.
-        initial_state: (Bt, E, N) state before the first position, zero if None.
-
-    Returns:
-        y (Bt, L, E) in u's dtype; starts (Bt, blocks, E, N), of which the first is the initial
-        state, and last (Bt, E, N), in float64 if u is float64 and in float32 otherwise.
-    """
-    return _scan(inputs, Walk(False, initial_state, block_size, states=True), scan)
-
-
-def scan_blocks(
-    inputs: ScanInputs, block_size: int, initial_states: OptionalTensor = None,
-    *, reverse: bool = False, scan: str = AUTO,
-) -> Tensor:  # fmt: skip
-    """`selective_scan` of every block as a sequence of its own.
-
-    Args:
-        inputs: of `selective_scan`, L positions.
-        block_size: b, 1 to L positions.
-        initial_states: (Bt, blocks, E, N) state before each block (in reverse: after it), zero if
-            None.
-        reverse: run from the last position of each block to its first.
-
-    Returns:
-        (Bt, L, E) in u's dtype.
-    """
-    return _scan(inputs, Walk(reverse, initial_states, block_size, restart=True), scan).y
-
-
-def _scan(inputs: ScanInputs, walk: Walk, scan: str) -> ScanStates:
-    u = inputs.u
-    dtype = compute_dtype(inputs.u.dtype)
-    block = walk.block
-    start = walk.initial
-    _check_scan_inputs(inputs)
-    batch: tuple[int, ...] = u.shape[:1]
-    if block is not None:
-        blocks = _num_blocks(block, u.shape[1])
-        batch = (*batch, blocks) if walk.restart else batch
-    name = "initial_states" if walk.restart else "initial_state"
-    _check_state(name, start, (*batch, *inputs.A.shape), dtype)
-    states = walk.states or walk.restart or start is not None
-    backend = _backend(scan, u, inputs.A.shape[1], states)
-    if u.numel():
-        y, *found = backend.scan(ScanInputs(*_cast(backend, u.dtype, *inputs)), walk)
-        return ScanStates(y.to(u.dtype), *found)
-    y = u * inputs.D.to(u.dtype)
-    last = u.new_zeros(len(u), *inputs.A.shape, dtype=dtype) if start is None else start
-    if block is None or walk.restart:
-        return ScanStates(y, None, last)
-    return ScanStates(y, last[:, None].expand(-1, blocks, -1, -1), last)
-
-
-def _cast(backend: Backend, dtype: torch.dtype, *tensors: OptionalTensor) -> list[Any]:
-    """The tensors in the types that a back end reads for inputs of this type."""
-    wide = compute_dtype(dtype)
-    return [None if x is None else backend.cast(x, wide) for x in tensors]
-
-
-def selective_scans(
-    forward: ScanInputs, backward: ScanInputs, *, scan: str = AUTO
-) -> tuple[Tensor, Tensor]:
-    """`selective_scan` of `forward` from the first position to the last, and of `backward`, of the
-    same shapes, in reverse."""
-    u = forward.u
-    u_rev = backward.u
-    backend = _backend(scan, u, forward.A.shape[1])
-    if u.numel() == 0:
-        return u * forward.D.to(u.dtype), u_rev * backward.D.to(u_rev.dtype)
-    y, y_rev = backend.scans(
-        *(ScanInputs(*_cast(backend, x.u.dtype, *x)) for x in (forward, backward))
-    )
-    return y.to(u.dtype), y_rev.to(u_rev.dtype)
-
-
-def gated_scan(inputs: ScanInputs, z: Tensor, *, scan: str = AUTO) -> Tensor:
-    """`selective_scan` from the first position to the last, times silu(z), (Bt, L, E): a
-    unidirectional mixer without its projections."""
-    u = inputs.u
-    _check_shape("z", z, u.shape, " as u")
-    backend = _backend(scan, u, inputs.A.shape[1])
-    if u.numel() == 0 or not backend.fused_gated_scan:
-        return gated_sum(selective_scan(*inputs, scan=scan), None, z, scan=scan)
-    *wide, gate = _cast(backend, u.dtype, *inputs, z)
-    return backend.gated_scan(ScanInputs(*wide), gate).to(u.dtype)
-
-
-def short_conv(
-    x: Tensor, weight: Tensor, bias: Tensor,
-    *, reverse: bool = False, initial: OptionalTensor = None, block_size: int | None = None,
-    scan: str = AUTO,
-) -> Tensor:  # fmt: skip
-    """silu of a depthwise causal convolution: a_l = bias + sum_k weight[:, k] x_{l-K+1+k}.
-
-    Args:
-        x: (Bt, L, E).
-        weight: (E, K); the last tap is that of the position itself.
-        bias: (E,).
-        reverse: the mirror image, which reads later positions: a_l = bias + sum_k weight[:, k]
-            x_{l+K-1-k}.
-        initial: (Bt, K - 1, E) inputs before the first position (in reverse: after the last), zero
-            if None; of blocks (Bt, blocks, K - 1, E), before (in reverse: after) each of them.
-        block_size: every block of so many positions (1 to L) is a sequence of its own.
-
-    Returns:
-        (Bt, L, E) in x's dtype.
-    """
-    _check_filter(x, weight, bias)
-    (Bt, L, E), K = x.shape, weight.shape[1]
-    block = block_size or 0
-    blocks = [] if block_size is None else [_num_blocks(block_size, L)]
-    shape = (Bt, *blocks, K - 1, E)
-    if initial is not None and (initial.shape != shape or initial.dtype != x.dtype):
-        raise ValueError(
-            f"initial has shape {tuple(initial.shape)} and type {initial.dtype}, expected {shape} "
-            f"and {x.dtype} as x"
-        )
-    backend = _backend(scan, x)
-    if x.numel() == 0:
-        return x * bias.to(x.dtype)
-    wide, taps, shift, near = _cast(backend, x.dtype, x, weight, bias, initial)
-    if near is not None and not block:
-        near = near[:, None]
-        block = L
-    return backend.short_conv(wide, taps, shift, reverse, near, block).to(x.dtype)
-
-
-def short_convs(
-    x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor], *, scan: str = AUTO
-) -> tuple[Tensor, Tensor]:
-    """`short_conv` of one x in both directions, each with its weight (E, K) and bias (E,)."""
-    backend = _backend(scan, x)
-    if x.numel() == 0:
-        return x * forward[1].to(x.dtype), x * backward[1].to(x.dtype)
-    wide, weight, bias, weight_rev, bias_rev = _cast(backend, x.dtype, x, *forward, *backward)
-    y, y_rev = backend.short_convs(wide, (weight, bias), (weight_rev, bias_rev))
-    return y.to(x.dtype), y_rev.to(x.dtype)
-
-
-def last_inputs(x: Tensor, num_taps: int, initial: OptionalTensor = None) -> Tensor:
+def last_inputs(x: Tensor, num_taps: int) -> Tensor:
     """The inputs (Bt, K - 1, E) that a convolution of K taps needs before the piece that follows x
-    (Bt, L, E).
-
-    `initial` (Bt, K - 1, E) are those before x, zero if None: they count if x has fewer than K - 1
-    positions.
-    """
+    (Bt, L, E); zero before the first position."""
     missing = num_taps - 1 - x.shape[1]
-    if missing <= 0:
-        return x[:, -missing:]
-    if initial is None:
-        return F.pad(x, (0, 0, missing, 0))
-    return torch.cat([initial[:, -missing:], x], dim=1)
-
-
-def gated_sum(y: Tensor, y_rev: OptionalTensor, z: Tensor, *, scan: str = AUTO) -> Tensor:
-    """(y + y_rev) silu(z), all (Bt, L, E): the input of a mixer's output projection. If y_rev is
-    None, it is zero.
-
-    Here and in the operations below, half precision and autocast are left to PyTorch unless the
-    back end reads half precision itself.
-    """
-    _check_shape("y_rev", y_rev, y.shape, " as y")
-    _check_shape("z", z, y.shape, " as y")
-    return _rowwise(scan, y, y_rev, z).gated_sum(y, y_rev, z)
+    return F.pad(x, (0, 0, missing, 0)) if missing > 0 else x[:, -missing:]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = AUTO) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
-    1910.07467, equation 4)."""
+    1910.07467, equation 4).
+
+    Here and in the operations below, half precision and autocast are left to PyTorch unless the
+    back end reads half precision itself.
+    """
     _check_shape("weight", weight, x.shape[-1:])
-    return _rowwise(scan, x, weight).rms_norm(x, weight, eps)
+    return kernels(scan, x).rms_norm(x, weight, eps)
 
 
 def add_norm(
@@ -432,93 +394,60 @@ def add_norm(
     """
     _check_shape("added", added, x.shape, " as x")
     _check_shape("weight", weight, x.shape[-1:])
-    return _rowwise(scan, x, added, weight).add_norm(x, added, weight, eps)
-
-
-def _product(x: Tensor, weight: Tensor, scan: str) -> Backend:
-    _check_shape("weight", weight, (len(weight), x.shape[-1]))
-    return _rowwise(scan, x, weight)
-
-
-def narrow_linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
-    """x weight^T, (Bt, L, E), of x (Bt, L, R) with few columns and weight (E, R): step sizes from
-    their low-rank form."""
-    return _product(x, weight, scan).narrow_linear(x, weight)
+    return kernels(scan, x).add_norm(x, added, weight, eps)
 
 
 def linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
     """x weight^T, (..., E), of x (..., R) and weight (E, R), by the fastest library for it."""
-    return _product(x, weight, scan).linear(x, weight)
-
-
-def linear_halves(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> tuple[Tensor, Tensor]:
-    """Both halves of the columns of x weight^T, each (..., E), of x (..., R) and weight (2 E, R): a
-    mixer's input and its gate."""
-    return _product(x, weight, scan).linear_halves(x, weight)
-
-
-def fuses_mixer(
-    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None, *, scan: str = AUTO
-) -> bool:
-    """Whether `mixer` and, for a second stream of hidden's type, `two_stream_mixer` are kernels;
-    otherwise the caller combines the operations above."""
-    same = all(
-        weight.dtype == torch.float32 and weight.device == hidden.device
-        for weight in (hidden, *weights.tensors())
-    )
-    if (
-        not same
-        or hidden.numel() == 0
-        or (valid is not None and valid.dtype != torch.bool)
-        or torch.is_autocast_enabled(hidden.device.type)
-    ):
-        return False
-    return _backend(scan, hidden, weights.ways[0].A_log.shape[1]).fuses_mixer(weights)
+    _check_shape("weight", weight, (len(weight), x.shape[-1]))
+    return kernels(scan, x).linear(x, weight)
 
 
 def mixer(
-    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None, *, scan: str = AUTO
-) -> Tensor:
-    """A whole mixer in one call, for back ends with `fuses_mixer`: projections, convolutions, scans
-    and gate.
+    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None,
+    piece: Piece | None = None,
+    *, scan: str = AUTO,
+) -> Tensor:  # fmt: skip
+    """A whole mixer: projections, convolutions, scans and gate; where the back end has one, in one
+    kernel.
 
     Args:
         hidden: (Bt, L, D).
         weights: of the mixer.
         valid: (Bt, L) bool, False on padding, which has no influence on other positions.
+        piece: of sequences whose other pieces are in other processes.
 
     Returns:
         (Bt, L, D).
     """
-    return _mixer_backend(hidden, weights, valid, scan, False).mixer(hidden, weights, valid)
+    return _of_mixer(hidden, weights, valid, scan, False).mixer(hidden, weights, valid, piece)
 
 
 def continued_mixer(
     hidden: Tensor, weights: MixerWeights, past: OptionalTensor = None,
-    state: OptionalTensor = None,
+    state: OptionalTensor = None, valid: OptionalTensor = None,
     *, scan: str = AUTO,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """A whole mixer of one piece of a sequence after others, in one call: for sampling, where
-    pieces are short and calls many.
+    """A whole mixer of one piece of a sequence after others: for sampling, where pieces are short
+    and calls many. It may be one kernel where gradients are off and there is no padding.
 
     The forward direction continues the pieces before; the reverse one, if there is one, is confined
-    to the piece. Where gradients are off and `fuses_mixer` is true it is one kernel; otherwise the
-    caller combines the operations of this module.
+    to the piece.
 
     Args:
         hidden: (Bt, n, D).
-        weights: as in `mixer`.
+        weights, valid: as in `mixer`.
         past: (Bt, K - 1, E) inputs of the convolution before the piece, and
         state: (Bt, E, N) of the scan before it, both zero if None.
 
     Returns:
         (Bt, n, D), and `past` and `state` for the next piece.
     """
-    backend = _mixer_backend(hidden, weights, None, scan, True)
+    backend = _of_mixer(hidden, weights, valid, scan, True)
     (Bt, _, _), (E, K), way = hidden.shape, weights.ways[0].conv_weight.shape, weights.ways[0]
     _check_state("state", state, (Bt, *way.A_log.shape), compute_dtype(hidden.dtype))
     _check_shape("past", past, (Bt, K - 1, E))
-    out, x, state = backend.continued_mixer(hidden, weights, past, state)
+    out, x, state = backend.continued_mixer(hidden, weights, past, state, valid)
     return out, last_inputs(x, K), state
 
 
@@ -527,31 +456,33 @@ def two_stream_mixer(
     valid: OptionalTensor = None,
     *, clean_output: bool = True, scan: str = AUTO,
 ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
-    """A whole mixer of both streams in one call: projections, convolutions, scans and gate, in both
-    directions for the noised stream.
+    """A whole mixer of a noised and a clean stream in blocks: both directions in each block of the
+    first, the forward one in the second.
 
-    Where `fuses_mixer` is true, one kernel scans both streams, and the states before blocks
-    are never in memory.
+    The forward direction of each noised block starts from the state and the last inputs of the
+    clean stream before the block. Where this is one kernel, these states are never in memory.
 
     Args:
         noised, clean: (Bt, L, D).
         weights: of both directions; the second one is that of the noised stream in reverse.
         block_size: b, 1 to L positions.
         valid: as in `mixer`.
-        clean_output: whether the output of the clean stream is needed.
+        clean_output: whether the output of the clean stream is needed; otherwise only its states
+            are computed.
 
     Returns:
         (Bt, L, D) of the noised stream and, if it is needed, of the clean one.
     """
-    backend = _mixer_backend(noised, weights, valid, scan, True)
+    backend = _of_mixer(noised, weights, valid, scan, True)
     _check_shape("clean", clean, noised.shape, " as noised")
     _num_blocks(block_size, noised.shape[1])
     return backend.two_stream_mixer(noised, clean, weights, block_size, valid, clean_output)
 
 
-def _mixer_backend(
+def _of_mixer(
     hidden: Tensor, weights: MixerWeights, valid: OptionalTensor, scan: str, states: bool
-) -> Backend:
+) -> AnyType:
+    """The back end, for operands that fit."""
     (D, E), in_proj = weights.out_proj.shape, weights.in_proj.shape
     if _check_rows("hidden", hidden)[2] != D or in_proj != (2 * E, D):
         raise ValueError(
@@ -559,7 +490,7 @@ def _mixer_backend(
             f"{(D, E)}"
         )
     _check_shape("valid", valid, hidden.shape[:2], " as hidden")
-    return _backend(scan, hidden, weights.ways[0].A_log.shape[1], states)
+    return kernels(scan, hidden, weights.ways[0].A_log.shape[1], states)
 
 
 def _check_rows(name: str, x: Tensor) -> torch.Size:
@@ -577,16 +508,6 @@ def _check_shape(name: str, x: OptionalTensor, shape: Sequence[int], like: str =
     if x is not None and x.shape != shape:
         expected = tuple(shape)
         raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected}{like}")
-
-
-def _check_filter(x: Tensor, weight: Tensor, bias: Tensor) -> None:
-    """The operands of a short convolution."""
-    E = _check_rows("x", x)[2]
-    if weight.dim() != 2 or weight.shape[0] != E or bias.shape != (E,):
-        raise ValueError(
-            f"weight {tuple(weight.shape)} and bias {tuple(bias.shape)} must be ({E}, K) and "
-            f"({E},) for x {tuple(x.shape)}"
-        )
 
 
 def _check_scan_inputs(inputs: ScanInputs) -> None:

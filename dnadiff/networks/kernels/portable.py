@@ -43,30 +43,7 @@ def _restarted(backend: Backend, inputs: ScanInputs, walk: Walk) -> ScanStates:
     return ScanStates(by_block(scan, walk.block, walk.initial, *rows))
 
 
-class TorchOperations(Backend):
-    """All operations but the scan, in plain PyTorch."""
-
-    def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-        L = x.shape[1]
-        K = weight.shape[1]
-        x = F.pad(x, (0, 0, 0, K - 1) if reverse else (0, 0, K - 1, 0))
-        a = bias
-        for k in range(K):  # a sum of K shifted copies is faster on a CPU than a depthwise conv1d
-            first = K - 1 - k if reverse else k
-            a = torch.addcmul(a, x[:, first : first + L], weight[:, k])
-        return F.silu(a)
-
-    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
-        return (y if y_rev is None else y + y_rev) * F.silu(z)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)  # on accelerators this is one kernel
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.linear(x, weight)
-
-
-class PortableBackend(TorchOperations):
+class PortableBackend(Backend):
     """Any device, float32 or float64."""
 
     def description(self) -> str:
@@ -275,7 +252,7 @@ class _Chunks:
 
 
 class ReferenceBackend(Backend):
-    """Every operation as its formula; the scan needs (Bt, L, E, N) memory."""
+    """The scan as its formula; it needs (Bt, L, E, N) memory."""
 
     def description(self) -> str:
         return "plain PyTorch, one position at a time"
@@ -297,26 +274,8 @@ class ReferenceBackend(Backend):
         starts = None if walk.block is None else torch.stack(before[:: walk.block], dim=1)
         return ScanStates(torch.stack(y[::-1] if walk.reverse else y, dim=1), starts, h)
 
-    def conv(self, x: Tensor, weight: Tensor, bias: Tensor, reverse: bool) -> Tensor:
-        E, K = weight.shape
-        taps, padding = (weight.flip(-1), (0, K - 1)) if reverse else (weight, (K - 1, 0))
-        return F.silu(F.conv1d(F.pad(x.mT, padding), taps[:, None], bias, groups=E)).mT
 
-    def gated_sum(self, y: Tensor, y_rev: OptionalTensor, z: Tensor) -> Tensor:
-        total = y if y_rev is None else y + y_rev
-        return total * z * torch.sigmoid(z)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
-
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return x @ weight.T
-
-    def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return (x[..., None, :] * weight).sum(-1)
-
-
-class MambaSSMBackend(TorchOperations):
+class MambaSSMBackend(Backend):
     """float32 tensors on a CUDA device."""
 
     device_type = "cuda"

@@ -4,6 +4,7 @@ Triton, and the Triton back end.
 Half precision is read and written unchanged and is float32 inside the kernels.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,9 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from dnadiff.networks.kernels import triton_scan
-from dnadiff.networks.kernels.backend import OptionalTensor, ScanInputs, ScanStates, Walk
+from dnadiff.networks.kernels.backend import Backend, OptionalTensor, ScanInputs, ScanStates, Walk
 from dnadiff.networks.kernels.native import operator, save_inputs
-from dnadiff.networks.kernels.portable import TorchOperations
 from dnadiff.networks.kernels.triton_scan import (
     alignment,
     device_of,
@@ -296,12 +296,11 @@ def logits_gradient(
         )  # fmt: skip
 
 
-class TritonBackend(TorchOperations):
+class TritonBackend(Backend):
     """float32, bfloat16 or float16 tensors on a CUDA device. Products are PyTorch's."""
 
     device_type = "cuda"
     keeps_dtype = True
-    fused_gated_scan = True
     max_states = 64
 
     def unsupported(self, device_type: str, dtype: torch.dtype) -> str:
@@ -349,7 +348,7 @@ class TritonBackend(TorchOperations):
         return convs(x, *both, near if weight.shape[1] > 1 else None, block)[0]
 
     def short_convs(
-        self, x: Tensor, forward: tuple[Tensor, Tensor], backward: tuple[Tensor, Tensor]
+        self, x: Tensor, forward: Sequence[Tensor], backward: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
         if forward[0].shape[1] > MAX_TAPS or forward[0].shape != backward[0].shape:
             return super().short_convs(x, forward, backward)

@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import silu
 
 from dnadiff.networks.backbone.caduceus import Caduceus
-from dnadiff.networks.kernels.facade import selective_scan
+from dnadiff.networks.kernels.facade import kernels, selective_scan
 
 
 @pytest.mark.parametrize("scan", ["cpu", "portable", "reference"])
@@ -40,18 +40,15 @@ def test_every_variant_of_the_mixer_matches_the_published_wiring(dna, strategy, 
 
     def mamba(direction, in_proj, out_proj, x):
         inner, z = in_proj(x).chunk(2, dim=-1)
-        inputs = direction.inputs(inner, None, "portable")
-        return out_proj(
-            selective_scan(*inputs, reverse=direction.reverse, scan="portable") * silu(z)
-        )
+        way, portable = direction.weights(), kernels("portable", inner)
+        inputs = portable._scan_inputs(portable.short_conv(inner, *way[:2]), way, None)
+        return out_proj(selective_scan(*inputs, scan="portable") * silu(z))
 
     back = (mixer.in_proj, mixer.out_proj) if tied else (mixer.in_proj_rev, mixer.out_proj_rev)
-    mixer.rev.reverse = False
     forward, reverse = (
         mamba(mixer.fwd, mixer.in_proj, mixer.out_proj, hidden),
         mamba(mixer.rev, *back, hidden.flip(1)).flip(1),
     )
-    mixer.rev.reverse = True
     torch.testing.assert_close(
         mixer(hidden, scan="portable"),
         forward + reverse if strategy == "add" else forward * reverse,

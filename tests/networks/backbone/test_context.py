@@ -171,7 +171,7 @@ def test_what_is_sent_does_not_depend_on_the_length(peers):
         inputs = ScanInputs(u, delta, -torch.rand(E, N), B, C, torch.ones(E))
 
         def own(one, inputs=inputs):
-            (y,) = SequencePiece(one).scans([inputs], "portable")
+            (y,) = SequencePiece(one, scan="portable").scans([inputs])
             y.sum().backward()
             return one.bytes_sent
 
@@ -186,7 +186,9 @@ def test_one_piece_is_the_whole(peers):
     u, delta = torch.randn(2, 2, 9, 5).unbind(0)
     B, C = torch.randn(2, 2, 9, 4).unbind(0)
     inputs = ScanInputs(u, delta, -torch.rand(5, 4), B, C, torch.ones(5), torch.randn(5))
-    (found,) = peers.together(1, lambda one: SequencePiece(one).scans([inputs, inputs], "portable"))
+    (found,) = peers.together(
+        1, lambda one: SequencePiece(one, scan="portable").scans([inputs, inputs])
+    )
     for reverse, y in enumerate(found):
         torch.testing.assert_close(
             y, selective_scan(*inputs, reverse=bool(reverse), scan="portable")

@@ -8,11 +8,9 @@ from dnadiff.networks.kernels import facade
 from dnadiff.networks.kernels.backend import ScanInputs, Walk, taps_before_blocks
 from dnadiff.networks.kernels.facade import (
     SCANS,
+    kernels,
     last_inputs,
-    scan_blocks,
-    scan_with_states,
     selective_scan,
-    short_conv,
 )
 from dnadiff.networks.kernels.portable import PortableBackend
 
@@ -29,6 +27,25 @@ every_scan = pytest.mark.parametrize(
 # L, block size: one and several blocks in a chunk and several chunks in a block, shorter last
 # blocks, b = 1, b = L.
 SHAPES = [(7, 1), (12, 4), (13, 4), (37, 16), (70, 33), (150, 70), (20, 20), (100, 64)]
+
+
+def short_conv(x, weight, bias, *, reverse=False, initial=None, block_size=0, scan="auto"):
+    if initial is not None and not block_size:
+        initial, block_size = initial[:, None], x.shape[1]
+    backend = kernels(scan, x)
+    return backend.short_conv(x, weight, bias, reverse, initial, block_size)
+
+
+def scan_with_states(inputs, block, initial=None, scan="auto"):
+    """A scan, and the states that enter its blocks."""
+    walk = Walk(False, initial, block, states=True)
+    return kernels(scan, inputs.u, inputs.A.shape[1], True).scan(inputs, walk)
+
+
+def scan_blocks(inputs, block, initial=None, reverse=False, scan="auto"):
+    """A scan of every block as a sequence of its own."""
+    walk = Walk(reverse, initial, block, restart=True)
+    return kernels(scan, inputs.u, inputs.A.shape[1], True).scan(inputs, walk).y
 
 
 def grads_of(outputs, inputs):
@@ -338,9 +355,9 @@ def test_pieces_that_hand_over_their_last_inputs_are_one_convolution(
     for i, j in [(0, 3), (3, 4), (4, 45), (45, 80)][:: -1 if reverse else 1]:
         pieces.append(short_conv(x[:, i:j], weight, bias, reverse=reverse, initial=near, scan=scan))
         near = (
-            last_inputs(x[:, i:j].flip(1), 4, near.flip(1)).flip(1)
+            last_inputs(torch.cat([x[:, i:j], near], 1).flip(1), 4).flip(1)
             if reverse
-            else last_inputs(x[:, i:j], 4, near)
+            else last_inputs(torch.cat([near, x[:, i:j]], 1), 4)
         )
     ours = grads_of([torch.cat(pieces[::-1] if reverse else pieces, dim=1)], [x, weight, bias])
     wide = conv_tensors(80, 4, torch.float64)
@@ -359,8 +376,7 @@ def test_inputs_before_blocks_are_those_of_the_sequence(L, block):
 
 
 def test_last_inputs_reach_back_through_short_pieces():
-    x, initial = torch.tensor([[[4.0], [5.0]]]), torch.tensor([[[1.0], [2.0], [3.0]]])
-    assert last_inputs(x, 4, initial).flatten().tolist() == [3, 4, 5]
+    x = torch.tensor([[[4.0], [5.0]]])
     assert last_inputs(x, 4).flatten().tolist() == [0, 4, 5]
     assert last_inputs(x, 2).flatten().tolist() == [5]
     assert last_inputs(x, 1).shape == (1, 0, 1)
@@ -390,17 +406,6 @@ def test_sequences_without_positions_keep_their_state(scan, scan_inputs):
 
 def test_wrong_arguments_are_refused_with_what_was_expected(scan_inputs):
     inputs = ScanInputs(*scan_inputs(2, 20, 4, 3))
-    for block in (0, 21, 2.0, True):
-        with pytest.raises(
-            ValueError,
-            match=rf"block_size {block} does not fit sequences of 20 positions; expected an "
-            rf"integer from 1 to 20",
-        ):
-            scan_blocks(inputs, block)
-    with pytest.raises(
-        ValueError, match=r"initial_states has shape \(2, 4, 3\), expected \(2, 3, 4, 3\)"
-    ):
-        scan_blocks(inputs, 8, torch.zeros(2, 4, 3))
     with pytest.raises(
         ValueError, match=r"initial_state has shape \(2, 3, 4\), expected \(2, 4, 3\)"
     ):
@@ -409,21 +414,7 @@ def test_wrong_arguments_are_refused_with_what_was_expected(scan_inputs):
         ValueError,
         match=r"initial_state has type torch\.bfloat16, expected torch\.float32, in which",
     ):
-        scan_with_states(inputs, 8, torch.zeros(2, 4, 3).bfloat16())
-    x, weight, bias = conv_tensors(20, 4, torch.float32)
-    with pytest.raises(
-        ValueError,
-        match=r"initial has shape \(2, 3, 2, 19\) and type torch\.float32, expected \(2, 3, 3, "
-        r"19\) and torch\.float32 as x",
-    ):
-        short_conv(x, weight, bias, block_size=8, initial=torch.zeros(2, 3, 2, 19))
-    with pytest.raises(
-        ValueError,
-        match=r"initial has shape .* type torch\.float64, expected \(2, 3, 19\) and torch\.float32",
-    ):
-        short_conv(x, weight, bias, initial=torch.zeros(2, 3, 19).double())
-    with pytest.raises(ValueError, match="block_size 21 does not fit"):
-        short_conv(x, weight, bias, block_size=21)
+        selective_scan(*inputs, initial_state=torch.zeros(2, 4, 3).bfloat16())
 
 
 class Stateless(PortableBackend):

@@ -15,8 +15,8 @@ from dnadiff.networks.kernels import native
 from dnadiff.networks.kernels.facade import (
     SCANS,
     available_scans,
+    kernels,
     linear,
-    narrow_linear,
     selective_scan,
 )
 
@@ -312,7 +312,11 @@ def test_other_compilers_and_processors_compute_the_same(
     for L, E, N in ((70, 21, 7), (33, 40, 16)):
         expected = values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="reference")
         close(values_and_grads(selective_scan, scan_inputs(2, L, E, N), scan="cpu"), expected, 1e-5)
-        for product in (linear, narrow_linear):
+
+        def narrow(x, weight, scan):
+            return kernels(scan, x).narrow_linear(x, weight)
+
+        for product in (linear, narrow):
             ours, theirs = (
                 values_and_grads(
                     product,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dnadiff.networks.backbone.mixer import BiMamba
+from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
 from dnadiff.networks.kernels.facade import continued_mixer
 
 
@@ -32,7 +32,7 @@ def test_pieces_in_float32_equal_the_operations_in_float64(sizes, d_conv):
 def test_every_back_end_continues():
     torch.manual_seed(0)
     mixer, hidden = BiMamba(16, d_state=4), torch.randn(2, 9, 16)
-    both, one = mixer.weights(mixer.fwd, mixer.rev), mixer.weights(mixer.fwd)
+    both, one = mixer.weights(), UniMamba.weights(mixer)
     with torch.no_grad():
         whole = [continued_mixer(hidden, both, scan=scan) for scan in ("portable", "auto")]
         first = continued_mixer(hidden[:, :4], one)
@@ -48,7 +48,7 @@ def test_every_back_end_continues():
 
 def test_shapes_that_do_not_fit_are_refused():
     mixer, hidden = BiMamba(16, d_state=4), torch.randn(2, 9, 16)
-    weights = mixer.weights(mixer.fwd)
+    weights = UniMamba.weights(mixer)
     with pytest.raises(ValueError, match="past has shape"):
         continued_mixer(hidden, weights, torch.zeros(2, 2, 32))
     with pytest.raises(ValueError, match="state"):

@@ -5,9 +5,13 @@ import torch
 
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
 from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
-from dnadiff.networks.kernels.facade import add_norm, fuses_mixer, mixer
+from dnadiff.networks.kernels.facade import add_norm, kernels, mixer
 
 SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # L, D, E, N, R, K
+
+
+def fuses_mixer(hidden, weights, scan="auto"):
+    return kernels(scan, hidden).fuses(hidden, weights)
 
 
 def run(*tensors, valid=None, scan):

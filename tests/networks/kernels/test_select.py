@@ -14,13 +14,10 @@ from dnadiff.networks.kernels.facade import (
     available_scans,
     check_scan,
     choose,
-    gated_sum,
+    kernels,
     linear,
-    linear_halves,
-    narrow_linear,
     rms_norm,
     selective_scan,
-    short_conv,
 )
 from dnadiff.networks.kernels.portable import MambaSSMBackend, PortableBackend
 
@@ -110,7 +107,14 @@ def test_a_compiled_model_is_one_graph_with_the_same_gradients(
     def mixer(u, delta, A, B, C, D, bias):
         weight = torch.stack([D, bias, D, bias], dim=-1)
         return selective_scan(
-            short_conv(u, weight, bias, reverse=True), delta, A, B, C, D, bias, reverse=True
+            kernels("auto", u).short_conv(u, weight, bias, True),
+            delta,
+            A,
+            B,
+            C,
+            D,
+            bias,
+            reverse=True,
         )
 
     monkeypatch.delenv("DNADIFF_SCAN", raising=False)
@@ -242,12 +246,12 @@ def calls(scan):
     """Every operation, for float32 or bfloat16 tensors."""
     x, w, square, taps = torch.ones(1, 3, 4), torch.ones(4), torch.ones(4, 4), torch.ones(4, 2)
     yield lambda t: selective_scan(t(x), t(x), -t(square), t(x), t(x), t(w), scan=scan)
-    yield lambda t: short_conv(t(x), t(taps), t(w), scan=scan)
-    yield lambda t: gated_sum(t(x), None, t(x), scan=scan)
+    yield lambda t: kernels(scan, t(x)).short_conv(t(x), t(taps), t(w))
+    yield lambda t: kernels(scan, t(x)).gated_sum(t(x), None, t(x))
     yield lambda t: rms_norm(t(x), t(w), 1e-5, scan=scan)
-    yield lambda t: narrow_linear(t(x), t(square), scan=scan)
+    yield lambda t: kernels(scan, t(x)).narrow_linear(t(x), t(square))
     yield lambda t: linear(t(x), t(square), scan=scan)
-    yield lambda t: linear_halves(t(x), t(square), scan=scan)
+    yield lambda t: kernels(scan, t(x)).linear_halves(t(x), t(square))
 
 
 @pytest.mark.parametrize("number", range(7))

@@ -2,7 +2,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dnadiff.networks.kernels.facade import short_conv
+from dnadiff.networks.kernels.facade import kernels
+
+
+def short_conv(x, weight, bias, *, reverse=False, scan="auto"):
+    return kernels(scan, x).short_conv(x, weight, bias, reverse)
 
 
 def inputs(Bt, L, E, K, dtype=torch.float32):
@@ -100,12 +104,6 @@ def test_bfloat16_inputs_give_bfloat16_outputs(scan):
     torch.testing.assert_close(
         y.float(), plain(x.bfloat16().float(), weight, bias), rtol=8e-3, atol=8e-3
     )
-
-
-def test_wrong_shapes_are_refused():
-    x, weight, bias = inputs(1, 20, 6, 9)
-    with pytest.raises(ValueError, match=r"must be \(6, K\) and \(6,\)"):
-        short_conv(x, weight[:5], bias)
 
 
 def test_a_filter_that_is_too_long_for_the_kernel_is_left_to_pytorch(close):

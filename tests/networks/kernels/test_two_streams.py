@@ -5,9 +5,8 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
-from dnadiff.networks.backbone.mixer import BiMamba
 from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
-from dnadiff.networks.kernels.facade import fuses_mixer, two_stream_mixer
+from dnadiff.networks.kernels.facade import kernels, two_stream_mixer
 
 # L, D, E, N, R, K and block sizes: fewer positions than taps, blocks that begin anywhere in a chunk
 # of 32, 48 or 64, and shorter last blocks.
@@ -24,6 +23,10 @@ LARGE = SHAPES[-1][0]
 
 def weights_of(in_proj, out_proj, *rest):
     return MixerWeights(in_proj, out_proj, [MixerWay(*rest[:7]), MixerWay(*rest[7:])])
+
+
+def fuses_mixer(hidden, weights, scan="auto"):
+    return kernels(scan, hidden).fuses(hidden, weights)
 
 
 def run(*tensors, block, scan, valid=None, clean_output=True):
@@ -93,22 +96,6 @@ def test_a_row_has_the_same_result_in_any_batch(mixer_tensors):
     noised, clean, *weights = (x.detach() for x in mixer_tensors(*LARGE, 2, streams=2))
     whole = run(noised, clean, *weights, block=5, scan="cpu")
     assert torch.equal(run(noised[1:], clean[1:], *weights, block=5, scan="cpu"), whole[:, 1:])
-
-
-@pytest.mark.parametrize("block", [1, 16])
-def test_the_operations_by_default_are_those_of_a_layer(block, close):
-    """`portable` has no mixer of two streams of its own, so the layer combines operations, and the
-    call its own defaults."""
-    torch.manual_seed(0)
-    layer, noised, clean = BiMamba(20).double(), *torch.randn(2, 2, 60, 20, dtype=torch.float64)
-    valid = torch.arange(60).expand(2, 60) < torch.tensor([[60], [41]])
-    weights = layer.weights(layer.fwd, layer.rev)
-    ours = two_stream_mixer(noised, clean, weights, block, valid, scan="portable")
-    close(
-        [x[valid] for x in ours],
-        [x[valid] for x in layer.two_streams(noised, clean, block, valid, "portable")],
-        1e-12,
-    )
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_merged_weights_are_the_pretrained_ones_plus_the_scaled_product():
     adapter.merge(backbone)
     assert torch.allclose(backbone.layers[1].mixer.in_proj.weight, expected)
     assert torch.allclose(backbone.features(IDS), adapted, atol=1e-6)
-    assert type(backbone.layers[1].mixer.in_proj).__name__ == "Projection"
+    assert type(backbone.layers[1].mixer.in_proj).__name__ == "Linear"
 
 
 def test_maps_that_share_a_weight_share_their_update():
