@@ -3,6 +3,7 @@ some regions."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dnadiff.formats.regions import Region, VariantSource
     from dnadiff.jobs.job import Job
 
-_OF_MODELS = ("window", "L2", "dependency", "sites_per_window", "calibrate_indels")
+_OF_MODELS = ("window", "phased", "L2", "dependency", "sites_per_window", "calibrate_indels")
 _OF_PRETRAINED = (*_OF_MODELS[1:], "stranded", "percentile")
 
 
@@ -72,6 +73,10 @@ class VariantsOptions(Reported, ModelOptions, ShardedOptions):
     file next to it"""
     filter: str | list[str] | None = None
     """of a VCF: score rows with this FILTER, such as PASS or [PASS,q10]; null: all"""
+    phased: bool = False
+    """of a phased VCF: also the LLR of neighboring alleles on one copy together"""
+    sample_name: str | None = None
+    """phased: of the VCF; null: its only one"""
     on_mismatch: Literal["error", "skip", "flag"] = "error"
     """REF differs from the genome: skip leaves the row out, flag marks it"""
     window: PositiveInt | None = None
@@ -118,8 +123,11 @@ class VariantsOptions(Reported, ModelOptions, ShardedOptions):
                 "give either vcf= (VCF, BCF or a table of variants) or saturate= (regions whose "
                 "variants are all scored)"
             )
-        if self.filter is not None and self.vcf is None:
-            raise ValueError("filter chooses rows of vcf=; leave it out, or give a VCF file")
+        for key in ("filter", "phased") if self.vcf is None else ():
+            if getattr(self, key):
+                raise ValueError(f"{key} is about rows of vcf=; leave it out, or give a VCF file")
+        if self.sample_name is not None and not self.phased:
+            raise ValueError("sample_name is for phased=true; set it, or leave sample_name out")
         for key in ("deletions", "feature", "genes") if self.saturate is None else ():
             if getattr(self, key):
                 raise ValueError(
@@ -137,7 +145,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     predictions of a fine-tuned run."""
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import open_source, read_regions
-    from dnadiff.genomics.variants import effects, methods, variant, work
+    from dnadiff.genomics.variants import effects, methods, phased, variant, work
     from dnadiff.report.heat_map import draw_regions
     from dnadiff.store.disk import hash_file
     from dnadiff.store.files import resolve
@@ -183,8 +191,11 @@ def variants(options: VariantsOptions) -> list[Job]:
     on_strands = is_fine_tuned and model.stranded
     regions: list[Region] = []
     filters = [] if options.filter is None else as_list(options.filter)
+    sample = None
     if options.saturate is None:
         source: VariantSource = open_source(str(options.vcf))
+        if options.phased:
+            sample = phased.column_of(source, options.sample_name)
         if filters and not source.header:
             raise ValueError(
                 f"filter={options.filter} chooses rows of a VCF or BCF file, and {options.vcf} is "
@@ -271,7 +282,15 @@ def variants(options: VariantsOptions) -> list[Job]:
         more["training"] = work.training_part(model, genome, options.trust)
         more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
     about["method"] = method.name
+    joined = None
+    if sample is not None:
+        block = options.into(phased.HaplotypeBlock, block=None)
+        of_haplotypes = method if method.for_left_to_right else block
+        joined = phased.Phased(*sample, alleles, scored, of_haplotypes)
+        alleles = replace(alleles, check=joined.call)
+        added["phased"] = joined.sample
     scorer = effects.Scorer(scored, method, alleles, options.L2)
+    scorer.phased = joined
     if any(asked.values()):
         scorer.compare(Path(model.path if needs_model else aligned.path), **asked)
     writer.columns = scorer.columns

@@ -54,6 +54,8 @@ from dnadiff.progress import Progress, log
 if TYPE_CHECKING:
     import pandas
 
+    from dnadiff.genomics.variants.phased import Phased
+
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 NAN = math.nan
 _SHOWN = 3  # rows in a message
@@ -73,6 +75,7 @@ class Effect(NamedTuple):
         L2: Euclidean distance of the mean embeddings of both windows, averaged over the strands.
         depth, conservation: see `conservation_of`.
         percentile, percentile_SE, LLR_calibrated: see `Neutral.values`.
+        haplotype, ..., LLR_sum_2: see `Phased.added`.
         differs: REF is not what the genome has.
     """
 
@@ -88,6 +91,11 @@ class Effect(NamedTuple):
     percentile: float = NAN
     percentile_SE: float = NAN
     LLR_calibrated: float = NAN
+    haplotype: str = ""
+    LLR_haplotype_1: float = NAN
+    LLR_haplotype_2: float = NAN
+    LLR_sum_1: float = NAN
+    LLR_sum_2: float = NAN
     differs: bool = False
 
 
@@ -131,11 +139,13 @@ class RowScorer:
         num_scored: alleles scored.
         audited: sites that were compared before.
         neutral: random variants with which scores are compared.
+        phased: joins variants of a sample.
     """
 
     chunk = 1024
     sites_per_window = 1
     neutral: Neutral | None = None
+    phased: Phased | None = None
 
     def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
         self.alleles = alleles
@@ -171,13 +181,13 @@ class RowScorer:
         Args:
             done: rows at the beginning that have been scored.
         """
-        for block in divided(rows, self.alleles_together):
+        for block in divided(rows, self.alleles_together, phased=self.phased):
             if done >= len(block):
                 done -= len(block)
                 continue
             edits = [self.alleles.edits(row)[0] for row in block]
             self.begin_block(_scored_edits(edits), is_new=not done)
-            for chunk in divided(block, self.chunk):
+            for chunk in divided(block, self.chunk, phased=self.phased):
                 here = edits[: len(chunk)]
                 edits = edits[len(chunk) :]
                 if done < len(chunk):
@@ -190,10 +200,13 @@ class RowScorer:
                     self.audit.missing += sum(map(math.isnan, values))
                     depths = [getattr(effects[each], "depth", NAN) for each in scored]
                     self.audit.empty += depths.count(0)
-                    results = (
+                    results = [
                         [each if isinstance(each, Skipped) else effects[each] for each in found]
                         for found in here[done:]
-                    )
+                    ]
+                    if self.phased is not None:
+                        results, unknown = self.phased.added(chunk[done:], results)
+                        self.audit.haplotypes += unknown
                     yield list(zip(chunk[done:], results))
                 done = max(done - len(chunk), 0)
 
@@ -206,15 +219,19 @@ def _scored_edits(edits: Sequence[Sequence[Edit | Skipped]]) -> list[Edit]:
 
 
 def divided(
-    rows: Iterable[Row], alleles: int, largest_text: int = LARGEST_TEXT
+    rows: Iterable[Row],
+    alleles: int,
+    largest_text: int = LARGEST_TEXT,
+    phased: Phased | None = None,
 ) -> Iterator[list[Row]]:
-    """The rows in parts of about `alleles` alleles, or fewer if their text is long."""
+    """The rows in parts of about `alleles` alleles, or fewer if their text is long; those of a
+    haplotype are in one part."""
     part: list[Row] = []
     number = size = 0
-    for row in rows:
-        part.append(row)
-        number = number + len(row.alts)
-        size = size + len(row.text)
+    for group in ([row] for row in rows) if phased is None else phased.groups(rows):
+        part += group
+        number += sum(len(row.alts) for row in group)
+        size += sum(len(row.text) for row in group)
         if number >= alleles or size >= largest_text:
             yield part
             part = []
@@ -256,7 +273,8 @@ class Scorer(RowScorer):
         neutral = self.neutral
         ranks = neutral is not None and neutral.percentile
         calibrated = neutral is not None and neutral.calibrate_indels
-        asked = (self.embeddings, aligned, aligned, ranks, ranks, calibrated)
+        asked = [self.embeddings, aligned, aligned, ranks, ranks, calibrated]
+        asked += [self.phased is not None] * 5
         return [*COLUMNS, *itertools.compress(Effect._fields[len(COLUMNS) :], asked)]
 
     @property
@@ -333,7 +351,7 @@ class Scorer(RowScorer):
             found["L2"] = np.mean(distances, 0)
         results = []
         for edit, *values in zip(edits, *found.values()):
-            row = dict(zip(found, map(float, values)))
+            row: dict[str, Any] = dict(zip(found, map(float, values)))
             if alignment is not None:
                 row["depth"], row["conservation"] = conservation_of(alignment, edit)
             if self.neutral is not None:

@@ -364,6 +364,7 @@ class Audit:
         shared: sites that were predicted in a window with others.
         missing: alleles without a log-likelihood ratio.
         empty: alleles for which an alignment has no base of another genome.
+        haplotypes: those without a log-likelihood ratio.
     """
 
     squared: float = 0.0
@@ -371,6 +372,7 @@ class Audit:
     shared: int = 0
     missing: int = 0
     empty: int = 0
+    haplotypes: int = 0
 
     @property
     def rms(self) -> float:
@@ -387,6 +389,7 @@ class Audit:
         until there are `AUDITED`."""
         self.shared, self.missing = self.shared + other.shared, self.missing + other.missing
         self.empty += other.empty
+        self.haplotypes += other.haplotypes
         if self.sites < AUDITED:
             self.squared, self.count = self.squared + other.squared, self.count + other.count
 
@@ -596,8 +599,7 @@ class Block(VariantMethod):
         self, network: Network, edit: Edit, at_site: Floats, reverse: bool
     ) -> tuple[float, float]:
         pair = network.pair(edit, reverse)
-        size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
-        blocks = [placed.aligned(-(-size // 2)) for placed in pair.placements()]
+        blocks = self.blocks(pair)
         draws = network.draws(edit, reverse, max(2, -(-self.num_orders // len(blocks))))
         means = []
         variances = []
@@ -609,6 +611,12 @@ class Block(VariantMethod):
             means.append(ratios.mean())
             variances.append(ratios.var(ddof=1) / len(ratios))
         return float(np.mean(means)), float(np.mean(variances) / len(blocks))
+
+    def blocks(self, pair: Pair) -> list[tuple[Places, Places] | None]:
+        """The places of a block that belong together in both windows, at each equivalent place of
+        the alleles; None for no value."""
+        size = self.block or (_AROUND_SUBSTITUTIONS if pair.equal else _AROUND_INDELS)
+        return [placed.aligned(-(-size // 2)) for placed in pair.placements()]
 
     def orders(self, count: int, draws: Draws) -> Places:
         """Random orders of the places of a block: (R, count)."""

@@ -5,7 +5,7 @@ made here."""
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -145,6 +145,7 @@ class Alleles:
         fixed_length: leave out alleles whose windows have fewer than `window` bases, which the
             network does not accept.
         filters: leave out rows of VCF whose FILTER has none of these; `.` is PASS. Empty: all rows.
+        check: refuses a row that is not valid for another reason.
     """
 
     reference: Reference
@@ -152,6 +153,7 @@ class Alleles:
     skip_mismatches: bool = False
     fixed_length: bool = False
     filters: Collection[str] = ()
+    check: Callable[[Row], object] = id
 
     def record(self, chrom: str, where: str) -> str:
         """The record that a name means; ValueError if the genome has none."""
@@ -166,6 +168,7 @@ class Alleles:
                 allele that is not one of nucleotides.
         """
         record = self.record(row.chrom, row.where)
+        self.check(row)
         if self.filters:
             text = row.text.split("\t", 7)[6]
             given_filters = {"PASS"} if text == "." else {*text.split(";")}
@@ -190,13 +193,13 @@ class Alleles:
         found: list[Edit | Skipped] = []
         for alt in row.alts:
             given = Edit(record, start, ref, alt.upper(), differs, row.reverse)
-            edit = self._edit_of(row, given, here)
+            edit = self.edit_of(row, given, here)
             found.append(Skipped(edit, differs) if isinstance(edit, str) else edit)
         place = f"{row.where}: {row.chrom}:{row.pos}"
         message = f"{place} has REF {shown(ref)}, the genome {shown(here)}"
         return found, message if differs else ""
 
-    def _edit_of(self, row: Row, given: Edit, here: str) -> Edit | str:
+    def edit_of(self, row: Row, given: Edit, here: str) -> Edit | str:
         """The edit of an allele as it is `given`, where the genome has the bases `here`, or why it
         is skipped."""
         if reason := _no_bases(given.alt):
@@ -275,8 +278,8 @@ def normalized(reference: Reference, edit: Edit) -> Edit:
     left = right = reach
     while max(left, right) == reach:  # most edits are in no long repeat
         reach *= 2
-        before = _bases(reference, edit.record, edit.start - reach, edit.start)
-        after = _bases(reference, edit.record, edit.end, edit.end + reach)
+        before = clipped(reference, edit.record, edit.start - reach, edit.start)
+        after = clipped(reference, edit.record, edit.end, edit.end + reach)
         unit = ids_of(letters)
         left = _repeated(before[::-1], unit[::-1])
         right = _repeated(after, unit)
@@ -293,7 +296,7 @@ def _repeated(bases: Ids, unit: Ids) -> int:
     return len(bases) if same.all() else int(same.argmin())
 
 
-def _bases(reference: Reference, record: str, start: int, end: int) -> Ids:
+def clipped(reference: Reference, record: str, start: int, end: int) -> Ids:
     """Token ids of `[start, end)`, as far as they are in the record."""
     start = max(start, 0)
     end = min(end, reference.lengths[record])
@@ -432,8 +435,8 @@ def pair(
     for allele in (edit.ref, edit.alt):
         extra = edit.longest - len(allele)
         first, last = (0, extra) if ends_right else (extra, 0)
-        left = _bases(reference, edit.record, low - first, edit.start)
-        right = _bases(reference, edit.record, edit.end, low + bases + last)
+        left = clipped(reference, edit.record, low - first, edit.start)
+        right = clipped(reference, edit.record, edit.end, low + bases + last)
         windows.append(np.concatenate([left, ids_of(allele), right]))
         starts.append(len(left))
         if alignment is not None:

@@ -29,6 +29,7 @@ from dnadiff.genomics.variants.effects import (
     summarize,
 )
 from dnadiff.genomics.variants.methods import Audit, Floats, Network, VariantMethod
+from dnadiff.genomics.variants.phased import NO_VALUE
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped
 from dnadiff.jobs.job import Earlier, Result, ResumableJob
 from dnadiff.progress import log, table
@@ -65,7 +66,13 @@ _DESCRIBED = {
     "percentile": "Random SNVs of this change with a lower LLR, percent",
     "percentile_SE": "Standard error of percentile",
     "LLR_calibrated": "LLR minus the mean of random indels of the same kind, nats",
+    "haplotype": "Phase set and copy of the neighboring alleles that LLR_haplotype is of",
+    "LLR_haplotype_1": "LLR of all alleles of the haplotype on copy 1 together, nats",
+    "LLR_haplotype_2": "LLR of all alleles of the haplotype on copy 2 together, nats",
+    "LLR_sum_1": "Sum of LLR over the haplotype on copy 1, nats",
+    "LLR_sum_2": "Sum of LLR over the haplotype on copy 2, nats",
 }
+_TEXT = "haplotype"  # the others are numbers
 _ANY_SIZE = {*PREDICTED_COLUMNS, "depth", "percentile", "percentile_SE"}  # without fixed decimals
 
 
@@ -119,7 +126,7 @@ class Table:
             next(file)
             for line in file:
                 cells = dict(zip(self.names, line.rstrip("\n").split("\t")))
-                values = {name: value_of(cells[name]) for name in self.columns}
+                values = {name: value_of(name, cells[name]) for name in self.columns}
                 yield {**cells, "pos": int(cells["pos"]), **values}
 
     def convert(self, rows: Path, output: Path) -> None:
@@ -129,11 +136,13 @@ class Table:
     def _values(self, effect: Effect | PredictedEffect | Skipped) -> list[str]:
         """The cells of an effect; `.` where there is no number. Log-likelihoods have a scale of
         their own; predictions may be numbers of any size."""
-        values = [(getattr(effect, x, math.nan), x in _ANY_SIZE) for x in self.columns]
-        return [
-            "." if math.isnan(value) else f"{value:{'.6g' if any_size else '.6f'}}"
-            for value, any_size in values
-        ]
+        found = []
+        for name in self.columns:
+            value = getattr(effect, name, math.nan)
+            form = "" if name == _TEXT else ".6g" if name in _ANY_SIZE else ".6f"
+            text = f"{value:{form}}"
+            found.append("." if text in ("", "nan") else text)
+        return found
 
 
 class ParquetTable(Table):
@@ -143,7 +152,7 @@ class ParquetTable(Table):
     converts = True
 
     def convert(self, rows: Path, output: Path) -> None:
-        kinds = dict.fromkeys(PLACE, "string") | {"pos": "int64", MISMATCH: "bool"}
+        kinds = dict.fromkeys((*PLACE, _TEXT), "string") | {"pos": "int64", MISMATCH: "bool"}
         types = {name: kinds.get(name, "float64") for name in self.names}
         write_parquet(super().read(rows), output, types)
 
@@ -168,7 +177,8 @@ class Vcf(Table):
             if name in PREDICTED_COLUMNS and self.predicted:
                 text += f": {self.predicted}"
             text = text.replace("\\", "\\\\").replace('"', '\\"')  # VCF 4.3, section 1.4
-            own.append(f'##INFO=<ID={name},Number=A,Type=Float,Description="{text}">')
+            kind = "String" if name == _TEXT else "Float"
+            own.append(f'##INFO=<ID={name},Number=A,Type={kind},Description="{text}">')
         if self.flag_mismatches:
             about = 'Number=0,Type=Flag,Description="REF differs from the genome"'
             own.append(f"##INFO=<ID={MISMATCH},{about}>")
@@ -213,7 +223,7 @@ class Vcf(Table):
                 name: values.split(",") for name, _, values in (x.partition("=") for x in cells)
             }
             for number, alt in enumerate(row.alts if self.columns[0] in found else ()):
-                values = {name: value_of(found[name][number]) for name in self.columns}
+                values = {name: value_of(name, found[name][number]) for name in self.columns}
                 yield {**dict(zip(PLACE, [*row[1:5], alt])), **values}
 
 
@@ -248,8 +258,10 @@ def effects_of(path: Path) -> pandas.DataFrame:
     return pandas.DataFrame(writer.read(path), columns=writer.names)
 
 
-def value_of(text: str) -> float:
-    """The number in a cell; NaN for `.`."""
+def value_of(name: str, text: str) -> float | str | None:
+    """The number in a cell of a column, NaN for `.`; or its text, None for `.`."""
+    if name == _TEXT:
+        return None if text == "." else text
     return math.nan if text == "." else float(text)
 
 
@@ -415,7 +427,8 @@ class VariantJob(ResumableJob):
         return self.summary.rows
 
     def starts(self) -> list[int]:
-        return self.starts_of(divided(self.source, self.scorer.alleles_together))
+        scorer = self.scorer
+        return self.starts_of(divided(self.source, scorer.alleles_together, phased=scorer.phased))
 
     def _summarized(self, first: int = 0, last: int | None = None) -> InputSummary:
         rules = self.scorer.alleles, self.method, self.training, self.mismatch_is_error
@@ -491,6 +504,8 @@ class VariantJob(ResumableJob):
         more = dict[str, Json]()
         if "depth" in self.writer.columns:
             more["without_columns"] = audit.empty
+        if self.scorer.phased is not None:
+            more["haplotypes_without_value"] = audit.haplotypes
         if neutral is not None and neutral.calibrate_indels:
             more["calibration"] = {k: neutral.bias(edit) for k, edit in summary.indels.items()}
         return {
@@ -534,6 +549,8 @@ class VariantJob(ResumableJob):
         if self.method is not None and "depth" in self.writer.columns:
             what = f"no related genome is aligned: {self.method.without_columns}"
             rows.append((what, f"{audit.empty:,}"))
+        if scorer.phased is not None:
+            rows.append((f"haplotypes without a value: {NO_VALUE}", f"{audit.haplotypes:,}"))
         if summary.mismatches:
             rows.append(("rows whose REF differs from the genome", f"{summary.mismatches:,}"))
         counted = f"{summary.in_training:,} ({training.note})" if training.known else training.note
