@@ -1,11 +1,11 @@
 """`python -m dnadiff.distill`: train a student of a masked model that needs fewer network calls."""
 
 from dnadiff.fields import Built
-from dnadiff.options.base import Checkpoint, Group, Result, TrainingOptions, group
+from dnadiff.options.base import Checkpoint, Group, Reported, Result, TrainingOptions, group
 from dnadiff.options.command import command
 
 
-class DistillOptions(TrainingOptions):
+class DistillOptions(TrainingOptions, Reported):
     """Distill a masked model into one that needs fewer network calls (SDTT, arXiv 2410.21035).
 
         python -m dnadiff.distill checkpoint=RUN

@@ -1,8 +1,8 @@
 """`python -m dnadiff.train`: train a model on a genome or a text."""
 
-from dnadiff.fields import PositiveInt
+from dnadiff.fields import Config, PositiveInt
 from dnadiff.options.base import Group, Reported, Result, TrainingOptions, group
-from dnadiff.options.command import command
+from dnadiff.options.command import command, compose
 
 
 class TrainOptions(TrainingOptions, Reported):
@@ -63,7 +63,11 @@ def train(options: TrainOptions) -> Result:
     """Train; the content is that of `metrics.json`, the only path the run folder."""
     from dnadiff.training.run import run
 
-    metrics, folder = run(options.recorded(), options.run_dir, options.arguments)
+    def sampler(name: str) -> Config:
+        return compose("sample", [f"sampler={name}"])["sampler"]
+
+    given = options.recorded(), options.run_dir, options.arguments
+    metrics, folder = run(*given, sampler if options.report else None)
     return Result(metrics, (folder,))
 
 

@@ -29,8 +29,9 @@ def metrics(folder):
 
 
 def test_a_student_is_a_run_of_its_own(cli, trained, tmp_path):
-    status, _, err = cli("distill", f"checkpoint={trained}", *steps(6, "student"))
-    assert status == 0, err
+    args = *steps(6, "student"), "report=x.html"
+    status, out, err = cli("distill", f"checkpoint={trained}", *args)
+    assert status == 0 and "the page is x.html" in out, err
     assert "rounds of 3 optimizer steps, for students of 4, 2 sampling steps" in err
     run, of_teacher = tmp_path / "student", yaml.safe_load((trained / "config.yaml").read_text())
     config = yaml.safe_load((run / "config.yaml").read_text())

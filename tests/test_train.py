@@ -133,17 +133,23 @@ def test_resuming_ends_with_the_same_weights(cli, train_args, tmp_path):
         "lr_scheduler.warmup_steps=1",
     ]  # a schedule that does not depend on the number of steps
     assert cli("train", *train_args("dit", 8, "hydra.run.dir=full", *constant))[0] == 0
-    assert cli("train", *train_args("dit", 5, "hydra.run.dir=part", *constant))[0] == 0
-    status, _, err = cli(
-        "train", *train_args("dit", 8, "hydra.run.dir=part", "resume=true", *constant)
-    )
-    assert status == 0 and "resuming" in err
+    # Samples for a page change nothing.
+    args = [*constant, "hydra.run.dir=part", "report=x.html"]
+    assert cli("train", *train_args("dit", 5, *args))[0] == 0
+    status, _, err = cli("train", *train_args("dit", 8, *args, "resume=true", "overwrite=true"))
+    assert status == 0 and "resuming" in err, err
     full, part = (
         weights(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("full", "part")
     )
     assert all(torch.equal(full[k], part[k]) for k in full)
     steps = [int(r["step"]) for r in csv.DictReader((tmp_path / "part" / "metrics.csv").open())]
     assert steps == sorted(steps)
+    lines = (tmp_path / "part" / "samples.jsonl").read_text().splitlines()
+    samples = {line["step"]: line["samples"] for line in map(json.loads, lines)}
+    assert list(samples) == [5, 8] and [len(text) for text in samples[8]] == [64, 64]
+    page = (tmp_path / "x.html").read_text()
+    assert all(text in page for texts in samples.values() for text in texts)
+    assert not (tmp_path / "full" / "samples.jsonl").exists()
 
 
 def test_ctrl_c_saves_a_checkpoint_that_can_be_resumed(python, cli, train_args, tmp_path):

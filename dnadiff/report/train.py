@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 from dnadiff.options.base import Result
 from dnadiff.progress import duration
 from dnadiff.report import charts
-from dnadiff.report.page import Page, Picture, Table
+from dnadiff.report.page import Page, Picture, Section, Table
 
 _LOSSES = {
     "train_nll": "training",
@@ -47,6 +48,12 @@ def page(result: Result, options: Any) -> Page:
         for r in valid.itertuples()
     ]
     table = Table(("step", "tokens", "time", "validation, nats per token"), rows, numbers=(2, 3))
+    path = folder / "samples.jsonl"
+    lines = map(json.loads, path.read_text("utf-8").splitlines() if path.exists() else ())
+    samples = {line["step"]: line["samples"] for line in lines}  # a resumed run repeats steps
+    sampled = [(step, text[:120]) for step in sorted(samples) for text in samples[step]]
+    note = "The first validation windows, generated anew from the same noise at each validation."
+    sections = [Section("Samples", [note, Table(("step", "its first 120 tokens"), sampled)])]
     best, last = metrics["best_valid_nll"], metrics["valid_nll"]
     about = "not validated" if last is None else f"validation {last:.4f} nats per token"
     if best is not None and best != last:
@@ -57,4 +64,6 @@ def page(result: Result, options: Any) -> Page:
     )
     made = {k: metrics[k] for k in ("parameters", "tokens_per_second", "peak_memory_mb")}
     made |= {"path": str(folder), "seed": options.seed}
-    return Page("Training", sentence, pictures, table if rows else None, made=made)
+    return Page(
+        "Training", sentence, pictures, table if rows else None, sections[: len(sampled)], made
+    )

@@ -1,6 +1,7 @@
 """The loop of a training run and its callbacks: averaged weights, checkpoints, stopping by a signal
 (Ctrl-C, or the one that a scheduler sends before its time limit) and the progress bar."""
 
+import json
 import math
 import os
 import re
@@ -8,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sized
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -22,13 +24,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from dnadiff.data.base import worker_loss
+from dnadiff.diffusion.draws import Draws, hash64
+from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.fields import Config, Probability, checked
 from dnadiff.progress import Progress, log, pasted
+from dnadiff.store.disk import append
+from dnadiff.store.objects import build
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.module import Batch, DiffusionModule, TrainingData
-from dnadiff.training.trainer import ShardedStrategy, local_parts, shard
+from dnadiff.training.trainer import ShardedStrategy, local_parts, reshard, shard
 
 _OF_A_STEP = ("train/loss", "train/nll", "lr")
+SAMPLES = "samples.jsonl"  # in a run folder
+Settings = Callable[[str], Config]  # of a sampler by its name
 # SLURM sends SIGTERM at the time limit, and with --signal=USR1@120 SIGUSR1 two minutes before.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # How the libraries of torch.distributed say that another process has ended.
@@ -356,6 +364,43 @@ class Checkpoints(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.signals.restore()
+
+
+@dataclass(eq=False)
+class SampleLog(Callback):
+    """Generates the first two validation windows anew at each validation, by the averaged weights,
+    with their labels or columns and what is not counted in them: a line of `samples.jsonl` in the
+    run folder, with the step and the samples.
+
+    The noise is its own, and the same each time: losses and weights are those of a run without
+    samples. Under context parallelism there are none.
+
+    Args:
+        settings: the configuration of a sampler by its name.
+    """
+
+    settings: Settings
+
+    # Not at the start of the validation, when `EMA` may not have exchanged the weights yet.
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int, *_: Any
+    ) -> None:
+        module = cast(DiffusionModule, pl_module)
+        if batch_idx or module.peers is not None:
+            return
+        some = {name: rows[:2] for name, rows in batch.items()}
+        process = module.objective.process
+        template = some["ids"].long().masked_fill(some["weight"] > 0, process.vocab.mask_id)
+        noise = Draws.for_batch(hash64(module.seed, "samples"), 2, device=template.device)
+        sampler: Sampler = build(self.settings(module.denoiser.sampler), trust=None)
+        read = some.get("cond"), some.get("valid")
+        found = sampler.sample(module.denoiser, process, template, noise, None, *read)
+        reshard(module)
+        if trainer.is_global_zero:
+            decode = trainer.datamodule.data.tokenizer.decode  # type: ignore[attr-defined]
+            texts = [decode(row[row != process.vocab.pad_id]) for row in found.tokens]
+            line = json.dumps({"step": trainer.global_step, "samples": texts})
+            append(Path(trainer.default_root_dir) / SAMPLES, f"{line}\n".encode())
 
 
 class ProgressBar(Callback):

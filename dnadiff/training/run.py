@@ -22,7 +22,7 @@ from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses, with_texts
 from dnadiff.store.disk import hash_file, locked, read_json, read_yaml, write_bytes, write_json
 from dnadiff.store.objects import PACKAGE, build, check, leaves, locate
-from dnadiff.training.callbacks import Checkpoints, fit
+from dnadiff.training.callbacks import SAMPLES, Checkpoints, SampleLog, Settings, fit
 from dnadiff.training.clip_search import check_search
 from dnadiff.training.loggers import MetricsFile, build_loggers
 from dnadiff.training.module import DiffusionModule, TrainingData, saved_position
@@ -72,12 +72,14 @@ MAY_CHANGE = (
 WITHOUT_EFFECT = (*(f"trainer.{key}" for key in INSTEAD), "optimizer.weight_decay")
 # The layer that reads columns of an alignment, unless another one is chosen.
 POSTERIOR = {"_target_": "dnadiff.networks.columns.PosteriorColumns"}
-REMOVED = ("evaluate.json", "metrics.csv", "metrics.json")  # by `clear`
+REMOVED = ("evaluate.json", "metrics.csv", "metrics.json", SAMPLES)  # by `clear`
 REPLACED = (*REMOVED, "config.yaml", "tokenizer.json", "tensorboard")  # by a new run
 LOCK = ".lock"  # in a run folder while a process trains there
 
 
-def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDict, Path]:
+def run(
+    config: Config, run_dir: Path, arguments: Sequence[str], sampler: Settings | None = None
+) -> tuple[JsonDict, Path]:
     """Train and return the contents of `metrics.json` and the run folder.
 
     Everything that can be refused is refused before the run folder is created or cleared.
@@ -86,6 +88,7 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
         config: the keys of the command, which the run folder and checkpoints record.
         run_dir: the run folder.
         arguments: of the command line.
+        sampler: see `SampleLog`; None: without samples.
     """
     data_config = config["data"]
     init_from = config["init_from"]
@@ -141,7 +144,7 @@ def run(config: Config, run_dir: Path, arguments: Sequence[str]) -> tuple[JsonDi
     if initial is not None:
         initial = initial.with_tokenizer(data.tokenizer)
     data.check_training()
-    trainer, module = assemble(config, run_dir, data)
+    trainer, module = assemble(config, run_dir, data, sampler)
     if initial is not None:
         check_shapes(module.denoiser, initial.denoiser, init_from)
         # what only one of both has beside the network stays
@@ -212,7 +215,7 @@ def check_compatible(config: Config) -> None:
 
 
 def assemble(
-    config: Config, run_dir: Path, data: SequenceDataModule
+    config: Config, run_dir: Path, data: SequenceDataModule, sampler: Settings | None
 ) -> tuple[Trainer, DiffusionModule]:
     """The Trainer, without loggers, and the LightningModule of a run."""
     torch.set_float32_matmul_precision(config["matmul_precision"])
@@ -240,6 +243,7 @@ def assemble(
     chosen = [*config["callbacks"].values(), *(config["trainer"].get("callbacks") or ())]
     data.check_corruption(getattr(module.objective, "protocol", "count"))
     callbacks = [build(each, trust=None) for each in chosen if each]
+    callbacks[:0] = [SampleLog(sampler)] if sampler else []
     for callback in callbacks:
         if isinstance(callback, Checkpoints):
             callback.folder = run_dir / "checkpoints"
