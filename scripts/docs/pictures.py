@@ -33,7 +33,7 @@ from dnadiff.diffusion.token_masking import Spindle
 from dnadiff.model import Model
 
 START, LENGTH = 4_000_000, 512  # a held-out window
-GAP, FLANK = 30, 8  # hidden bases in its middle, and the bases drawn on either side of them
+GAP, FLANK = 30, 4  # hidden bases in its middle, and the bases drawn on either side of them
 SHOWN = 36  # bases of the first picture
 ROWS = (
     0.0,
@@ -45,9 +45,9 @@ ROWS = (
 LETTERS = "ACGT"
 COLORS = {"A": "#1b9e77", "C": "#3b6fb6", "G": "#d99000", "T": "#c0392b"}
 GRAY = "#8a8f98"
-WIDTH = 0.2  # inches of a base
+WIDTH = 0.1  # inches of a base: the pictures are as wide as a phone
 INK = "#30343b"
-SENTENCE = "All happy families are alike; each unhappy one"
+SENTENCE = "All happy families are alike"
 TIMES = (0.25, 0.5)
 DRAWS = Draws.for_batch(219, 1)
 TOKENIZER = DNATokenizer()
@@ -63,10 +63,10 @@ UNIFORM = UniformProcess(VOCAB, NOISE)
 # title, sampler, process, and the time of the noise on what is edited; None begins with noise
 PANELS: list[tuple[str, Sampler, Process, float | None]] = [
     ("masks: sampler=grouped", Grouped(5), MASKS, None),
-    ("uniform: sampler=reverse", Reverse(5), UNIFORM, None),
-    ("hybrid: sampler=reverse", Reverse(5), HybridProcess(VOCAB, NOISE, 0.4), None),
     ("masks: start= start_t=0.4", Grouped(3), MASKS, 0.4),
+    ("uniform: sampler=reverse", Reverse(5), UNIFORM, None),
     ("uniform: start= start_t=0.4", Reverse(5), UNIFORM, 0.4),
+    ("hybrid: sampler=reverse", Reverse(5), HybridProcess(VOCAB, NOISE, 0.4), None),
     ("uniform: self_correction", SelfCorrection(Reverse(1)), UNIFORM, 0),
 ]
 
@@ -208,8 +208,8 @@ def sampling() -> str:
         start = (GIVEN[None], start_t) if start_t else (None, 1.0)
         samples = sampler.sample(model, process, x, Draws.for_batch(4, 1), None, None, None, *start)
         states = [GIVEN] * bool(start_t) + [*model.read, samples.tokens[0]]
-        left = number % 3 * PANEL[0] + 14
-        top = number // 3 * PANEL[1] + 26
+        left = number % 2 * PANEL[0] + 14
+        top = number // 2 * PANEL[1] + 26
         drawn.append(f'<text x="{left}" y="{top - 4}" font-weight="600">{title}</text>')
         for y, state in enumerate(states):
             for place, token in enumerate(state):
@@ -220,15 +220,16 @@ def sampling() -> str:
                     color = INK if token == samples.tokens[0, place] else COLORS["T"]
                     letter = TOKENIZER.decode(state[place : place + 1])
                     drawn.append(f'<text {at} fill="{color}">{letter}</text>')
-    size = f"0 0 {3 * PANEL[0]} {2 * PANEL[1]}"
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{size}" font-size="13" '
+    width, height = 2 * PANEL[0], 3 * PANEL[1]
+    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-size="13" '
     back = 'font-family="ui-monospace, monospace"><rect width="100%" height="100%" fill="#fff"/>'
     return "".join([head, back, *drawn, "</svg>"])
 
 
 def rows(columns: int, titles: list[str], margin: float = 1.1) -> tuple[Figure, list[Axes]]:
     """A figure with one row of bases for each title."""
-    figure = Figure(figsize=(margin + WIDTH * columns, 0.34 * len(titles)))
+    figure = Figure(figsize=(margin + WIDTH * columns, 0.2 * len(titles)))
     axes = []
     for number, title in enumerate(titles):
         left = margin / figure.get_figwidth()
@@ -236,7 +237,7 @@ def rows(columns: int, titles: list[str], margin: float = 1.1) -> tuple[Figure, 
         axis = figure.add_axes((left, 1 - (number + 0.9) * height, 1 - left, 0.8 * height))
         axis.set(xlim=(0, columns), ylim=(0, 1))
         axis.set_axis_off()
-        axis.text(-0.6, 0.5, title, ha="right", va="center", fontsize=9, color=GRAY)
+        axis.text(-0.6, 0.5, title, ha="right", va="center", fontsize=8, color=GRAY)
         axes.append(axis)
     return figure, axes
 
@@ -251,7 +252,7 @@ def write(
         letter,
         ha="center",
         va="center",
-        fontsize=10,
+        fontsize=8,
         color=color or COLORS[letter],
         weight=weight,
     )
