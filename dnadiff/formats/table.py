@@ -91,14 +91,9 @@ class Parquet(TableFormat):
     def rows(
         cls, path: str, choose: Choose, blank: bool = False
     ) -> Iterator[tuple[int, list[Any]]]:
-        try:
-            import pyarrow
-            from pyarrow import parquet
-        except ImportError:
-            raise ValueError(
-                f"{path} is parquet, which needs pyarrow: pip install pyarrow, or convert the "
-                "table to CSV"
-            ) from None
+        import pyarrow
+        from pyarrow import parquet
+
         source = resolve(path)
         count = 0
         try:

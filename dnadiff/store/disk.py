@@ -853,20 +853,17 @@ def read_index(folder: Path, version: int) -> dict[str, Json]:
 def is_sound(folder: Path, version: int, sample: bool = True) -> bool:
     """Whether the folder is complete and unchanged.
 
-    A file is read completely if its time stamp differs or it has at most 8 MiB, else the first, the
-    last and six other MiB of it. Folders of earlier versions have one checksum per file: larger
-    files in them are not read unless a time stamp differs. Without `sample` only sizes and time
-    stamps are compared.
+    A file is read completely if its time stamp differs, else the first, the last and six other MiB
+    of it. Without `sample` only sizes and time stamps are compared.
     """
     try:
         index = read_index(folder, version)
         for name, written in index["files"].items():
-            path, chunks = folder / name, written.get("chunks")
+            path, chunks = folder / name, written["chunks"]
             stat = path.stat()
             if not path.is_file() or stat.st_size != written["size"]:
                 return False
-            is_small = sample and chunks is None and stat.st_size <= SAMPLED * CHUNK
-            if stat.st_mtime_ns != written["mtime"] or is_small:
+            if stat.st_mtime_ns != written["mtime"]:
                 with megabytes(stat.st_size, f"checking {folder.name}") as progress:
                     if checksums(path, progress)["crc"] != written["crc"]:
                         return False
@@ -894,7 +891,7 @@ def verify(folder: Path, version: int) -> int:
         for name, written in read_index(folder, version)["files"].items():
             with megabytes(written["size"], f"checking {folder.name}/{name}") as progress:
                 found = checksums(folder / name, progress)
-            chunks = zip_longest(found["chunks"], written.get("chunks", found["chunks"]))
+            chunks = zip_longest(found["chunks"], written["chunks"])
             for number, (one, other) in enumerate(chunks):
                 if one != other:
                     raise ValueError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, TypeVar, get_type_hints
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import torch
 from annotated_types import Interval
@@ -22,7 +22,7 @@ from dnadiff.data.text.pretrained import Pretrained
 from dnadiff.data.tokenizer import FILE_SETS, DNATokenizer
 from dnadiff.diffusion.denoiser import BaseDenoiser, CausalDenoiser
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Fraction, Json, JsonDict, Natural, check_value
+from dnadiff.fields import Config, Fraction, Json, JsonDict, Natural, check_arguments, check_value
 from dnadiff.store.disk import atomic_write, check_output, read_json, read_small, write_json
 from dnadiff.store.objects import build
 from dnadiff.store.remote import fetch_hub, is_hub_commit
@@ -78,14 +78,7 @@ def _read(kind: type[T], config: Mapping[str, Json], **only: Json) -> T:
             raise ValueError(
                 f"{name} is {config[name]}, but these networks support only {name} {value}"
             )
-    hints = get_type_hints(kind, include_extras=True)
-    return kind(
-        **{
-            name: check_value(name, config[name], hint)
-            for name, hint in hints.items()
-            if name in config
-        }
-    )
+    return kind(**check_arguments(kind, config))
 
 
 # The keys of published files that are read; those of the initialization are not.

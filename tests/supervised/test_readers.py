@@ -196,15 +196,6 @@ def test_overlapping_items_stay_in_one_part_with_a_cluster_kmer(tmp_path):
     assert len(data.test) == 24
 
 
-def test_parquet_without_pyarrow_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    path = tmp_path / "t.parquet"
-    path.write_bytes(b"PAR1")
-    with pytest.raises(ValueError, match="needs pyarrow: pip install pyarrow"):
-        CsvTask(path).load(DNA)
-
-
 def test_a_parquet_column_can_have_two_roles(tmp_path):
     pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")

@@ -375,13 +375,18 @@ def _gate_backward(
     return dy, dz
 
 
-def _gate_grad(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
-    y, y_rev, z = ctx.saved_tensors
-    dy, dz = _gate_backward(dout, y, y_rev, z)
-    return dy, None if y_rev is None else dy, dz
+def gate_gradient(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    """The derivative of a gated sum, from the operator that computes those of y and z."""
+
+    def gradient(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
+        y, y_rev, z = ctx.saved_tensors
+        dy, dz = backward(dout, y, y_rev, z)
+        return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
+
+    return gradient
 
 
-gated_sum.register_autograd(_gate_grad, setup_context=save_inputs)
+gated_sum.register_autograd(gate_gradient(_gate_backward), setup_context=save_inputs)
 
 
 @operator("rms_norm")

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from dnadiff.networks.kernels import triton_scan
 from dnadiff.networks.kernels.backend import Backend, OptionalTensor, ScanInputs, ScanStates, Walk
-from dnadiff.networks.kernels.native import operator, save_inputs
+from dnadiff.networks.kernels.native import gate_gradient, operator, save_inputs
 from dnadiff.networks.kernels.triton_scan import (
     alignment,
     device_of,
@@ -177,13 +177,7 @@ def _gate_backward(
     return dy, dz
 
 
-def _gate_grad(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
-    y, y_rev, z = ctx.saved_tensors
-    dy, dz = _gate_backward(dout, y, y_rev, z)
-    return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
-
-
-gate.register_autograd(_gate_grad, setup_context=save_inputs)
+gate.register_autograd(gate_gradient(_gate_backward), setup_context=save_inputs)
 _gate_backward.register_autograd(no_second_derivative)
 
 
