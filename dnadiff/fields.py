@@ -16,6 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from numbers import Real
 from pathlib import Path
@@ -34,6 +35,7 @@ Config = dict[str, Any]
 
 LARGEST = 2**63 - 1  # of 64 bits: what tensors and files can hold
 T = TypeVar("T", bound=Callable[..., Any])
+C = TypeVar("C")
 
 
 class Built:
@@ -127,6 +129,12 @@ def checked(function: T) -> T:
         function.__init__ = checking  # type: ignore[method-assign, misc]
         return function
     return typing.cast(T, _checking(function, function))
+
+
+@typing.dataclass_transform(eq_default=False, field_specifiers=(field,))
+def checked_dataclass(kind: type[C]) -> type[C]:
+    """A dataclass with a `checked` constructor. Instances are compared by identity."""
+    return checked(dataclass(eq=False)(kind))
 
 
 def _checking(function: Callable[..., Any], holder: Callable[..., Any]) -> Callable[..., Any]:

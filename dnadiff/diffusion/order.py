@@ -5,8 +5,6 @@ probability in proportion to exp(score) (a Plackett-Luce distribution over order
 random order, and so masked diffusion.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
@@ -14,14 +12,13 @@ from dnadiff.diffusion.denoiser import Backbone, Denoiser, Query, without_gradie
 from dnadiff.diffusion.draws import draw
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import Parameterization
-from dnadiff.fields import NonNegative, PositiveInt, checked
+from dnadiff.fields import NonNegative, PositiveInt, checked_dataclass
 from dnadiff.networks.backbone.layers import at_least_float32
 
 _SCALE = 0.25  # of learned scores
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Order:
     """Scores that depend on the position alone: they fall by `steepness` per rank.
 

@@ -10,7 +10,6 @@ mean, which is larger for the exact posterior.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, NamedTuple, TypeAlias
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws, hash64, widest_dtype
 from dnadiff.diffusion.noise import LARGEST_CUT, NoiseSchedule, refuse_cut
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.fields import Fraction, PositiveInt, checked
+from dnadiff.fields import Fraction, PositiveInt, checked_dataclass
 
 Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
 _BINS = 4096  # of equal probability, of a Beta distribution
@@ -149,8 +148,7 @@ class Masking:
         return ExactCount()
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Bernoulli(Masking):
     """Each position is masked independently with probability 1 - alpha_t; the weight is -alpha'/(1
     - alpha).
@@ -175,8 +173,7 @@ class Bernoulli(Masking):
         return f"t_min {self.t_min}"
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Importance(Masking):
     """Independent masks at times drawn in proportion to the NELBO's weight: log(1 - alpha_t) is
     uniform, and all rows have equal weight.
@@ -205,8 +202,7 @@ class Importance(Masking):
         return f"p_min {self.p_min}"
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class DiscreteTime(Masking):
     """Independent masks at one of T discrete times i/T; the weight is T times the unmasking
     probability, (alpha_s - alpha_t)/(1 - alpha_t).
@@ -263,8 +259,7 @@ class ImportanceDiscreteTime(DiscreteTime):
         return 1 - noise.alpha(times[step]), times[step], masked[-1] / masked[step]
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class ExactCount(Masking):
     """k is uniform on 1..L_i and exactly k of a row's L_i maskable positions are masked; the weight
     is L_i/k.
@@ -289,8 +284,7 @@ class ExactCount(Masking):
         return MaskedBatch(process.corrupt_count(x0, count, maskable, draws), t, weight)
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Clipped(Masking):
     """Each position is masked independently at a rate that is uniform on [low, high]; the weight of
     a row is 1/rate.
@@ -359,8 +353,7 @@ def _integrals(length: int, rate: float) -> Tensor:
     return torch.from_numpy(np.stack([first, [one_mask, *second]])) / length
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class BetaRates(Masking):
     """Each position is masked independently at a rate that is uniform on [0, 1] in a share of the
     rows, and Beta(alpha, beta) in the others.

@@ -9,7 +9,6 @@ as long as it unmasks one position at a time. An order that depends on drawn tok
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, in_chunks, time_of
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 _STEPS = 64
 _EQUAL = 1e-4
@@ -113,8 +112,7 @@ class TokensFirstSampler(AdaptiveSampler):
         return log_probs.gather(-1, tokens[:, None])[:, 0]
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class StepsSampler(AdaptiveSampler):
     """An adaptive sampler that unmasks (almost) equally many positions in each of `num_steps`
     calls.

@@ -35,7 +35,14 @@ from dnadiff.diffusion.denoiser import (
 from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64, widest_dtype
 from dnadiff.diffusion.process import AbsorbingProcess, BaseProcess, Process, require
 from dnadiff.diffusion.vocab import at_positions
-from dnadiff.fields import JsonDict, Positive, PositiveFraction, PositiveInt, checked
+from dnadiff.fields import (
+    JsonDict,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    checked,
+    checked_dataclass,
+)
 
 # Probabilities are drawn from in chunks that fit the processor's cache: 50,257 tokens at 516
 # positions take 0.2 s instead of 2.2 s on one core, and less memory in float64. Each row is drawn
@@ -553,8 +560,7 @@ class PlannedSampler(Sampler):
         return x
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class GridSampler(Sampler):
     """A sampler on a uniform grid of times from 1 to 0. Its last step unmasks whatever is left.
 

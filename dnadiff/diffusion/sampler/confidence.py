@@ -1,16 +1,14 @@
 """Unmask first the positions where the network is most confident, judged by its distributions."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor
 
 from dnadiff.diffusion.sampler.adaptive import ORDERS, StepsSampler
-from dnadiff.fields import checked
+from dnadiff.fields import checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Confidence(StepsSampler):
     """In each of K calls the positions with the most confident distributions are unmasked; their
     tokens are drawn afterwards.

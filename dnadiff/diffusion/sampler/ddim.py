@@ -1,7 +1,5 @@
 """Reverse steps of Gaussian noise on vectors, from noise to tokens."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -9,11 +7,10 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser, normal
 from dnadiff.diffusion.sampler.base import CountedDenoiser, GridSampler, draws_of_part
-from dnadiff.fields import Fraction, NonNegative, checked
+from dnadiff.fields import Fraction, NonNegative, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class DDIM(GridSampler):
     """`num_steps` reverse steps on a grid of times from 1 to `process.t_min` (arXiv 2010.02502, eq.
     12), where every position is rounded to a token.

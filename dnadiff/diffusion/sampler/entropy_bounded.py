@@ -1,17 +1,14 @@
 """The entropy-bounded sampler (arXiv 2505.24857): as many positions per call as a bound on their
 dependence allows."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from dnadiff.diffusion.sampler.adaptive import AdaptiveSampler, entropy
-from dnadiff.fields import NonNegative, checked
+from dnadiff.fields import NonNegative, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class EntropyBounded(AdaptiveSampler):
     """Unmask the positions of lowest entropy as long as sum(H) - max(H) over them is at most
     `bound`.

@@ -1,19 +1,16 @@
 """Gibbs sampling with a masked language model (arXiv 1902.04094): mask some tokens of a sequence,
 draw them again, and repeat."""
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Gibbs(RefiningSampler):
     """Refine sequences in sweeps; each sweep masks every position and draws it again once, in
     `num_groups` random groups.

@@ -2,7 +2,7 @@
 order."""
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Literal
 
 import torch
@@ -11,13 +11,12 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import Plan, PlannedSampler
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 _GROUPS = 64
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Grouped(PlannedSampler):
     """Unmask random groups of positions in `num_groups` network calls.
 

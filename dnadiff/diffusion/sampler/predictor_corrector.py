@@ -1,7 +1,7 @@
 """Corrections between reverse steps (arXiv 2205.14987), for noise that replaces tokens."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from torch import Tensor
 
@@ -9,11 +9,10 @@ from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, redrawn
 from dnadiff.diffusion.sampler.reverse import Reverse
-from dnadiff.fields import NonNegative, checked
+from dnadiff.fields import NonNegative, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class PredictorCorrector(Reverse):
     """`Reverse`, with a second network call after each step that draws some tokens again at the
     same noise level.

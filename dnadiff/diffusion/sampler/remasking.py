@@ -8,7 +8,6 @@ that unmask something in it.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import torch
@@ -19,7 +18,7 @@ from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, unmask_probability
 from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, GridSampler, time_of
-from dnadiff.fields import Fraction, checked
+from dnadiff.fields import Fraction, checked_dataclass
 
 Inside: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
 
@@ -45,8 +44,7 @@ class Remasking(Configurable, ABC):
         return probability
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Cap(Remasking):
     """At most `eta` per step (ReMDM-cap)."""
 
@@ -56,8 +54,7 @@ class Cap(Remasking):
         return largest.clamp(max=self.eta)
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Rescale(Remasking):
     """The fraction `eta` of the largest possible r (ReMDM-rescale)."""
 
@@ -84,8 +81,7 @@ class Confident(Remasking):
         )  # 0 where nothing can be remasked
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Loop(Remasking):
     """Unmask the fraction `alpha_on` until `t_on`, remask `eta` per step at that level until
     `t_off`, unmask the rest (ReMDM-loop).

@@ -1,14 +1,13 @@
 """ReMDM (arXiv 2503.00307): visible tokens may be masked again, so that early mistakes can be
 corrected."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from dnadiff.diffusion.sampler.remasking import Remasking, RemaskingSampler
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class ReMDM(RemaskingSampler):
     """The remasking sampler with a fixed strength per step: `sampler/remasking=cap`, `rescale`,
     `conf` or `loop`.

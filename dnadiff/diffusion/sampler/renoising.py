@@ -1,7 +1,6 @@
 """Acceptance of tokens within a bound on their dependence, where all others become noise again: for
 noise that replaces tokens."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,11 +11,10 @@ from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.adaptive import ranks
 from dnadiff.diffusion.sampler.base import CountedDenoiser, in_chunks, redrawn
 from dnadiff.diffusion.sampler.entropy_bounded import EntropyBounded
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Renoising(EntropyBounded):
     """In each call draw a token at every position from p(x0 | xt), keep those of lowest entropy as
     `EntropyBounded` does, and replace all others by new noise: the sampler of DiffusionGemma

@@ -1,7 +1,7 @@
 """Self-correction of finished sequences: the model changes tokens with which it disagrees (GIDD,
 arXiv 2503.04482)."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import torch
 from torch import Tensor
@@ -10,11 +10,10 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler, Sampler
-from dnadiff.fields import Positive, PositiveInt, checked
+from dnadiff.fields import Positive, PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class SelfCorrection(RefiningSampler):
     """Samples of another sampler, or given sequences, in which one token per call is replaced by a
     more probable one.

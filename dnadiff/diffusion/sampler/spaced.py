@@ -1,18 +1,15 @@
 """K groups of positions that are far apart, each unmasked in one network call."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import Plan, PlannedSampler
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Spaced(PlannedSampler):
     """Unmask every K-th masked position in one network call, in K calls.
 

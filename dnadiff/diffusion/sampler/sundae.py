@@ -1,8 +1,6 @@
 """Sampling by a network that corrects sequences (SUNDAE, arXiv 2112.06749): again and again, some
 tokens are replaced by predictions."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -11,11 +9,10 @@ from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Share
 from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler
-from dnadiff.fields import Positive, PositiveInt, checked
+from dnadiff.fields import Positive, PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class UnrolledDenoising(RefiningSampler):
     """Start from noise or given sequences; in every step draw all tokens from the predictions given
     the sequence of the step before, and take over a random share of them (arXiv 2112.06749, section

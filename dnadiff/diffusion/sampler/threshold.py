@@ -2,18 +2,16 @@
 probability reaches a threshold."""
 
 import math
-from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Interval
 from torch import Tensor
 
 from dnadiff.diffusion.sampler.adaptive import TokensFirstSampler
-from dnadiff.fields import checked
+from dnadiff.fields import checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Threshold(TokensFirstSampler):
     """In each call a token is drawn at every masked position. The most probable one is kept, and
     all with at least this probability.
