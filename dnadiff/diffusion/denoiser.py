@@ -191,13 +191,13 @@ class BaseDenoiser(nn.Module):
             )
         self.backbone.check_pieces(num_pieces, length)
 
-    def require_any_order(self, what: str) -> MaskedDenoiser:
-        """Itself; raises a ValueError that begins with `what` if it goes from left to right, or
-        predicts no tokens."""
+    def require_any_order(self, what: str, remedy: str = "use another model") -> MaskedDenoiser:
+        """Itself; raises a ValueError that begins with `what` and ends with `remedy` if it goes
+        from left to right, or predicts no tokens."""
         if self.left_to_right:
             raise ValueError(
                 f"{what} needs a model that unmasks in any order, and this one goes from left to "
-                "right"
+                f"right; {remedy}"
             )
         if not isinstance(self, MaskedDenoiser):
             require(what, self, AbsorbingProcess)
@@ -316,29 +316,21 @@ class MaskedDenoiser(BaseDenoiser):
                 f"{type(self).__name__} does not provide the nll of a model that goes from left to "
                 "right; use `unwrapped`"
             )
-        if self.fused_head:
-            query = query._replace(positions=query.requested)
-            ids = x0[query.positions].long()[:, None]
-            log_sum, found = self.log_sum_and_logits(ids, self.vocab.never_emitted, query)
-            return log_sum - found[:, 0]
         log_probs = self.log_probs(*query)
         return -log_probs.gather(-1, x0[query.places()].long()[..., None]).flatten()
 
-    def x0_nll(self, x0: Tensor, query: Query) -> tuple[Tensor, Tensor]:
-        """-log p(x0) and log p(mask) under `x0_log_probs`, each `(M,)`.
+    def x0_log_probs_of(self, x0: Tensor, query: Query, *others: int) -> Tensor:
+        """`x0_log_probs` of the tokens x0 (B, L) at the M requested positions, and of K `others`,
+        none of them `banned`: (M, 1 + K).
 
         `positions` includes visible ones only where that distribution does not carry them over.
         """
-        target = x0[query.positions][:, None]
-        mask_id = self.vocab.mask_id
+        target = x0[query.positions]
+        ids = torch.stack([target, *(torch.full_like(target, each) for each in others)], 1)
         if not self.fused_head:
-            log_probs = self.x0_log_probs(*query)  # (M, V)
-            return -log_probs.gather(-1, target)[:, 0], log_probs[:, mask_id]
-        has_mask = mask_id not in self.banned
-        ids = torch.cat([target, torch.full_like(target, mask_id)], 1) if has_mask else target
+            return self.x0_log_probs(*query).gather(-1, ids)
         log_sum, found = self.log_sum_and_logits(ids, self.banned, query)
-        on_mask = found[:, 1] - log_sum if has_mask else torch.full_like(log_sum, -torch.inf)
-        return log_sum - found[:, 0], on_mask
+        return found - log_sum[:, None]
 
 
 class NetworkDenoiser(BaseDenoiser):
@@ -462,6 +454,9 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
             raise ValueError("this denoiser is conditioned on time: pass t (B,)")
         return self.noise.sigma(t)
 
+    # Under every parameterization a mask has the `log_probs` of SUBS.
+    cost = NetworkDenoiser.cost
+
     def predict(self, kind: Kind, query: Query) -> Tensor:
         index = query.places()
         sigma = []
@@ -565,8 +560,6 @@ class BlockDenoiser(Denoiser):
         if size == xt.shape[1] and not clean:  # no block reads the clean stream
             return self.backbone.features(xt, None, cond, valid), None
         return self.backbone.block_features(xt, x0.long(), size, cond, valid, clean)
-
-    cost = NetworkDenoiser.cost
 
     def nll_with_next(
         self, x0: Tensor, query: Query, next_positions: Tensor

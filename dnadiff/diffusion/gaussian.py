@@ -119,7 +119,7 @@ class VectorDenoiser(BaseDenoiser):
         backbone: Backbone,
         process: GaussianProcess,
         codes: Tensor,
-        time_conditioning: bool | None = None,
+        time_conditioning: bool = True,
         sharpness: float = 1.0,
         reads_estimate: bool = False,
         clamps: bool = False,
@@ -128,7 +128,7 @@ class VectorDenoiser(BaseDenoiser):
         self.backbone = backbone
         self.max_length = backbone.max_length
         self.num_labels = backbone.num_labels
-        if time_conditioning is False or not backbone.takes_sigma:
+        if not time_conditioning or not backbone.takes_sigma:
             raise ValueError(
                 "time_conditioning=false, but a network that reads noisy vectors needs the time; "
                 "set time_conditioning=true"

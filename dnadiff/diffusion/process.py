@@ -372,13 +372,25 @@ class AbsorbingProcess(MaskingProcess):
         t = self.noise.inverse(1 - local.double() * self.noise.mask_probability(1.0))
         return t if local is fraction else t.float().to(fraction.device)
 
-    def time_of(self, xt: Tensor, valid: Tensor | None = None) -> Tensor:
-        """`time_at` for the masks of `xt (B, L)`: (B,) float32."""
+    def time_of(
+        self,
+        xt: Tensor,
+        valid: Tensor | None = None,
+        masked: Tensor | None = None,
+        left: Tensor | float = 1.0,
+    ) -> Tensor:
+        """`time_at` for the masks of `xt (B, L)`: (B,) float32.
+
+        With `masked (B, L)`, the fraction `left`, a number or (B,), of these is still masked, and
+        so are frozen masks of `xt`.
+        """
         count = (xt == self.vocab.mask_id).sum(-1)
+        if masked is not None:
+            count = count - masked.sum(-1) + left * masked.sum(-1)
         return self.time_at(count, self.maskable(xt, valid).sum(-1)).float()
 
     def corrupt(self, x0: Tensor, t: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        return self.corrupt_rate(x0, 1 - self.noise.alpha(t), maskable, draws)
+        return self.masked_at(x0, 1 - self.noise.alpha(t)[:, None], maskable, draws)
 
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         nll = -log_probs.gather(-1, x0[:, None])[:, 0]
@@ -387,10 +399,6 @@ class AbsorbingProcess(MaskingProcess):
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         unmask = unmask_probability(self.noise.alpha(t), self.noise.alpha(s)).to(log_probs)[:, None]
         return self.stepped(unmask.log() + log_probs, torch.log1p(-unmask), xt)
-
-    def corrupt_rate(self, x0: Tensor, rate: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
-        """As `corrupt`, with the probability `rate (B,)` of a mask instead of a time."""
-        return self.masked_at(x0, rate[:, None], maskable, draws)
 
     def corrupt_count(self, x0: Tensor, count: Tensor, maskable: Tensor, draws: Draws) -> Tensor:
         """xt with exactly `count (B,)` masks in each row, uniformly distributed over its maskable

@@ -30,11 +30,11 @@ from dnadiff.diffusion.likelihood.estimators import (
     chain_rule,
     check_num_draws,
     check_one_draw,
-    check_ordered,
     estimate,
     is_exact,
     one_draw,
     ordered,
+    require_ordered,
 )
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, Json, Natural, Positive, PositiveInt, checked
@@ -143,7 +143,7 @@ def estimator_kind(model: Loaded, protocol: str, num_draws: int, order: str | No
     elif kind == "mdlm":
         check_one_draw(denoiser, model.process.noise)
     elif kind == "order":
-        check_ordered(denoiser)
+        require_ordered(denoiser)
     return kind
 
 
@@ -251,7 +251,6 @@ class Estimator:
                 asked.seed,
                 asked.block_size,
                 progress,
-                0,
                 curve,
                 target_se,
                 asked.max_draws,

@@ -54,7 +54,6 @@ from dnadiff.diffusion.sampler.base import (
     PlannedSampler,
     Sampler,
     draw_in_chunks,
-    time_of,
 )
 from dnadiff.fields import Json, JsonDict, PositiveInt, checked
 
@@ -561,9 +560,9 @@ class Stepwise(DesignMethod):
             evaluated = now.any(-1) if index % self.every == self.every - 1 else done
             predicted = torch.where(evaluated[:, None], now | left, now)
             if particles.left is None:
-                t = time_of(x, process, valid)
+                t = process.time_of(x, valid)
             else:
-                t = time_of(template, process, valid, masked, particles.left[:, index])
+                t = process.time_of(template, valid, masked, particles.left[:, index])
             beta = torch.full_like(zero, run.goal.beta)
             if self.anneal:
                 of_left = left.sum(-1).to(run.exact_device, torch.float64)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import DesignMethod, DesignRun
-from dnadiff.diffusion.sampler.base import draw_in_chunks, redrawn, time_of
+from dnadiff.diffusion.sampler.base import draw_in_chunks, redrawn
 from dnadiff.fields import PositiveInt, checked
 
 
@@ -131,6 +131,6 @@ class Move:
         draw = partial(draw_in_chunks, adjust=generator.sampler.adjust)
         for index in range(int(groups.max())):
             now = group == index
-            t = time_of(x, generator.process, calls.valid)
+            t = generator.process.time_of(x, calls.valid)
             x = redrawn(x, now, calls.log_probs(x, t, now), uniform, draw)
         return x

@@ -9,7 +9,7 @@ evaluated."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -223,18 +223,6 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def check_lengths(lengths: Iterable[int], size: int) -> None:
-    """ValueError unless sequences of these `lengths` have the same first block (`size` tokens, or
-    the whole sequence), and so the same n."""
-    lengths = sorted(set(lengths))
-    if len({min(length, size) for length in lengths}) > 1:
-        raise ValueError(
-            f"batches have sequences of {lengths[0]} and of {lengths[-1]} tokens, and h(n) of "
-            f"blocks of {size} is of sequences of at least "
-            f"{size} tokens, or of one length; evaluate them apart, or set curve=False"
-        )
-
-
 class Cells(NamedTuple):
     """Sums over the measurements x of one row (a window, or a unit of the bootstrap) at one n: (C,)
     each.
@@ -325,9 +313,17 @@ class BlockMeasurements:
         """Those of the sequences of all batches, in order.
 
         Raises:
-            ValueError: as `check_lengths`.
+            ValueError: unless all have the same first block (b tokens, or the whole sequence), and
+                so the same n.
         """
-        check_lengths((batch.length for batch in batches), max(batch.length for batch in batches))
+        lengths = {batch.length for batch in batches}
+        if len(lengths) > 1:
+            size = max(lengths)
+            raise ValueError(
+                f"batches have sequences of {min(lengths)} and of {size} tokens, and h(n) of "
+                f"blocks of {size} is of sequences of at least {size} tokens, or of one length; "
+                "evaluate them apart, or set curve=False"
+            )
         first_rows = np.cumsum([0, *(len(batch.start) for batch in batches)])
         each = zip(first_rows, (batch.cells for batch in batches))
         return cls(

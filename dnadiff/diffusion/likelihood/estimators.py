@@ -19,7 +19,7 @@ sequences short enough the mean over all masks (`exact_nelbo`)."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dnadiff.diffusion.denoiser import BaseDenoiser, OptTensor, Query
+from dnadiff.diffusion.denoiser import BaseDenoiser, MaskedDenoiser, OptTensor, Query
 from dnadiff.diffusion.draws import Draws, float64_device, hash64, widest_dtype
 from dnadiff.diffusion.likelihood.estimates import (
     BLOCKS,
@@ -37,7 +37,6 @@ from dnadiff.diffusion.likelihood.estimates import (
     OWN,
     BlockMeasurements,
     Likelihood,
-    check_lengths,
 )
 from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
 from dnadiff.diffusion.objective.base import TrainingBatch
@@ -95,17 +94,15 @@ def check_num_draws(num_draws: int) -> int:
 
 
 def stratified_counts(available: Tensor, draw: int, num_draws: int, draws: Draws) -> Tensor:
-    """Number of masked tokens in draw number `draw`, of the shape of `available`, (B,) or (B,
-    blocks).
+    """Number of masked tokens in draw number `draw`, of the shape of `available`, (B, blocks).
 
     Uniform on stratum draw // 2 of the num_draws // 2 strata of 1..L_i. The blocks of a sequence
     divide the stratum evenly, in a cyclic order that begins at random.
     """
-    u = draws.uniform("count", *available.shape[1:])
-    if available.ndim == 2:
-        blocks = available.shape[1]
-        first = (draws.uniform("stratum")[:, None] * blocks).floor()
-        u = ((torch.arange(blocks, device=u.device) + first) % blocks + u) / blocks
+    blocks = available.shape[1]
+    u = draws.uniform("count", blocks)
+    first = (draws.uniform("stratum")[:, None] * blocks).floor()
+    u = ((torch.arange(blocks, device=u.device) + first) % blocks + u) / blocks
     exact = float64_device(available.device)
     u = (u.to(exact) + draw // 2) / (num_draws // 2)
     return torch.minimum(
@@ -127,7 +124,6 @@ def estimate(
     seed: int = 0,
     block_size: int = 16,
     progress: ProgressCallback | None = None,
-    first_draw: int = 0,
     curve: bool = False,
     target_se: float | None = None,
     max_draws: int = 1024,
@@ -155,7 +151,6 @@ def estimate(
             depends on the number of draws made together.
         block_size: windows per bootstrap block.
         progress: called with the number of sequences of each finished batch.
-        first_draw: index of the first draw, if earlier draws exist.
         curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which
             takes one network call more. Other models need nothing more.
         target_se: nats per token; None makes `num_draws` draws.
@@ -166,7 +161,7 @@ def estimate(
 
     Raises:
         ValueError: if `num_draws` is odd or below 2, where draws are needed, there is no sequence,
-            or the model has no likelihood; with `curve`, see `check_lengths`.
+            or the model has no likelihood; with `curve`, see `BlockMeasurements.joined`.
     """
     if target_se is not None and not target_se > 0:
         raise ValueError(
@@ -177,16 +172,12 @@ def estimate(
     if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)
     check_num_draws(num_draws)
-    size, starts = denoiser.block_size, list[Draw]()  # the call for h(0) of each batch
-    if curve and size is not None and isinstance(batches, Sequence):
-        check_lengths((batch[0].shape[1] for batch in batches), size)
+    size, starts = denoiser.block_size, list[Any]()  # from the call for h(0) of each batch
 
     def draws_from(first: int, number: int) -> Likelihood:
         measured = list[BlockMeasurements]()
 
         def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-            if curve and size is not None:  # batches of an iterator are not known before
-                check_lengths((*(each.length for each in measured), batch.ids.shape[1]), size)
             available = _available(denoiser, batch)
             counts = []
             results = []
@@ -199,10 +190,9 @@ def estimate(
                 results.append(_at_count(denoiser, process, batch, counts[-1], noise))
             if curve and size is not None:
                 if len(starts) == len(measured):
-                    starts.append(_at_count(denoiser, process, batch, available, draws))
-                x0 = starts[len(measured)].of_blocks
-                nats = [each.of_blocks for each in results]
-                arrays = (torch.stack(counts), available, torch.stack(nats), x0)
+                    starts.append(_at_count(denoiser, process, batch, available, draws).of_blocks)
+                nats = torch.stack([each.of_blocks for each in results])
+                arrays = (torch.stack(counts), available, nats, starts[len(measured)])
                 k, a, x, x0 = (each.cpu().numpy() for each in arrays)
                 measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
             return results
@@ -211,7 +201,7 @@ def estimate(
         result = collect(denoiser, batches, one_batch, seed, block_size, protocol, progress)
         return replace(result, by_block=BlockMeasurements.joined(measured)) if measured else result
 
-    result = draws_from(first_draw, num_draws)
+    result = draws_from(0, num_draws)
 
     def wanted() -> bool:
         return result.num_draws < min_draws or (
@@ -221,7 +211,7 @@ def estimate(
     while 2 * (done := result.num_draws) <= max_draws and wanted():
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
-        result = result.with_draws(draws_from(first_draw + done, done))
+        result = result.with_draws(draws_from(done, done))
     return result
 
 
@@ -433,18 +423,10 @@ def check_one_draw(denoiser: BaseDenoiser, noise: NoiseSchedule) -> None:
     It does for models that unmask in any order, with a schedule that masks little before t = 1e-3
     and everything at t = 1.
     """
-    if denoiser.left_to_right:
-        raise ValueError(
-            "protocol=mdlm is for models that unmask in any order, and this one goes from left to "
-            "right; set protocol=count"
-        )
-    refuse_cut(
-        noise,
-        noise.mask_probability(T_MIN),
-        noise.mask_probability(1.0),
-        f"t_min {T_MIN} of protocol=mdlm",
-        "set protocol=count",
-    )
+    remedy = "set protocol=count"
+    denoiser.require_any_order("protocol=mdlm", remedy)
+    low, high = map(noise.mask_probability, (T_MIN, 1.0))
+    refuse_cut(noise, low, high, f"t_min {T_MIN} of protocol=mdlm", remedy)
 
 
 _STRIDE = 16  # positions of the strided order whose distance is at first the largest
@@ -488,8 +470,7 @@ def ordered(
     Raises:
         ValueError: for a model that goes from left to right.
     """
-    check_ordered(denoiser)
-    model = denoiser.require_any_order("order")
+    model = require_ordered(denoiser)
 
     def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
         ids = batch.ids
@@ -520,13 +501,9 @@ def ordered(
     return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
 
 
-def check_ordered(denoiser: BaseDenoiser) -> None:
-    """Raise ValueError for a model that goes from left to right."""
-    if denoiser.left_to_right:
-        raise ValueError(
-            "order is for models that unmask in any order, and this one goes from left to right; "
-            "leave it out"
-        )
+def require_ordered(denoiser: BaseDenoiser) -> MaskedDenoiser:
+    """The model; raises ValueError for one that goes from left to right."""
+    return denoiser.require_any_order("order", "leave it out")
 
 
 def _first(priorities: Tensor, masked: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, without_gradients
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Fraction, Positive, checked
@@ -43,8 +43,7 @@ class AnalogBits(Objective):
         self.scale = scale
         self.self_conditioning = self_conditioning
 
-    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
-        check_fit(type(self), backbone)
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         codes = self.scale * bits(backbone.vocab)
         reads_estimate = self.self_conditioning > 0
         return VectorDenoiser(

@@ -1,7 +1,7 @@
 """Next-token prediction: the autoregressive control to compare diffusion with."""
 
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, CausalBackbone, CausalDenoiser
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 
 
 class AR(Objective):
@@ -15,8 +15,7 @@ class AR(Objective):
     reads = CausalBackbone
     takes_time = False
 
-    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
-        check_fit(type(self), backbone, time_conditioning)
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         return CausalDenoiser(backbone)
 
     def compute(self, denoiser: BaseDenoiser, batch: TrainingBatch) -> Loss:

@@ -231,6 +231,10 @@ class Objective(ABC):
         check_fit(type(self), backbone, time_conditioning)
         if time_conditioning is None:
             time_conditioning = self.time_conditioning and backbone.takes_sigma
+        return self.make_denoiser(backbone, time_conditioning)
+
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
+        """`denoiser` for a backbone that fits."""
         return Denoiser(backbone, self.parameterization(), self.process.noise, time_conditioning)
 
 

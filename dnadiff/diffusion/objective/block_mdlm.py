@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dnadiff.diffusion.denoiser import Backbone, BlockBackbone, BlockDenoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.base import Loss, Protocol, TrainingBatch, check_fit, mean_over
+from dnadiff.diffusion.objective.base import Loss, Protocol, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import ExactCount, MaskedBatch, Masking, Positions
 from dnadiff.diffusion.objective.mdlm import MDLM, Weighting
 from dnadiff.diffusion.process import AbsorbingProcess, block_rows, sequence_rows
@@ -50,13 +50,7 @@ class BlockMDLM(MDLM):
         self.block_size = block_size
         self.next_token_weight = float(next_token_weight)
 
-    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BlockDenoiser:
-        check_fit(type(self), backbone)
-        if time_conditioning:
-            raise ValueError(
-                "time_conditioning=true, but objective BlockMDLM has another time in each block; "
-                "set time_conditioning=false"
-            )
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BlockDenoiser:
         if backbone.max_length is not None and self.block_size > backbone.max_length:
             raise ValueError(
                 f"objective.block_size {self.block_size} is more than the {backbone.max_length} "

@@ -70,9 +70,10 @@ class D3PM(MaskedObjective):
     ) -> Tensor:
         # The KL divided by `unmask`.
         query = batch.query(masked.xt, masked.t.float(), positions.chosen)
-        cross_entropy, on_mask = denoiser.x0_nll(batch.x0, query)
         if self.zero_masking:
-            return cross_entropy
+            return -denoiser.x0_log_probs_of(batch.x0, query)[:, 0]
+        mask_id = self.process.vocab.mask_id
+        log_prob, on_mask = denoiser.x0_log_probs_of(batch.x0, query, mask_id).unbind(-1)
         on_mask = on_mask.exp()
         alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
         # The first step unmasks everything (stay = 0); with the odds of t in place of those of s
@@ -86,8 +87,8 @@ class D3PM(MaskedObjective):
         # log(1 + mu odds_t) - (1 - unmask) log(1 + mu odds_s), over unmask, without subtracting
         # almost equal logarithms.
         return (
-            cross_entropy
-            + torch.log1p(on_mask * odds)
+            torch.log1p(on_mask * odds)
+            - log_prob
             + torch.log1p(-on_mask * gain / (1 + on_mask * odds)) / unmask
         )
 
@@ -100,6 +101,6 @@ class D3PM(MaskedObjective):
         weight = batch.weight
         counted = batch.weight > 0
         query = batch.query(x0, torch.zeros(len(x0), device=x0.device), counted)
-        nll = denoiser.x0_nll(x0, query)[0]
+        nll = -denoiser.x0_log_probs_of(x0, query)[:, 0]
         clean = mean_over(nll * weight[counted], weight.sum())
         return Loss(diffusion.loss + clean, diffusion.nll + clean.detach(), diffusion.num_tokens)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit, mean_over
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.fields import PositiveInt, checked
 
@@ -58,8 +58,7 @@ class DiffusionLM(Objective):
         self.num_steps = num_steps
         self.bound = weighting == "nelbo"
 
-    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
-        check_fit(type(self), backbone)
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         codes = nn.Parameter(torch.empty(backbone.vocab.size, self.width))
         nn.init.normal_(codes)
         return VectorDenoiser(backbone, self.process, codes, time_conditioning, clamps=True)

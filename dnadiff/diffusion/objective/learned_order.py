@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dnadiff.diffusion.denoiser import Backbone
 from dnadiff.diffusion.draws import float64_device
-from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, check_fit, mean_over
+from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.objective.mdlm import Weighting
 from dnadiff.diffusion.order import (
@@ -129,16 +129,9 @@ class LearnedOrder(Objective):
         self.learned = learned
         self.bound = weighting == "nelbo"
 
-    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> OrderDenoiser:
-        check_fit(type(self), backbone)
-        return OrderDenoiser(
-            backbone,
-            self.parameterization(),
-            self.process.noise,
-            bool(time_conditioning),
-            self.order,
-            self.learned,
-        )
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> OrderDenoiser:
+        how = self.parameterization(), self.process.noise, time_conditioning
+        return OrderDenoiser(backbone, *how, self.order, self.learned)
 
     def compute(self, denoiser: OrderDenoiser, batch: TrainingBatch) -> Loss:
         weight = batch.weight

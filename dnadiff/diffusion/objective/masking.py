@@ -109,7 +109,7 @@ class Masking:
         """Corrupt `x0 (B, L)` where `maskable (B, L)` bool."""
         u = strata(draws, self.stratified, x0.device)
         rate, t, weight = self.draw(process.noise, u)
-        return MaskedBatch(process.corrupt_rate(x0, rate, maskable, draws), t, weight)
+        return MaskedBatch(process.masked_at(x0, rate[:, None], maskable, draws), t, weight)
 
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The probability of a mask, the time and the weight of each row, (B,) each, from one
@@ -315,12 +315,6 @@ class Clipped(Masking):
         rate = self.low + (self.high - self.low) * u
         return rate, noise.inverse(1 - rate), 1 / rate
 
-    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
-        return self.low, self.high
-
-    def check(self, noise: NoiseSchedule) -> None:
-        """Any schedule and any interval will do: the cut is intended, and `evaluation` has none."""
-
     def moments(self, length: int) -> Tensor:
         """Coefficients (2, length) float64 of the mean and of the second moment of a row's loss,
         nats per token.
@@ -404,12 +398,6 @@ class BetaRates(Masking):
         return self.uniform + (1 - self.uniform) / (
             _BINS * (quantiles[index + 1] - quantiles[index])
         )
-
-    def ends(self, noise: NoiseSchedule) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    def check(self, noise: NoiseSchedule) -> None:
-        """Any schedule will do: the rates are drawn without it."""
 
     def notes(self, trains_bound: bool) -> list[str]:
         if not trains_bound:

@@ -58,15 +58,13 @@ class MDLM(MaskedObjective):
         self.bound = weighting == "nelbo"
         self.self_conditioning = self_conditioning
 
-    def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
-        plain = super().denoiser(backbone, time_conditioning)
+    def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         if self.self_conditioning is None:
-            return plain
+            return super().make_denoiser(backbone, time_conditioning)
         from dnadiff.diffusion.soft_masks import SoftMasked  # with the samplers; few models need it
 
-        noise = self.process.noise
-        timed = plain.time_conditioning
-        return SoftMasked(backbone, self.parameterization(), noise, timed, self.self_conditioning)
+        how = self.parameterization(), self.process.noise, time_conditioning
+        return SoftMasked(backbone, *how, self.self_conditioning)
 
     def token_nll(
         self,

@@ -72,5 +72,5 @@ class MLM(Objective):
         xt, chosen = self.corrupt(x0, weight > 0, batch.draws)
         alpha = torch.full((len(x0),), 1 - self.selected * self.masked, device=x0.device)
         t, weight = self.process.noise.inverse(alpha), weight[chosen]  # (M,)
-        nll = denoiser.x0_nll(x0, batch.query(xt, t, chosen))[0]
+        nll = -denoiser.x0_log_probs_of(x0, batch.query(xt, t, chosen))[:, 0]
         return Loss.mean(nll * weight, weight.sum())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, in_chunks, time_of
+from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, in_chunks
 from dnadiff.fields import PositiveInt, checked_dataclass
 
 _STEPS = 64
@@ -84,7 +84,7 @@ class AdaptiveSampler(Sampler):
         for i in itertools.count():
             if not masked.any():
                 break
-            log_probs = calls.log_probs(x, time_of(x, process, calls.valid), masked)  # (M, V)
+            log_probs = calls.log_probs(x, process.time_of(x, calls.valid), masked)  # (M, V)
             uniform = draws.at(i).uniform("token", length)
             drawn = tokens = None
             if self.tokens_first:

@@ -6,7 +6,7 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, log_expm1
 from dnadiff.diffusion.sampler.ancestral import Ancestral
-from dnadiff.diffusion.sampler.base import CountedDenoiser, time_of
+from dnadiff.diffusion.sampler.base import CountedDenoiser
 
 
 class Analytic(Ancestral):
@@ -42,7 +42,7 @@ class Analytic(Ancestral):
         banned = ~process.vocab.is_emitted(x.device)
         uniform = draws.uniform("token", length)  # each position is drawn once
         still = (1 - process.noise.alpha(self.times())).tolist()
-        time = [time_of(x, process, calls.valid, masked, left / still[0]) for left in still]
+        time = [process.time_of(x, calls.valid, masked, left / still[0]) for left in still]
         sigma = [process.noise.sigma(t.to(uniform))[:, None] for t in time]
         stale = torch.ones(len(x), dtype=torch.bool, device=x.device)
         log_ratio = torch.zeros(

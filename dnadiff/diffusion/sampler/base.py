@@ -485,25 +485,6 @@ def redrawn(
     return x.masked_scatter(now, tokens.to(x))
 
 
-def time_of(
-    x: Tensor,
-    process: AbsorbingProcess,
-    valid: OptTensor = None,
-    masked: OptTensor = None,
-    left: Tensor | float = 1.0,
-) -> Tensor:
-    """The time (B,) at which as many positions are masked as in `x (B, L)`, in float32; see
-    `AbsorbingProcess.time_at`.
-
-    With `masked (B, L)`, the fraction `left`, a number or (B,), of these is still masked, and so
-    are frozen masks of `x`.
-    """
-    count = (x == process.vocab.mask_id).sum(-1)
-    if masked is not None:
-        count = count - masked.sum(-1) + left * masked.sum(-1)
-    return process.time_at(count, process.maskable(x, valid).sum(-1)).float()
-
-
 class Plan(NamedTuple):
     """When each position is unmasked.
 
@@ -552,9 +533,9 @@ class PlannedSampler(Sampler):
             now = masked & (step == i)
             x = x.masked_fill(now, process.vocab.mask_id)
             if left is None:
-                t = time_of(x, process, calls.valid)
+                t = process.time_of(x, calls.valid)
             else:
-                t = time_of(template, process, calls.valid, masked, left[:, i])
+                t = process.time_of(template, calls.valid, masked, left[:, i])
             log_probs = calls.log_probs(x, t, now)
             x = self.unmasked(x, now, i, log_probs, uniform)
         return x

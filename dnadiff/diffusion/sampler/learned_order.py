@@ -9,7 +9,7 @@ from dnadiff.diffusion.denoiser import BaseDenoiser, Query
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.order import OrderDenoiser
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler, time_of
+from dnadiff.diffusion.sampler.base import CountedDenoiser, Sampler
 
 
 class LearnedOrderSampler(Sampler):
@@ -54,7 +54,7 @@ class LearnedOrderSampler(Sampler):
         while (active := masked.any(-1).nonzero()[:, 0]).numel():
             left = masked[active].sum(-1) - 1
             local = active.to(order.device)
-            t = time_of(x, process, calls.valid)
+            t = process.time_of(x, calls.valid)
             query = Query(x, t, calls.cond, masked, calls.valid).rows(active)
             column, log_probs = model.draw_next(query, order[local, left.to(order.device)])
             calls.nfe, calls.rows = calls.nfe + 1, calls.rows + len(active)

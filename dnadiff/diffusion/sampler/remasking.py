@@ -17,7 +17,7 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, unmask_probability
-from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, GridSampler, time_of
+from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, GridSampler
 from dnadiff.fields import Fraction, checked_dataclass
 
 Inside: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
@@ -160,7 +160,7 @@ class RemaskingSampler(GridSampler):
             after = torch.where(remasked, mask_id, x)
             if now.any():
                 log_probs = calls.log_probs(
-                    x, time_of(template, process, calls.valid, masked, left[i]), now
+                    x, process.time_of(template, calls.valid, masked, left[i]), now
                 )
                 uniform = draws.at(i).uniform("token", length)
                 after = self.unmasked(after, now, i, log_probs, uniform)

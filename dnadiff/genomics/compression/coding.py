@@ -27,7 +27,6 @@ from dnadiff.data.records import padded_batches, pieces
 from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser, Query
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, require
-from dnadiff.diffusion.sampler.base import time_of
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.fields import Config, Natural, PositiveInt, checked
 from dnadiff.genomics.compression import container
@@ -310,7 +309,7 @@ def measure(denoiser: MaskedDenoiser, process: AbsorbingProcess) -> dict[str, st
     emitted = torch.tensor(vocab.emitted, device=device)
     x = emitted[torch.arange(_ROWS * length, device=device).view(_ROWS, length) % 7 % len(emitted)]
     x[:, ::2] = vocab.mask_id
-    log_probs = denoiser.log_probs(x, time_of(x, process), None, x == vocab.mask_id)
+    log_probs = denoiser.log_probs(x, process.time_of(x), None, x == vocab.mask_id)
     results = container.blake2b(log_probs.float().cpu().numpy().tobytes()).hexdigest()
     return {"threads": torch.get_num_threads(), "results": results}
 

@@ -261,7 +261,7 @@ def test_mdlm_protocol_refuses_a_model_from_left_to_right_before_data_is_read(pr
     denoiser.reads = BlockBackbone
     with pytest.raises(
         ValueError,
-        match=r"protocol=mdlm is for models that unmask in any order.* set protocol=count",
+        match=r"protocol=mdlm needs a model that unmasks in any order.* set protocol=count",
     ):
         estimator_kind(SimpleNamespace(denoiser=denoiser, process=process), "mdlm", 8)
 

@@ -193,9 +193,9 @@ def test_masks_are_drawn_on_a_device_without_float64(without_float64):
         torch.ones(2, 5, dtype=torch.bool, device="meta"),
     )
     rate, count = torch.full((2,), 0.5, device="meta"), torch.tensor([1, 2], device="meta")
-    assert process.corrupt_rate(x0, rate, maskable, draws).is_meta
+    assert process.masked_at(x0, rate[:, None], maskable, draws).is_meta
     assert process.corrupt_count(x0, count, maskable, draws).is_meta
-    assert estimators.stratified_counts(count, 0, 2, draws).is_meta
+    assert estimators.stratified_counts(count[:, None], 0, 2, draws).is_meta
 
 
 def to_the_cpu(to):
