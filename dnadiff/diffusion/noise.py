@@ -13,7 +13,14 @@ import torch
 from annotated_types import Interval
 from torch import Tensor
 
-from dnadiff.fields import NonNegative, Positive, Probability, checked
+from dnadiff.fields import (
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    Probability,
+    checked,
+    checked_dataclass,
+)
 
 _SMALLEST = torch.finfo(torch.float32).tiny
 # The published convention (t from 1e-3, eps = 1e-3 of the log-linear schedule) omits 1e-3 of the
@@ -76,6 +83,7 @@ def refuse_cut(noise: NoiseSchedule, low: float, high: float, cause: str, remedy
         )
 
 
+@checked_dataclass
 class MaskFraction(NoiseSchedule):
     """alpha = 1 - (1 - eps) m(t), with m growing from 0 to 1: alpha(0) is exactly 1 and alpha(1) is
     eps.
@@ -84,8 +92,7 @@ class MaskFraction(NoiseSchedule):
         eps: fraction that stays visible at t = 1; above 0 it keeps sigma small there.
     """
 
-    def __init__(self, eps: Probability = 1e-3) -> None:
-        self.eps = eps
+    eps: Probability = 1e-3
 
     @abstractmethod
     def fraction(self, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -105,7 +112,7 @@ class MaskFraction(NoiseSchedule):
         return self.time(((1 - alpha) / (1 - self.eps)).clamp(0, 1)).clamp(0, 1)
 
 
-@checked
+@checked_dataclass
 class LogLinear(MaskFraction):
     """m = t, so weight(t) = 1/t whatever eps (MDLM's `loglinear`, arXiv 2406.07524v2, appendix E.1;
     MD4's `linear`).
@@ -126,7 +133,7 @@ class LogLinear(MaskFraction):
         return 1 / t
 
 
-@checked
+@checked_dataclass
 class Cosine(MaskFraction):
     """m = 1 - cos(pi t / 2): alpha = eps + (1 - eps) cos(pi t / 2), `cosine` in MDLM's code.
 
@@ -144,7 +151,7 @@ class Cosine(MaskFraction):
         return math.pi / 2 / torch.tan(math.pi / 4 * t)
 
 
-@checked
+@checked_dataclass
 class CosineSquared(MaskFraction):
     """m = sin^2(pi t / 2): alpha = eps + (1 - eps) cos^2(pi t / 2), `cosinesqr` in MDLM's code.
     Flat at both ends."""
@@ -159,7 +166,7 @@ class CosineSquared(MaskFraction):
         return math.pi / torch.tan(math.pi / 2 * t)
 
 
-@checked
+@checked_dataclass
 class MaskGITCosine(MaskFraction):
     """m = sin(pi t / 2): alpha = 1 - (1 - eps) cos(pi (1 - t) / 2), `cosine` in MD4's code, from
     MaskGIT (arXiv 2202.04200).
@@ -204,7 +211,7 @@ class Polynomial(MaskFraction):
         return self.exponent / t
 
 
-@checked
+@checked_dataclass
 class Sqrt(MaskFraction):
     """m = sqrt(t): alpha = 1 - (1 - eps) sqrt(t), for Gaussian noise on embeddings (Diffusion-LM,
     arXiv 2205.14217, appendix A; its offset of t is `GaussianProcess.t_min`).
@@ -250,6 +257,7 @@ class ShiftedLogOdds(MaskFraction):
         return 1 / (t * (1 + self.slope * t))
 
 
+@checked_dataclass
 class TotalNoise(NoiseSchedule):
     """alpha = exp(-sigma(t)), with sigma growing from sigma_min to sigma_max: truncated at both
     ends unless sigma_min is 0.
@@ -260,10 +268,11 @@ class TotalNoise(NoiseSchedule):
         sigma_max: total noise at t = 1, where the fraction exp(-sigma_max) is still visible.
     """
 
-    def __init__(self, sigma_min: NonNegative, sigma_max: Positive) -> None:
-        _check_order(sigma_min=sigma_min, sigma_max=sigma_max)
-        self.sigma_min = sigma_min
-        self.sigma_max = sigma_max
+    sigma_min: NonNegative = 0.0
+    sigma_max: Positive = 10.0
+
+    def __post_init__(self) -> None:
+        _check_order(sigma_min=self.sigma_min, sigma_max=self.sigma_max)
 
     @abstractmethod
     def sigma(self, t: Tensor) -> Tensor:
@@ -292,13 +301,10 @@ class TotalNoise(NoiseSchedule):
         ).clamp(0, 1)
 
 
-@checked
+@checked_dataclass
 class Linear(TotalNoise):
     """sigma = sigma_min + (sigma_max - sigma_min) t: a constant masking rate, `linear` in MDLM's
     code (sigma from 0 to 10)."""
-
-    def __init__(self, sigma_min: NonNegative = 0.0, sigma_max: Positive = 10.0) -> None:
-        super().__init__(sigma_min, sigma_max)
 
     def sigma(self, t: Tensor) -> Tensor:
         return self.sigma_min + (self.sigma_max - self.sigma_min) * t
@@ -310,7 +316,7 @@ class Linear(TotalNoise):
         return (sigma - self.sigma_min) / (self.sigma_max - self.sigma_min)
 
 
-@checked
+@checked_dataclass
 class Geometric(TotalNoise):
     """sigma = sigma_min^(1-t) sigma_max^t, `geometric` in SEDD's and MDLM's code; SEDD's
     configuration runs from 1e-4 to 20.
@@ -318,9 +324,12 @@ class Geometric(TotalNoise):
     1 - alpha(0) is sigma_min, not 0: an integral over t omits this much of the mask probability.
     """
 
-    def __init__(self, sigma_min: Positive = 1e-4, sigma_max: Positive = 20.0) -> None:
-        super().__init__(sigma_min, sigma_max)
-        self.ratio = math.log(sigma_max / sigma_min)
+    sigma_min: Positive = 1e-4
+    sigma_max: Positive = 20.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.ratio = math.log(self.sigma_max / self.sigma_min)
 
     def sigma(self, t: Tensor) -> Tensor:
         return self.sigma_min * torch.exp(self.ratio * t)
@@ -332,7 +341,7 @@ class Geometric(TotalNoise):
         return torch.log(sigma / self.sigma_min) / self.ratio
 
 
-@checked
+@checked_dataclass
 class LogMask(NoiseSchedule):
     """1 - alpha = p_min^(1-t) p_max^t: time is the logarithm of the mask probability, so the weight
     is constant.
@@ -346,13 +355,12 @@ class LogMask(NoiseSchedule):
         p_max: mask probability at t = 1.
     """
 
-    def __init__(
-        self, p_min: Positive = 1e-3, p_max: Annotated[float, Interval(gt=0, le=1)] = 0.999
-    ) -> None:
-        _check_order(p_min=p_min, p_max=p_max)
-        self.p_min = p_min
-        self.p_max = p_max
-        self.range = math.log(p_max / p_min)
+    p_min: Positive = 1e-3
+    p_max: PositiveFraction = 0.999
+
+    def __post_init__(self) -> None:
+        _check_order(p_min=self.p_min, p_max=self.p_max)
+        self.range = math.log(self.p_max / self.p_min)
 
     def alpha(self, t: Tensor) -> Tensor:
         return 1 - self.p_min * torch.exp(self.range * t)

@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
-from dnadiff.fields import Json, PositiveInt, check_value, is_number
+from dnadiff.fields import Json
 from dnadiff.progress import log, pasted
 from dnadiff.store.disk import read_json
 from dnadiff.weights.tensors import fingerprint
@@ -548,40 +548,32 @@ class StoredCurve:
         Raises:
             ValueError: if `optimal` is requested without an h(n).
         """
-        num_groups = check_value("sampler.num_groups", num_groups, PositiveInt | None)
-        optimal = isinstance(sizes, str)
-        if optimal and sizes != OPTIMAL:
-            raise ValueError(
-                f"sizes {sizes!r} is not known; choose optimal, numbers such as [8,16,40], or "
-                "null for equal groups"
-            )
+        given: Json = {"num_groups": num_groups, "sizes": sizes}
+        optimal = sizes == OPTIMAL
         if not optimal and (sizes is not None or num_groups is not None):
-            return {"num_groups": num_groups, "sizes": sizes}
+            return given
         h = self.curve(length)
-        if optimal and h is None:
-            raise ValueError(
-                f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it"
-            )
         if h is None:  # nothing measured
-            return {"num_groups": num_groups, "sizes": None}
+            if optimal:
+                raise ValueError(
+                    f"sizes=optimal needs the h(n) of this checkpoint: {self._remedy()} stores it"
+                )
+            return given
         stored = self._stored()
         bits = stored.get("alone_bits")  # of a token without context, of block diffusion
-        alone = float(bits) * math.log(2) if is_number(bits) else None
+        alone = None if bits is None else bits * math.log(2)
         equal = fewest_groups(h, alone=alone)
         if equal is None:  # no structure to lose
             return {"num_groups": num_groups, "sizes": None}
+        number = num_groups or len(equal)
         if not optimal:
-            return {"num_groups": len(equal), "sizes": None}
-        try:
-            helps = optimal_sizes_help(stored, num_groups or len(equal))
-        except _DAMAGED:
-            helps = False
-        if not helps:
+            return {"num_groups": number, "sizes": None}
+        if not optimal_sizes_help(stored, number):
             log.warning(
                 f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to "
                 "choose them; groups are equal"
             )
-            return {"num_groups": num_groups or len(equal), "sizes": None}
+            return {"num_groups": number, "sizes": None}
         if num_groups is None:
             best = fewest_groups(h, optimal=True, alone=alone)
         else:

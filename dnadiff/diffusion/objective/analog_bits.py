@@ -9,12 +9,12 @@ from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Fraction, Positive, checked
+from dnadiff.fields import Fraction, Positive, checked_dataclass
 
 _HARD = 1e6  # rounding takes the token of the nearest bits
 
 
-@checked
+@checked_dataclass
 class AnalogBits(Objective):
     """Mean squared error of the estimated bits of each token at a random time: two for a base,
     ceil(log2 V) for V tokens.
@@ -27,21 +27,14 @@ class AnalogBits(Objective):
     """
 
     process_type = GaussianProcess
-    process: GaussianProcess  # type: ignore[assignment]
     time_conditioning = True
     trains_bound = False
     own_bound = True
     no_likelihood = "an error of bits as real numbers bounds no probability of tokens"
 
-    def __init__(
-        self,
-        process: GaussianProcess,
-        scale: Positive = 1.0,
-        self_conditioning: Fraction = 0.5,
-    ) -> None:
-        super().__init__(process)
-        self.scale = scale
-        self.self_conditioning = self_conditioning
+    process: GaussianProcess  # type: ignore[assignment]
+    scale: Positive = 1.0
+    self_conditioning: Fraction = 0.5
 
     def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         codes = self.scale * bits(backbone.vocab)

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from torch import Tensor, ones_like
 
@@ -78,6 +79,7 @@ class TrainingBatch(NamedTuple):
         return Query(xt, t, self.cond, positions, self.valid)
 
 
+@dataclass(eq=False)
 class Objective(ABC):
     """A training loss. It sees the network only through the denoiser that it wraps around it.
 
@@ -121,13 +123,14 @@ class Objective(ABC):
     everywhere = True
     distills = False
     masks_padding = False
-    bound: bool = True
+    bound = True
+    _calls = 0
 
-    def __init__(self, process: BaseProcess) -> None:
+    process: AbsorbingProcess  # or another one: see `process_type`
+
+    def __post_init__(self) -> None:
         remedy = f"set process={self.process_type.example}"
-        require(f"objective {type(self).__name__}", process, self.process_type, remedy)
-        self.process = cast(AbsorbingProcess, process)  # see `process_type`
-        self._calls = 0
+        require(f"objective {type(self).__name__}", self.process, self.process_type, remedy)
 
     def __call__(
         self,

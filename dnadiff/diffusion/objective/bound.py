@@ -10,12 +10,12 @@ from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, Parameterization, Process
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 _LARGEST = 2.0  # weight of a token, under `dynamic`
 
 
-@checked
+@checked_dataclass
 class Bound(Objective):
     """The integral over time of `Process.integrand`, at one time for each row, and what the
     schedule leaves out at both ends; or the sum over T steps of `Process.step_cost`, at one step
@@ -43,20 +43,18 @@ class Bound(Objective):
     process_type = Process
     time_conditioning = True
 
-    def __init__(
-        self,
-        process: Process,
-        stratified: bool = True,
-        num_steps: PositiveInt | None = None,
-        weighting: Literal["nelbo", "dynamic"] = "nelbo",
-    ) -> None:
-        super().__init__(process)
-        self.stratified = stratified
-        self.own_bound = not isinstance(process, AbsorbingProcess)
-        self.num_steps = num_steps
-        self.bound = weighting == "nelbo"
-        if not self.bound and (num_steps is not None or not isinstance(process, MixtureProcess)):
-            given = "discrete time" if num_steps is not None else process.described
+    process: Process  # type: ignore[assignment]
+    stratified: bool = True
+    num_steps: PositiveInt | None = None
+    weighting: Literal["nelbo", "dynamic"] = "nelbo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_mixture = isinstance(self.process, MixtureProcess)
+        self.own_bound = not isinstance(self.process, AbsorbingProcess)
+        self.bound = self.weighting == "nelbo"
+        if not self.bound and (self.num_steps is not None or not is_mixture):
+            given = "discrete time" if self.num_steps is not None else self.process.described
             raise ValueError(
                 f"objective.weighting=dynamic does not fit {given}: it weighs the terms of noise "
                 "that replaces tokens, in continuous time; set objective.weighting=nelbo"

@@ -10,10 +10,10 @@ from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
 from dnadiff.diffusion.gaussian import GaussianProcess, VectorDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
+@checked_dataclass
 class DiffusionLM(Objective):
     """The variational bound of a chain of `num_steps` Gaussian steps, or the simpler loss with
     which Diffusion-LM was trained; the embeddings are learned with the network.
@@ -37,26 +37,23 @@ class DiffusionLM(Objective):
     """
 
     process_type = GaussianProcess
-    process: GaussianProcess  # type: ignore[assignment]
     time_conditioning = True
     own_bound = True
 
-    def __init__(
-        self,
-        process: GaussianProcess,
-        width: PositiveInt = 16,
-        num_steps: PositiveInt = 2000,
-        weighting: Literal["simple", "nelbo"] = "simple",
-    ) -> None:
-        super().__init__(process)
+    process: GaussianProcess  # type: ignore[assignment]
+    width: PositiveInt = 16
+    num_steps: PositiveInt = 2000
+    weighting: Literal["simple", "nelbo"] = "simple"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        process = self.process
         if process.noise.mask_probability(process.t_min) <= 0:
             raise ValueError(
                 f"noise {type(process.noise).__name__} adds nothing at process.t_min "
                 f"{process.t_min}, where the bound would be infinite; set process.t_min higher"
             )
-        self.width = width
-        self.num_steps = num_steps
-        self.bound = weighting == "nelbo"
+        self.bound = self.weighting == "nelbo"
 
     def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         codes = nn.Parameter(torch.empty(backbone.vocab.size, self.width))

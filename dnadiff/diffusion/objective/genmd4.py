@@ -11,7 +11,6 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.objective.base import Loss, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.bound import Bound
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.process import Process
 from dnadiff.diffusion.token_masking import TokenRates
 
 
@@ -28,15 +27,17 @@ class GenMD4(Bound):
 
     process_type = TokenRates
 
-    def __init__(self, process: Process) -> None:
-        super().__init__(process)
-        if (left := process.noise.mask_probability(0.0)) > 0:
+    process: TokenRates
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        noise = self.process.noise
+        if (left := noise.mask_probability(0.0)) > 0:
             raise ValueError(
-                f"noise {type(process.noise).__name__} masks a fraction {left:.2g} of the tokens "
+                f"noise {type(noise).__name__} masks a fraction {left:.2g} of the tokens "
                 "at t = 0, where GenMD4 needs 0; set noise=loglinear or polynomial"
             )
-        self.rates: TokenRates = process  # type: ignore[assignment]  # see `process_type`
-        self.rates.raw.requires_grad_()
+        self.process.raw.requires_grad_()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         u = strata(batch.draws, self.stratified, batch.x0.device)
@@ -57,8 +58,8 @@ class GenMD4(Bound):
         x0 = batch.x0
         weight = batch.weight
         nats = (self.token_bound(denoiser, batch, u).float() * weight).sum(-1)
-        t = u**self.rates.time_power
-        xt = self.rates.corrupt(x0, t, weight > 0, batch.draws)  # those of `token_bound`
-        hit = self.rates.mask_probability(t, x0)
-        q = torch.where(self.rates.changes(xt), hit, 1 - hit)
+        t = u**self.process.time_power
+        xt = self.process.corrupt(x0, t, weight > 0, batch.draws)  # those of `token_bound`
+        hit = self.process.mask_probability(t, x0)
+        q = torch.where(self.process.changes(xt), hit, 1 - hit)
         return nats, torch.where(weight > 0, q, 1.0).log().float().sum(-1)

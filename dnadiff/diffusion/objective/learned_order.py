@@ -1,5 +1,6 @@
 """A learned order of unmasking: the evidence lower bound over orders."""
 
+from dataclasses import field
 from typing import NamedTuple
 
 import torch
@@ -16,8 +17,7 @@ from dnadiff.diffusion.order import (
     columns_of,
     masked_log_softmax,
 )
-from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.fields import checked
+from dnadiff.fields import checked_dataclass
 
 
 class OrderPrefix(NamedTuple):
@@ -72,7 +72,7 @@ class NextCosts(NamedTuple):
         return self.q * self.cost
 
 
-@checked
+@checked_dataclass
 class LearnedOrder(Objective):
     """The bound E_{order ~ q} sum_i log q_i - log p_i - log mu_i on -log p(x0), where i goes
     through the places of the order.
@@ -117,17 +117,13 @@ class LearnedOrder(Objective):
     sampler = "learned_order"
     everywhere = False
 
-    def __init__(
-        self,
-        process: AbsorbingProcess,
-        order: Order | None = None,
-        learned: bool = True,
-        weighting: Weighting = "nelbo",
-    ) -> None:
-        super().__init__(process)
-        self.order = order or Order()
-        self.learned = learned
-        self.bound = weighting == "nelbo"
+    order: Order = field(default_factory=Order)
+    learned: bool = True
+    weighting: Weighting = "nelbo"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.bound = self.weighting == "nelbo"
 
     def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> OrderDenoiser:
         how = self.parameterization(), self.process.noise, time_conditioning

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -21,9 +21,8 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws, hash64, widest_dtype
 from dnadiff.diffusion.noise import LARGEST_CUT, NoiseSchedule, refuse_cut
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.fields import Fraction, PositiveInt, checked_dataclass
+from dnadiff.fields import Fraction, PositiveFraction, PositiveInt, checked_dataclass
 
-Share: TypeAlias = Annotated[float, Interval(gt=0, le=1)]
 _BINS = 4096  # of equal probability, of a Beta distribution
 
 
@@ -373,7 +372,7 @@ class BetaRates(Masking):
 
     alpha: Annotated[float, Interval(ge=1)] = 3.0
     beta: Annotated[float, Interval(ge=1)] = 17.0
-    uniform: Share = 0.5
+    uniform: PositiveFraction = 0.5
     stratified: bool = True
 
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
 from dnadiff.diffusion.objective.base import MaskedObjective, Protocol, TrainingBatch
-from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions, Share
+from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.fields import checked
+from dnadiff.fields import PositiveFraction, checked
 
 Weighting: TypeAlias = Literal["nelbo", "cross_entropy"]  # whether the bound is differentiated
 
@@ -52,7 +52,7 @@ class MDLM(MaskedObjective):
         masking: Masking | None = None,
         weighting: Weighting = "nelbo",
         protocol: Protocol = "count",
-        self_conditioning: Share | None = None,
+        self_conditioning: PositiveFraction | None = None,
     ) -> None:
         super().__init__(process, masking, protocol)
         self.bound = weighting == "nelbo"

@@ -7,12 +7,11 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
-from dnadiff.diffusion.objective.masking import Share
-from dnadiff.diffusion.process import AbsorbingProcess, Parameterization, Softmax
-from dnadiff.fields import Fraction, checked
+from dnadiff.diffusion.process import Parameterization, Softmax
+from dnadiff.fields import Fraction, PositiveFraction, checked_dataclass
 
 
-@checked
+@checked_dataclass
 class MLM(Objective):
     """Mean cross-entropy of a random 15 % of the tokens: 80 % of them masked, 10 % replaced, 10 %
     unchanged.
@@ -31,22 +30,17 @@ class MLM(Objective):
 
     trains_bound = False
 
-    def __init__(
-        self,
-        process: AbsorbingProcess,
-        selected: Share = 0.15,
-        masked: Fraction = 0.8,
-        replaced: Fraction = 0.1,
-    ) -> None:
-        super().__init__(process)
-        if masked + replaced > 1:
+    selected: PositiveFraction = 0.15
+    masked: Fraction = 0.8
+    replaced: Fraction = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.masked + self.replaced > 1:
             raise ValueError(
-                f"masked {masked} and replaced {replaced} must sum to at most 1; BERT's values are "
-                "0.8 and 0.1"
+                f"masked {self.masked} and replaced {self.replaced} must sum to at most 1; BERT's "
+                "values are 0.8 and 0.1"
             )
-        self.selected = selected
-        self.masked = masked
-        self.replaced = replaced
 
     def parameterization(self) -> Parameterization:
         return Softmax(

@@ -10,12 +10,11 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser, BidirectionalBackbone, MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.base import redrawn
-from dnadiff.fields import Config, PositiveInt, checked
+from dnadiff.fields import Config, PositiveInt, checked_dataclass
 
 
-@checked
+@checked_dataclass
 class SDTT(Objective):
     """KL(student || teacher) of the masked tokens, where the teacher takes n steps and the student
     one (arXiv 2410.21035, algorithms 1 and 2).
@@ -55,32 +54,26 @@ class SDTT(Objective):
 
     distills = True
 
-    def __init__(
-        self,
-        process: AbsorbingProcess,
-        objective: Callable[..., Objective],
-        num_steps: PositiveInt = 128,
-        num_rounds: PositiveInt = 4,
-        steps_per_round: PositiveInt = 500,
-        teacher_steps: PositiveInt = 2,
-    ) -> None:
-        super().__init__(process)
-        self.of_teacher = objective(process=process)
+    objective: Callable[..., Objective]
+    num_steps: PositiveInt = 128
+    num_rounds: PositiveInt = 4
+    steps_per_round: PositiveInt = 500
+    teacher_steps: PositiveInt = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.of_teacher = self.objective(process=self.process)
         if self.of_teacher.reads is not BidirectionalBackbone or self.of_teacher.own_bound:
             raise ValueError(
                 f"objective {type(self.of_teacher).__name__} cannot be distilled: the teacher must "
                 "unmask random positions; name a model of objective=mdlm, d3pm, sedd or mlm"
             )
-        if teacher_steps**num_rounds > num_steps:
+        if (needed := self.teacher_steps**self.num_rounds) > self.num_steps:
             raise ValueError(
-                f"num_rounds {num_rounds} is too large: the {num_steps} steps of the first round "
-                f"are divided by {teacher_steps} in each; set num_rounds lower, or num_steps to at "
-                f"least {teacher_steps**num_rounds}"
+                f"num_rounds {self.num_rounds} is too large: the {self.num_steps} steps of the "
+                f"first round are divided by {self.teacher_steps} in each; set num_rounds lower, "
+                f"or num_steps to at least {needed}"
             )
-        self.num_steps = num_steps
-        self.num_rounds = num_rounds
-        self.steps_per_round = steps_per_round
-        self.teacher_steps = teacher_steps
         self.masks_padding = self.of_teacher.masks_padding
         self.teacher: MaskedDenoiser | None = None
         self._round = -1

@@ -8,10 +8,10 @@ from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.process import MixtureProcess, Parameterization
 from dnadiff.diffusion.sampler.base import redrawn
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
+@checked_dataclass
 class SUNDAE(Objective):
     """Mean cross-entropy of x0 in `num_unrolled` steps: the first one reads noise, every other one
     a sample of the predictions of the step before (arXiv 2112.06749, section 2).
@@ -38,9 +38,8 @@ class SUNDAE(Objective):
     sampler = "sundae"
     no_likelihood = "it trains the correction of samples, not a distribution"
 
-    def __init__(self, process: MixtureProcess, num_unrolled: PositiveInt = 2) -> None:
-        super().__init__(process)
-        self.num_unrolled = num_unrolled
+    process: MixtureProcess  # type: ignore[assignment]
+    num_unrolled: PositiveInt = 2
 
     def parameterization(self) -> Parameterization:
         return self.process.parameterization()

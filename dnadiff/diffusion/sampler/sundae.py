@@ -6,10 +6,9 @@ from torch import Tensor
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
-from dnadiff.diffusion.objective.masking import Share
 from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.base import CountedDenoiser, RefiningSampler
-from dnadiff.fields import Positive, PositiveInt, checked_dataclass
+from dnadiff.fields import Positive, PositiveFraction, PositiveInt, checked_dataclass
 
 
 @checked_dataclass
@@ -34,7 +33,7 @@ class UnrolledDenoising(RefiningSampler):
     """
 
     num_steps: PositiveInt = 128
-    share: Share = 0.3
+    share: PositiveFraction = 0.3
     temperature: Positive = 0.8
 
     process_type = MixtureProcess

@@ -2,13 +2,11 @@
 probability reaches a threshold."""
 
 import math
-from typing import Annotated
 
-from annotated_types import Interval
 from torch import Tensor
 
 from dnadiff.diffusion.sampler.adaptive import TokensFirstSampler
-from dnadiff.fields import checked_dataclass
+from dnadiff.fields import PositiveFraction, checked_dataclass
 
 
 @checked_dataclass
@@ -28,7 +26,7 @@ class Threshold(TokensFirstSampler):
         512
     """
 
-    threshold: Annotated[float, Interval(gt=0, le=1)] = 0.9
+    threshold: PositiveFraction = 0.9
 
     def choose(self, rank: Tensor, values: Tensor, unmasked: Tensor, total: Tensor) -> Tensor:
         return (rank == 0) | (values >= math.log(self.threshold))
