@@ -126,17 +126,17 @@ def picture(pieces: Mapping[str, Mapping[str, Any]], path: Path) -> None:
             "few- --collect FILE"
         )
     metrics = {task: row["task"]["metric"] for task, _, row in few(pieces)}
-    columns = min(3, len(found))
+    columns = min(2, len(found))
     matplotlib.rcParams.update(
         {
             "svg.hashsalt": "dnadiff",
             "svg.fonttype": "path",
             "font.family": "DejaVu Sans",
-            "font.size": 9,
+            "font.size": 8,
         }
     )
     figure = Figure(
-        figsize=(3.4 * columns, 2.7 * -(-len(found) // columns) + 0.5), layout="constrained"
+        figsize=(2.4 * columns, 1.9 * -(-len(found) // columns) + 0.9), layout="constrained"
     )
     grid = figure.subplots(-(-len(found) // columns), columns, squeeze=False).ravel()
     for axes, (task, models) in zip(grid, found.items()):
