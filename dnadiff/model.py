@@ -26,7 +26,7 @@ from dnadiff.design.conditioning import Labels, conditioned
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
-from dnadiff.design.pilot import Beta, Pilot
+from dnadiff.design.pilot import Pilot
 from dnadiff.design.request import (
     Request,
     from_text,
@@ -324,17 +324,16 @@ class Model:
         generator = self.conditional_sampler(
             sampler or self.default_sampler(request.lengths[1]), request, label, guidance
         )
-        how = Beta.parse(beta) if method.uses_beta else Beta("number", 0.0)
-        designer = Designer(generator, method, as_reward(reward, target), num_draws=num_draws)
+        designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
         has_weights = bool(designer.has_weights(request))
-        resample = how.is_automatic and has_weights
+        resample = designer.beta.is_automatic and has_weights
         request.each *= 1 + resample
         designer.check_request(request, batch_size)
-        size = how.pilot_size(pilot, has_weights)
+        size = designer.beta.pilot_size(pilot, has_weights)
         counted = designer.goal.reward
         unguided = Pilot.of(designer, counted, request, size, seed, batch_size)
-        designer = designer.with_choice(unguided.chosen(how, counted.name))
-        found = designer.designs(request, seed, batch_size, num_draws)
+        designer = designer.with_choice(unguided.chosen(designer.beta, counted.name))
+        found = designer.designs(request, seed, batch_size)
         found.beta = designer.goal.beta if method.uses_beta else None
         if resample:
             found = designer.resampled(found, n, seed)
@@ -390,6 +389,7 @@ class Model:
         generator = self.conditional_sampler(
             sampler or self.default_sampler(longest), request, label, guidance, start_t
         )
+        generator.num_draws = num_draws
         generator.check_start(request)
         generator.check_bounds(longest, num_draws)
         if gc is not None:
@@ -397,7 +397,7 @@ class Model:
             generator = generator.with_tilt(
                 fit_tilt(generator, request, gc, seed, batch_size).log_odds
             )
-        found = generator.designs(request, seed, batch_size, num_draws)
+        found = generator.designs(request, seed, batch_size)
         found.seed = seed
         return found
 

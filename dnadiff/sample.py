@@ -203,7 +203,7 @@ def sample(options: SampleOptions) -> list[Job]:
         return disk.hash_file(files.resolve(name)) if is_file else name
 
     method = check_design(options)
-    beta = pilot.Beta.parse(options.beta)
+    pilot.Beta.parse(options.beta)
     samples.check_settings(options.sampler)
     model = Model(checkpoint.load(options.checkpoint, options.trust), options.device)
     is_dna = model.tokenizer.vocab.complement is not None
@@ -275,10 +275,8 @@ def sample(options: SampleOptions) -> list[Job]:
         of_method |= {} if of_method["method"] == "best_of_n" else {"beta": options.beta}
         given = options.only("reward", "target", "method", "beta", "start", "num_draws")
         num_draws = given.pop("num_draws")
-        if not method.uses_beta:
-            beta = pilot.Beta("number", 0.0)
-            if any(options.given("beta")):
-                log.info(f"beta is not used by {of_method['method']}")
+        if not method.uses_beta and any(options.given("beta")):
+            log.info(f"beta is not used by {of_method['method']}")
         check(options.reward, (PACKAGE, *options.trust))
         built = build(options.reward, trust=None)  # an address on the command line is fetched
         if not isinstance(built, reward.Reward):
@@ -288,8 +286,10 @@ def sample(options: SampleOptions) -> list[Job]:
             )
         search = None if index is None else index.longest_match
         goal = reward.as_reward(built, options.target)
-        number = 0.0 if beta.is_automatic else beta.number
-        generator = made = Designer(generator, method, goal, number, options.num_draws, search)
+        generator = made = Designer(
+            generator, method, goal, options.beta, options.num_draws, search
+        )
+        beta = made.beta
         has_weights = bool(made.has_weights(request)) and is_dna
         if options.resample is None:
             resample = options.proposals is not None or (beta.is_automatic and has_weights)
@@ -320,7 +320,7 @@ def sample(options: SampleOptions) -> list[Job]:
         settings_of_output |= {"pilot": size} if beta.is_automatic else {}
         kind = designs.DesignJob
         about = given | ({} if method.uses_beta else {"beta": None})
-        of_design |= {"beta": beta, "pilot": size, "design": about, "real": real}
+        of_design |= {"pilot": size, "design": about, "real": real}
     weighted = generate.check_weights(generator, request, resample, is_dna, options.length)
     label = options.label
     changed = {

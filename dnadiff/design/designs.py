@@ -1,8 +1,8 @@
 """The file of designs: a file of samples whose records have rewards, with unguided samples of the
 same model next to it, and an inverse temperature that these may choose."""
 
-import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +11,14 @@ from numpy import ndarray
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import Designer
-from dnadiff.design.pilot import Beta, Choice, Pilot, refined
+from dnadiff.design.pilot import Choice, Pilot, refined
 from dnadiff.design.request import starting_from
 from dnadiff.design.samples import SampleJob, numbers_of, record_of
 from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.genomics.metrics.composition import evenly_spaced
 from dnadiff.genomics.metrics.designs import DesignTable, sixmer_distance
 from dnadiff.jobs.job import Result
-from dnadiff.jobs.journal import is_compressed
-from dnadiff.progress import log
+from dnadiff.progress import Progress, log
 from dnadiff.store.disk import write_bytes
 
 _MIN_SCORED = 100  # real sequences, if there are fewer designs
@@ -36,24 +35,24 @@ class DesignJob(SampleJob):
     """The designs of a request.
 
     Args:
-        generator: with a `beta` that is replaced by the chosen one.
-        beta: as given.
+        generator: whose `beta` is replaced by the chosen one.
         pilot: number of unguided samples; 0 makes none.
         design: what the JSON file says of the reward and the method.
         real: bases of real sequences that get rewards and likelihoods too.
     """
 
     generator: Designer
-    beta: Beta
     pilot: int
     design: JsonMap
     real: Sequence[ndarray] = ()
+    found = "pilot"
     mass = "log normalizing constant"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.side_files = [unguided_path(self.output)] if self.pilot else []
-        self.totals |= {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0, "pilot": None}
+        self.beta = self.generator.beta
+        self.totals |= {"reward_sum": 0.0, "reward_best": None, "reward_calls": 0}
         if self.design["beta"] is None:  # not used; what was the default
             self.earlier = {"beta": lambda: (10.0,)}
         self._records = ""
@@ -81,7 +80,10 @@ class DesignJob(SampleJob):
         them."""
         generator = self.generator
         reward = generator.goal.reward
-        pilot = Pilot.of(generator, reward, self.request, self.pilot, self.seed, self.batch_size)
+        with closing(Progress(self.pilot, "unguided", unit=self.items)):
+            pilot = Pilot.of(
+                generator, reward, self.request, self.pilot, self.seed, self.batch_size
+            )
         records = b"".join(
             record_of(self.output, f"unguided_{i}", design, {**target.about, **vars(design)})
             for i, (target, design) in enumerate(zip(pilot.targets, pilot.designs), 1)
@@ -94,16 +96,12 @@ class DesignJob(SampleJob):
 
     def begin(self) -> None:
         super().begin()
-        if self.totals["pilot"] is None:
-            # Drawn now or, for shards, when they were started.
-            start = time.monotonic()
-            found = self.prepared or self.prepare()
-            self._records = found["records"]
-            self.totals["pilot"] = {key: found[key] for key in ("choice", "unguided")}
-            self.totals["seconds"] += time.monotonic() - start
-        self.prepared = self.totals["pilot"]
         if self.beta.is_automatic:
             log.info(f"beta: {self._chosen()}")
+
+    def kept(self, found: Json) -> Json:
+        self._records = found["records"]
+        return {key: found[key] for key in ("choice", "unguided")}
 
     def _chosen(self) -> str:
         choice = self.choice
@@ -121,11 +119,8 @@ class DesignJob(SampleJob):
         if self._records:  # with the first designs: nothing is left of a run without any
             write_bytes(unguided_path(self.output), self._records.encode())
             self._records = ""
-        totals = self.totals
-        for key in ("reward_sum", "reward_calls"):
-            totals[key] += result.about[key]
-        best, new = totals["reward_best"], result.about["reward_best"]
-        totals["reward_best"] = new if best is None else max(best, new)
+        best, new = self.totals["reward_best"], result.about["reward_best"]
+        self.totals["reward_best"] = new if best is None else max(best, new)
         return super().fold(result)
 
     def totals_of(self, batch: SampleBatch) -> JsonDict:
@@ -141,7 +136,7 @@ class DesignJob(SampleJob):
         choice = self.choice
         if self.resampled is None or not choice.levels:
             return found
-        rewards = numbers_of(collected, "reward", is_compressed(self.output))
+        rewards = numbers_of(collected, self.output, "reward")
         log_weight, rewards = (x.reshape(-1, self.request.each) for x in (found, rewards))
         levels = [choice.levels.get(str(group)) for group in range(len(rewards))]
         of_groups = zip(rewards, log_weight, levels)
@@ -159,7 +154,7 @@ class DesignJob(SampleJob):
         design: JsonDict = {"calls": totals["reward_calls"]}
         if self.resampled is not None:  # of the records written
             design["proposals"] = reward
-            written = numbers_of(self.output, "reward", is_compressed(self.output))
+            written = numbers_of(self.output, self.output, "reward")
             reward = {"mean": float(written.mean()), "best": float(written.max())}
         unguided = totals["pilot"]["unguided"]
         if self.model.tokenizer.vocab.complement is not None:

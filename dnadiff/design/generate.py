@@ -32,14 +32,17 @@ from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
-from dnadiff.fields import JsonDict, check_value
+from dnadiff.fields import Json, JsonDict, check_value
 from dnadiff.formats.sequences import Record, write_fasta
-from dnadiff.progress import log
+from dnadiff.progress import advance, log
 
 if TYPE_CHECKING:
     import pandas
 
     from dnadiff.data.tokenizer import Tokenizer
+
+# Bases of sequences -> longest match of each with the training data.
+LongestMatch = Callable[[Iterable[ndarray]], ndarray]
 
 
 class Design(str):
@@ -171,6 +174,9 @@ class ConditionalSampler:
         tilt: log-odds added to G and C.
         start_t: the time of the noise that is added to the sequences that targets start from; None
             adds none, for samplers that refine.
+        num_draws: network calls for the bound on the log-probability of each sample; 0 leaves it
+            out.
+        longest_match: searches each sample in the training data; None leaves it out.
 
     Attributes:
         is_design: whether its samples are designed for a reward.
@@ -185,6 +191,8 @@ class ConditionalSampler:
     labels: Tensor | None = None
     tilt: float = 0.0
     start_t: float | None = None
+    num_draws: int = 0
+    longest_match: LongestMatch | None = None
 
     def __post_init__(self) -> None:
         self.allowed = torch.from_numpy(allowed_letters(self.tokenizer))
@@ -206,11 +214,12 @@ class ConditionalSampler:
         """Generate the samples from number `first` on, one batch at a time; sample i depends on
         (seed, i)."""
         # For all samples of a request or for none, also where some are shorter.
-        weighted = self.has_weights(request) is not None
+        weighted = self.has_weights(request)
         for start in self.batch_starts(request, batch_size, first):
             numbers = range(start, min(start + batch_size, len(request)))
             batch = self.fill([(i, request[i]) for i in numbers], hash64(seed, "sample"))
-            yield batch if weighted else batch._replace(log_weight=None)
+            equal = None if weighted is None else np.zeros(len(numbers))
+            yield batch if weighted else batch._replace(log_weight=equal)
 
     def fill(
         self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True
@@ -359,21 +368,26 @@ class ConditionalSampler:
         written = np.where(letters > 0, letters, np.frombuffer(drawn.encode(), np.uint8))
         return written[slice(*target.shown)].tobytes().decode()
 
-    def facts(
-        self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
-    ) -> list[JsonDict]:
-        """The attributes of `Design` of each sample of a batch other than its weight, with bounds
-        from `num_draws` network calls (0 leaves them out)."""
-        found = [
-            {} if target.start is None else {"changes": int(np.sum(target.start != tokens))}
-            for target, tokens in zip(batch.targets, batch.tokens)
-        ]
-        bounds = self.bounds(batch, numbers, num_draws, seed).tolist() if num_draws else ()
-        return [facts | {"log_prob": x} for facts, x in zip(found, bounds)] if num_draws else found
-
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
-        """Further entries of the header of each sample."""
-        return self.facts(batch, numbers, seed)
+    def facts(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
+        """The attributes of `Design` of each sample of a batch other than its weight."""
+        number = len(batch.targets)
+        columns: dict[str, Sequence[Json]] = {}
+        if batch.rewards is not None:
+            columns["reward"] = batch.rewards.tolist()
+            columns["reward_calls"] = [batch.reward_calls / number] * number
+            if batch.log_weight is not None:
+                distinct = effective_size(batch.log_weight, (x.tobytes() for x in batch.tokens))
+                columns["ess"] = [distinct] * number
+        pairs = list(zip(batch.targets, batch.tokens))
+        if batch.targets[0].start is not None:
+            columns["changes"] = [int(np.sum(target.start != x)) for target, x in pairs]
+        if self.longest_match is not None:
+            bases = dna_tokenizer(self.tokenizer).bases
+            found = self.longest_match(bases(x[slice(*target.designed)]) for target, x in pairs)
+            columns["longest_match"] = found.tolist()
+        if self.num_draws:
+            columns["log_prob"] = self.bounds(batch, numbers, self.num_draws, seed).tolist()
+        return [{key: values[i] for key, values in columns.items()} for i in range(number)]
 
     def gc(self, batch: SampleBatch) -> tuple[int, int]:
         """The number of G and C in the designed parts, and of known bases."""
@@ -431,18 +445,17 @@ class ConditionalSampler:
             counted |= self._after_first(counted) & valid
         return ids, counted, valid
 
-    def designs(self, request: Request, seed: int, batch_size: int, num_draws: int = 0) -> Designs:
-        """All samples of a request as strings, with bounds from `num_draws` network calls (0 leaves
-        them out) and weights."""
+    def designs(self, request: Request, seed: int, batch_size: int) -> Designs:
+        """All samples of a request as strings, with their numbers."""
         designs = Designs()
-        no_weight = None if self.has_weights(request) is None else 0.0
         for batch in self.batches(request, seed, batch_size):
-            numbers = range(len(designs), len(designs) + len(batch.targets))
-            facts = self.facts(batch, numbers, seed, num_draws)
-            for row, (target, tokens) in enumerate(zip(batch.targets, batch.tokens)):
-                weight = no_weight if batch.log_weight is None else float(batch.log_weight[row])
-                text = self.text(target, tokens)
-                designs.append(Design(text, log_weight=weight, **facts[row]))
+            number = len(batch.targets)
+            weights = [None] * number if batch.log_weight is None else batch.log_weight.tolist()
+            facts = self.facts(batch, range(len(designs), len(designs) + number), seed)
+            texts = map(self.text, batch.targets, batch.tokens)
+            of_each = zip(texts, weights, facts)
+            designs += [Design(text, log_weight=weight, **x) for text, weight, x in of_each]
+            advance(number, sum(map(len, batch.tokens)))
         return designs
 
 

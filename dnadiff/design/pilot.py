@@ -24,6 +24,7 @@ from dnadiff.design.reward import CountedReward
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import JsonDict, is_number
 from dnadiff.genomics.metrics.composition import evenly_spaced
+from dnadiff.progress import advance
 
 _AUTO = "q0.9"
 _LEAST_EFFECTIVE = 0.1
@@ -105,7 +106,7 @@ class Pilot:
         targets: their templates.
         groups: (N,) numbers of the templates.
         rewards, log_weight: (N,); the weights correct for constraints.
-        nfe, rows: network calls, and sequences in them.
+        nfe: network calls.
     """
 
     groups: ndarray
@@ -114,7 +115,6 @@ class Pilot:
     rewards: ndarray = field(default_factory=lambda: np.zeros(0))
     log_weight: ndarray = field(default_factory=lambda: np.zeros(0))
     nfe: int = 0
-    rows: int = 0
 
     @classmethod
     def of(
@@ -144,13 +144,13 @@ class Pilot:
             values = reward([text.upper() for text in texts] if is_dna else texts)
             weight = np.zeros(len(rows)) if batch.log_weight is None else batch.log_weight
             batch = batch._replace(rewards=values, reward_calls=len(rows), log_weight=None)
-            facts = generator.about(batch, rows, seed)
+            facts = generator.facts(batch, rows, seed)
             made.designs += [Design(text, **each) for text, each in zip(texts, facts)]
             made.targets += targets
             made.rewards = np.append(made.rewards, values)
             made.log_weight = np.append(made.log_weight, weight)
             made.nfe += batch.nfe
-            made.rows += batch.rows
+            advance(len(rows))
         return made
 
     def chosen(self, beta: Beta, name: str) -> Choice:

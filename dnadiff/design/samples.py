@@ -6,15 +6,15 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedIOBase
 from pathlib import Path
 
 import numpy as np
 from numpy import ndarray
 
+from dnadiff.data.kmers import UNKNOWN
 from dnadiff.design.generate import (
     ConditionalSampler,
     SampleBatch,
@@ -27,9 +27,10 @@ from dnadiff.design.request import Request
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
-from dnadiff.formats.sequences import synthetic_record, wrapped
+from dnadiff.formats.sequences import Record, iter_sequences, synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
-from dnadiff.genomics.metrics.composition import designed_part
+from dnadiff.genomics.metrics.composition import as_bases, designed_part
+from dnadiff.genomics.metrics.designs import header_facts
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal
@@ -39,8 +40,8 @@ from dnadiff.store.disk import atomic_write, hash_file, read_json
 from dnadiff.store.objects import build, without_key
 from dnadiff.weights.loaded import Loaded
 
-# Settings of a sampler that `resolved_sampler` can choose.
-_CHOSEN = ("window", "num_groups", "sizes")
+# Digits after the decimal point, in headers.
+_DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
 _BARE = re.compile(r"[^\s\"'=]+")
 # Keys of a header that are no settings of a sampler: a setting of the same name gets the prefix
 # "sampler.".
@@ -91,21 +92,8 @@ def continued_sampler(
         and earlier.get("lengths") == list(lengths)
         and earlier.get("model") == hash_file(model.path)
     ):
-        return _with_choices(settings, with_current_names(earlier).get("sampler", {}))
+        return with_current_names(earlier)["sampler"]
     return resolved_sampler(settings, model, curve, lengths[1], lengths[0])
-
-
-def _with_choices(settings: Config, chosen: Config) -> Config:
-    """The settings of a sampler with what `resolved_sampler` chose; all others stay, and are
-    compared later."""
-    return {
-        key: _with_choices(value, chosen.get(key, {}))
-        if isinstance(value, dict)
-        else chosen.get(key, value)
-        if key in _CHOSEN
-        else value
-        for key, value in settings.items()
-    }
 
 
 def resolved_sampler(
@@ -221,86 +209,65 @@ def header_settings(sampler: Configurable) -> JsonDict:
     return found
 
 
-def numbers_of(path: Path, name: str, compressed: bool) -> ndarray:
-    """The numbers (S,) of this name in the headers of a FASTA file, or in the lines of a .jsonl
-    file."""
-    number = re.compile(rb'[ "]%s(?:=|": )([^\s,}]+)' % name.encode())
-    with open_bytes(path, compressed) as file:
-        headers = (line for line in file if line[:1] in b">{")
-        return np.array([float(found[1]) for line in headers if (found := number.search(line))])
+def records_of(path: Path, output: Path) -> Iterator[tuple[JsonMap, str | bytes]]:
+    """What the header of each record of a file says that is written to `output` (FASTA or .jsonl),
+    and the sequence."""
+    if JSONL in output.suffixes:
+        with open_bytes(path, is_compressed(output)) as file:
+            for about in map(json.loads, file):
+                yield about, about["text"]
+    else:
+        for record in iter_sequences(path):
+            yield header_facts(record.description), record.sequence
+
+
+def numbers_of(path: Path, output: Path, name: str) -> ndarray:
+    """The numbers (S,) of this name in the headers of `records_of`."""
+    return np.array([float(about[name]) for about, _ in records_of(path, output)])
 
 
 def resample(
-    source: Path,
-    output: Path,
-    each: int,
-    keep: int,
-    seed: int,
-    log_weight: ndarray | None = None,
-) -> tuple[int, int]:
+    source: Path, output: Path, each: int, keep: int, seed: int, log_weight: ndarray
+) -> None:
     """Write `keep` of every `each` records of a FASTA file, drawn in proportion to their weights;
     the file is written atomically.
 
-    The source is compressed if `output` is. Its headers have log weights, unless those of all
-    records are given. A record that is drawn twice is written twice. Names are numbered again; the
-    original number of a record is its `proposal`. Returns the number of G and C in the designed
-    parts of the records written, and of known bases.
+    A record that is drawn twice is written twice. Names are numbered again; the original number of
+    a record is its `proposal`.
     """
-    compressed = is_compressed(output)
-    if log_weight is None:
-        log_weight = numbers_of(source, "log_weight", compressed)
     times: list[int] = []  # how often each record is written
     for group, of_group in enumerate(log_weight.reshape(-1, each)):
         taken = systematic_resample(of_group, keep, resampling_uniform(seed, group))
         times += np.bincount(taken, minlength=each).tolist()
-    number = gc = known = 0
-    with open_bytes(source, compressed) as file, atomic_write(output, overwrite=True) as target:
-        for i, (header, body) in enumerate(_records(file)):
+    number = 0
+    with atomic_write(output, overwrite=True) as target:
+        for i, record in enumerate(iter_sequences(source)):
             number = 0 if i % each == 0 else number
-            name, _, rest = header.removeprefix(b">").partition(b" ")
-            base, _, own = name.rpartition(b"_")
-            # In the part that the header calls `designed`, or in the whole record.
-            letters = body.replace(b"\n", b"").upper()
-            letters = letters[designed_part(header.decode(), len(letters))]
-            counts = [letters.count(base) for base in (b"G", b"C", b"A", b"T")]
-            gc = gc + sum(counts[:2]) * times[i]
-            known = known + sum(counts) * times[i]
+            base, _, own = record.name.rpartition("_")
+            about = f"{record.description} proposal={own}"
             for _ in range(times[i]):
                 number += 1
-                target.write(b">%s_%d %s proposal=%s\n" % (base, number, rest.rstrip(), own))
-                target.write(body)
-    return gc, known
+                target.writelines(wrapped(Record(f"{base}_{number}", about, record.sequence)))
 
 
-def _records(file: BufferedIOBase) -> Iterator[tuple[bytes, bytearray]]:
-    header = b""
-    body = bytearray()
-    for line in file:
-        if not line.startswith(b">"):
-            body += line
-            continue
-        if header:
-            yield header, body
-        header = line
-        body = bytearray()
-    if header:
-        yield header, body
+def gc_of(path: Path) -> float:
+    """The fraction of G and C among the known bases of the designed parts of a FASTA file."""
+    counts = np.zeros(UNKNOWN + 1, np.int64)
+    for record in iter_sequences(path):
+        bases = as_bases(record.sequence)
+        bases = bases[designed_part(record.description, len(bases))]
+        counts += np.bincount(bases, minlength=len(counts))
+    return float(counts[1:3].sum() / max(counts[:UNKNOWN].sum(), 1))
 
 
-def sequences_of(path: Path, output: Path) -> ndarray:
-    """A number (S,) for each record of a file that is written to `output`; equal sequences have
-    equal ones."""
-    with open_bytes(path, is_compressed(output)) as file:
-        if JSONL in output.suffixes:
-            return np.array([hash(json.loads(line)["text"]) for line in file])
-        return np.array([hash(bytes(body)) for _, body in _records(file)])
-
-
-def summarize_weights(log_weight: ndarray, sequences: ndarray, each: int) -> JsonDict:
+def summarize_weights(log_weight: ndarray, sequences: Sequence[Hashable], each: int) -> JsonDict:
     """The effective number of distinct sequences, and the log of the probability mass that
-    satisfies the constraints, over the targets; `sequences` (S,) are equal for copies."""
+    satisfies the constraints, over the targets."""
     groups = log_weight.reshape(-1, each)
-    sizes = [effective_size(*both) for both in zip(groups, sequences.reshape(-1, each).tolist())]
+    sizes = [
+        effective_size(group, sequences[number * each :][:each])
+        for number, group in enumerate(groups)
+    ]
     top = groups.max(1)
     mass = np.log(np.exp(groups - top[:, None]).mean(1)) + top
     return {
@@ -327,6 +294,7 @@ def record_of(output: Path, name: str, text: str, about: JsonMap) -> bytes:
 
     Values of pairs are JSON, but strings without spaces, quotes and = are not quoted.
     """
+    about = {k: round(x, _DIGITS[k]) if k in _DIGITS else x for k, x in about.items()}
     kind = output.name.removesuffix(".gz")
     if kind.endswith(FASTA):
         values = {
@@ -372,7 +340,7 @@ def check_suffix(output: Path, is_dna: bool) -> None:
 
 
 # Totals that are sums over batches.
-_ADDED = ("nfe", "rows", "tokens", "seconds")
+_ADDED = {"nfe", "rows", "tokens", "seconds", "reward_sum", "reward_calls"}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -393,6 +361,7 @@ class SampleJob(ResumableJob):
     stream = "samples"
     label = "sample"
     items = "sequences"
+    found = "tilt"  # the total that has what `prepare` found
     mass = "log mass of the constraints"  # the name of the log of the mean weight
 
     model: Loaded
@@ -416,14 +385,12 @@ class SampleJob(ResumableJob):
             "nfe": 0,
             "rows": 0,
             "tokens": 0,
-            "gc": [0, 0],
             "seconds": 0.0,
-            "tilt": None,
+            self.found: None,
             "sessions": 0,
             "sampler_options": self.started,
         }
         self.content: JsonDict = {}
-        self._written_gc: tuple[int, int] | None = None
 
     @property
     def total(self) -> int:
@@ -449,13 +416,11 @@ class SampleJob(ResumableJob):
 
     def totals_of(self, batch: SampleBatch) -> JsonDict:
         """The numbers of a batch that are added up."""
-        found: JsonDict = {"nfe": batch.nfe, "rows": batch.rows}
-        found["tokens"] = sum(map(len, batch.tokens))
-        return found | ({} if self.gc is None else {"gc": list(self.generator.gc(batch))})
+        return {"nfe": batch.nfe, "rows": batch.rows, "tokens": sum(map(len, batch.tokens))}
 
     def weights(self, collected: Path) -> ndarray:
         """The log weights (S,) of the collected records."""
-        return numbers_of(collected, "log_weight", is_compressed(self.output))
+        return numbers_of(collected, self.output, "log_weight")
 
     def prepare(self) -> Json:
         """The tilt for the target GC: its log-odds, what the pilot batch reaches, and the network
@@ -477,30 +442,29 @@ class SampleJob(ResumableJob):
         )
         self.totals["sessions"] += 1
         self.first, self.clock = self.position, time.monotonic()
-        if self.gc is None:
-            return
-        if self.totals["tilt"] is None:
-            # Calibrated now or, for a resumed file or shards, when they were started.
-            start = time.monotonic()
-            found = self.prepared or self.prepare()
-            kept = {key: found[key] for key in ("log_odds", "pilot")}
-            self.totals["tilt"] = kept | {"pilot_calls": found["calls"]}
-            self.totals["nfe"] += found["calls"]
-            self.totals["rows"] += found["rows"]
-            self.totals["seconds"] += time.monotonic() - start
-            log.info(
-                f"gc: the pilot reaches {found['pilot']:.4f} with log-odds {found['log_odds']:+.4f}"
-                f" for G and C ({found['calls']} network calls)"
-            )
-        self.prepared = self.totals["tilt"]
+        if self.totals[self.found] is None:
+            # Found now or, for a resumed file or shards, when they were started.
+            self.totals[self.found] = self.kept(self.prepared or self.prepare())
+            self.totals["seconds"] += time.monotonic() - self.clock
+        self.prepared = self.totals[self.found]
+
+    def kept(self, found: Json) -> Json:
+        """What is kept of what `prepare` found, which is counted here."""
+        if found is None:
+            return None
+        self.totals["nfe"] += found["calls"]
+        self.totals["rows"] += found["rows"]
+        log.info(
+            f"gc: the pilot reaches {found['pilot']:.4f} with log-odds {found['log_odds']:+.4f} "
+            f"for G and C ({found['calls']} network calls)"
+        )
+        kept = {key: found[key] for key in ("log_odds", "pilot")}
+        return kept | {"pilot_calls": found["calls"]}
 
     def fold(self, result: Result) -> tuple[bytes, int]:
         totals = self.totals
-        about = result.about
-        for key in _ADDED:
-            totals[key] += about[key]
-        if self.gc is not None:
-            totals["gc"] = [a + b for a, b in zip(totals["gc"], about["gc"])]
+        for key in result.about.keys() & _ADDED:
+            totals[key] += result.about[key]
         folded = super().fold(result)
         rate = (self.position - self.first) / max(time.monotonic() - self.clock, 1e-9)
         notes = {"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"}
@@ -509,21 +473,20 @@ class SampleJob(ResumableJob):
 
     def convert(self, collected: Path) -> None:
         assert self.resampled is not None
-        each, keep = self.request.each, self.resampled
-        weights = self.weights(collected)
-        self._written_gc = resample(collected, self.output, each, keep, self.seed, weights)
+        each, weights = self.request.each, self.weights(collected)
+        resample(collected, self.output, each, self.resampled, self.seed, weights)
 
     def finish(self, collected: Path) -> JsonDict:
         totals = self.totals
         request = self.request
         sampler = self.generator.sampler
-        gc = self._written_gc or totals["gc"]
         number = len(request)
         extra: JsonDict = {}
         if self.gc is not None:
-            extra["gc"] = {"target": self.gc, "reached": gc[0] / max(gc[1], 1), **totals["tilt"]}
+            reached = gc_of(self.output)
+            extra["gc"] = {"target": self.gc, "reached": reached, **totals["tilt"]}
         if self.weighted and not self.output.name.removesuffix(".gz").endswith(".txt"):
-            sequences = sequences_of(collected, self.output)
+            sequences = [sequence for _, sequence in records_of(collected, self.output)]
             extra["weights"] = summarize_weights(self.weights(collected), sequences, request.each)
         if self.resampled is not None:
             extra["weights"]["resampled"] = self.resampled
@@ -542,7 +505,7 @@ class SampleJob(ResumableJob):
             "sampler": sampler_name(sampler),
             "sampler_settings": sampler_settings(sampler),
             # As given, with defaults that depend on the model left open.
-            "sampler_options": totals.get("sampler_options"),
+            "sampler_options": totals["sampler_options"],
             **({} if self.steps is None else {"steps": self.steps}),
             "network_calls": totals["nfe"],
             **{key: totals[key] for key in ("rows", "tokens")},
@@ -603,7 +566,7 @@ class SampleJob(ResumableJob):
         for batch in generator.batches(self.request, self.seed, self.batch_size, first):
             numbers = range(first, first + len(batch.targets))
             content = b""
-            found = generator.about(batch, numbers, self.seed)
+            found = generator.facts(batch, numbers, self.seed)
             for row, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
                 about = {**self.made, "calls": batch.nfe, **target.about, **found[row]}
                 if self.weighted and batch.log_weight is not None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
@@ -38,13 +38,13 @@ from torch import Tensor
 from dnadiff.design.generate import (
     ConditionalSampler,
     Designs,
+    LongestMatch,
     SampleBatch,
-    effective_size,
     resampling_uniform,
     systematic_resample,
 )
-from dnadiff.design.pilot import Choice, refined
-from dnadiff.design.request import Request, Target, dna_tokenizer
+from dnadiff.design.pilot import Beta, Choice, refined
+from dnadiff.design.request import Request, Target
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.diffusion.draws import Draws, NoMassError, float64_device, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
@@ -55,12 +55,7 @@ from dnadiff.diffusion.sampler.base import (
     Sampler,
     draw_in_chunks,
 )
-from dnadiff.fields import Json, JsonDict, PositiveInt, checked
-
-# Digits after the decimal point, in headers.
-_DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
-# Bases of sequences -> longest match of each with the training data.
-LongestMatch = Callable[[Iterable[ndarray]], ndarray]
+from dnadiff.fields import PositiveInt, checked
 
 
 @dataclass(frozen=True)
@@ -240,14 +235,12 @@ class Designer(ConditionalSampler):
         generator: the model with its sampler and constraints.
         method: how designs are found.
         reward: what is optimized.
-        beta: inverse temperature, 0 or more: weighted designs have the distribution p(x) exp(beta
-            reward(x)).
-        num_draws: network calls for the bound on the log-probability of each design in `about`; 0
-            leaves it out.
-        longest_match: searches each design in the training data; None leaves it out.
+        beta: inverse temperature: weighted designs have the distribution p(x) exp(beta reward(x)).
+            Other forms of `Beta.parse` are chosen by a pilot (`with_choice`).
+        num_draws, longest_match: as of `ConditionalSampler`.
 
     Raises:
-        ValueError: if `beta` is negative, or model, sampler and reward do not fit the method.
+        ValueError: if `beta` has another form, or model, sampler and reward do not fit the method.
     """
 
     is_design = True
@@ -258,18 +251,14 @@ class Designer(ConditionalSampler):
         generator: ConditionalSampler,
         method: DesignMethod,
         reward: Reward,
-        beta: float = 1.0,
+        beta: float | str = 1.0,
         num_draws: int = 0,
         longest_match: LongestMatch | None = None,
     ) -> None:
         vars(self).update(vars(generator))
-        if beta < 0:
-            raise ValueError(
-                f"beta {beta} must be 0 or more; larger values weight the reward more, and target= "
-                "approaches a value"
-            )
+        self.beta = Beta.parse(beta if method.uses_beta else 0.0)
         self.method = method
-        self.goal = Goal(CountedReward(reward), beta)
+        self.goal = Goal(CountedReward(reward), 0.0 if self.beta.is_automatic else self.beta.number)
         self.num_draws = num_draws
         self.longest_match = longest_match
         require(f"method {type(method).__name__}", generator.denoiser, method.process_type)
@@ -363,29 +352,6 @@ class Designer(ConditionalSampler):
                 raise problem
             yield batch._replace(reward_calls=self.reward_calls - before)
 
-    def facts(
-        self, batch: SampleBatch, numbers: Sequence[int], seed: int, num_draws: int = 0
-    ) -> list[JsonDict]:
-        assert batch.rewards is not None
-        number = len(batch.targets)
-        target = batch.targets[0]
-        columns: dict[str, Sequence[Json]] = {
-            "reward": batch.rewards.tolist(),
-            "reward_calls": [batch.reward_calls / number] * number,
-        }
-        if batch.log_weight is not None:
-            distinct = effective_size(batch.log_weight, (x.tobytes() for x in batch.tokens))
-            columns["ess"] = [distinct] * number
-        bounds = super().facts(batch, numbers, seed, num_draws)
-        if target.start is not None:  # keeps its place in headers
-            columns["changes"] = [facts.pop("changes") for facts in bounds]
-        if self.longest_match is not None:
-            bases = dna_tokenizer(self.tokenizer).bases
-            designed = slice(*target.designed)
-            found = self.longest_match(bases(tokens[designed]) for tokens in batch.tokens)
-            columns["longest_match"] = found.tolist()
-        return [dict(zip(columns, x)) | y for *x, y in zip(*columns.values(), bounds)]
-
     def resampled(self, designs: Designs, count: int, seed: int) -> Designs:
         """`count` of the designs of one template, drawn in proportion to their weights, with beta
         `refined` on them."""
@@ -398,13 +364,6 @@ class Designer(ConditionalSampler):
         found = Designs(designs[i] for i in chosen)
         found.beta = beta + more
         return found
-
-    def about(self, batch: SampleBatch, numbers: Sequence[int], seed: int) -> list[JsonDict]:
-        """What `facts` says of each design and the bound on its log-probability, rounded."""
-        return [
-            {key: round(x, _DIGITS[key]) if key in _DIGITS else x for key, x in facts.items()}
-            for facts in self.facts(batch, numbers, seed, self.num_draws)
-        ]
 
 
 @dataclass
