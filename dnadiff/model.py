@@ -22,7 +22,7 @@ from torch import Tensor
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, Columns, GenomeInput, SequenceInput
 from dnadiff.data.tokenizer import encoded
-from dnadiff.design.conditioning import Labels, conditioned
+from dnadiff.design.conditioning import Guided, Labels
 from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
@@ -43,14 +43,23 @@ from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import Sampler
 from dnadiff.diffusion.sampler.block import Blockwise
 from dnadiff.diffusion.sampler.grouped import Grouped
-from dnadiff.fields import Config, Natural, Positive, PositiveFraction, PositiveInt, checked
+from dnadiff.fields import (
+    Config,
+    Natural,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+    as_list,
+    checked,
+)
 from dnadiff.formats.nucleotides import name_of, several, text_of
 from dnadiff.formats.regions import read_regions
 from dnadiff.genomics.information import Information, window_nats
 from dnadiff.genomics.scores import COLUMNS, ScoreJob
 from dnadiff.options.base import Options
 from dnadiff.options.command import compose
-from dnadiff.progress import log
+from dnadiff.progress import advance, bar, closest, log
 from dnadiff.store.hub import push_folder
 from dnadiff.store.objects import build
 from dnadiff.store.remote import bundled_names
@@ -67,14 +76,6 @@ if TYPE_CHECKING:
     from dnadiff.genomics.variants.methods import VariantMethod
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
-
-_EXCLUSIVE = (
-    ("infill", "template"),
-    ("infill", "motif"),
-    ("infill", "start"),
-    ("start", "length"),
-    ("template", "length"),
-)
 
 
 class Model:
@@ -118,7 +119,7 @@ class Model:
         seed: Natural | None = None,
         batch_size: PositiveInt = 32,
         label: Labels = None,
-        guidance: float = 1.0,
+        guidance: NonNegative = 1.0,
         template: str | None = None,
         motif: str | Sequence[str] | None = None,
         prompt: str = "",
@@ -129,6 +130,7 @@ class Model:
         columns: ndarray | None = None,
         temperature: Positive | None = None,
         num_samples: PositiveInt | None = None,
+        progress: bool = False,
     ) -> Designs:
         """Generate sequences, free or under constraints.
 
@@ -156,6 +158,7 @@ class Model:
             columns: `(length, CHANNELS)` of an alignment of related genomes, which guide the bases
                 (`dnadiff.data.alignment.Alignment.columns`), for models that read one.
             temperature: of the sampler; below 1, samples are less diverse and more probable.
+            progress: show a progress bar: a widget in a notebook, text elsewhere.
 
         Returns:
             Strings with the attributes `log_prob` and `log_weight`
@@ -171,20 +174,12 @@ class Model:
             )
         number = n or num_samples or 1
         seed = drawn(seed)
-        if start is not None:
-            if length is not None or motif or prompt:
-                raise ValueError(
-                    "start is a complete sequence; leave length, motif and prompt out, and fix "
-                    "positions with template"
-                )
-            request = self._starting(start, template, number)
-            num_draws = num_draws or 0
-        else:
-            if length is None and template is None:
-                length = self.length if columns is None else len(columns)
-            request = from_text(self.tokenizer, number, length, seed, template, motif, prompt)
-            if num_draws is None and template is None and not motif and not prompt and gc is None:
-                num_draws = 0
+        if columns is not None and not (length or template or start):
+            length = len(columns)
+        request = self._request(number, length, seed, template, motif, prompt, start)
+        constrained = template is not None or bool(motif or prompt) or gc is not None
+        if num_draws is None and (start is not None or not constrained):
+            num_draws = 0
         request.columns = columns
         if temperature is not None:
             sampler = copy.deepcopy(sampler or self.default_sampler(request.lengths[1]))
@@ -192,7 +187,7 @@ class Model:
                 each.temperature = temperature
         start_t = None if start is None else start_t
         return self._designs(
-            request, sampler, seed, batch_size, label, guidance, gc, num_draws, start_t
+            request, sampler, seed, batch_size, label, guidance, gc, num_draws, start_t, progress
         )
 
     @checked
@@ -207,7 +202,7 @@ class Model:
         seed: Natural | None = None,
         batch_size: PositiveInt = 32,
         label: Labels = None,
-        guidance: float = 1.0,
+        guidance: NonNegative = 1.0,
         gc: float | None = None,
         num_draws: Natural | None = None,
         columns: ndarray | None = None,
@@ -259,9 +254,10 @@ class Model:
         seed: Natural | None = None,
         batch_size: PositiveInt = 32,
         label: Labels = None,
-        guidance: float = 1.0,
+        guidance: NonNegative = 1.0,
         num_draws: Natural = 8,
         pilot: Natural | None = None,
+        progress: bool = False,
     ) -> Designs:
         """Design sequences with a high reward; see docs/guided_design.md.
 
@@ -283,6 +279,7 @@ class Model:
                 it out.
             pilot: unguided samples; None is 256, 512 for methods without weights, or 64 if beta is
                 a number.
+            progress: see `sample`; the pilot has a bar of its own.
 
         Returns:
             Strings with the numbers of their records as attributes
@@ -295,32 +292,16 @@ class Model:
         """
         seed = drawn(seed)
         method = method or BestOfN()
-        named = {
-            "infill": infill,
-            "start": start,
-            "template": template,
-            "length": length,
-        }
-        for one, other in _EXCLUSIVE:
-            if named[one] is not None and (named | {"motif": motif})[other]:
-                raise ValueError(f"{one} and {other} exclude each other; leave one out")
-        if start is not None and motif and template is None:
-            raise ValueError(
-                "start has complete sequences, without motif; fix positions with template"
-            )
-        if infill is not None and (not isinstance(infill, (tuple, list)) or len(infill) != 3):
-            raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
-        window = length or (self.length if template is None and start is None else 1)
-        if infill is not None:
-            self.check_infill()
-            given = text_of(infill[0])
-            request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
-        elif start is not None:
-            request = self._starting(start, template, n, motif)
+        if infill is None:
+            request = self._request(n, length, seed, template, motif, "", start)
         else:
-            request = from_text(
-                self.tokenizer, n, window if template is None else length, seed, template, motif, ""
-            )
+            if template is not None or motif or start is not None:
+                raise ValueError("infill excludes template, motif and start; leave one out")
+            if not isinstance(infill, (tuple, list)) or len(infill) != 3:
+                raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
+            self.check_infill()
+            given, window = text_of(infill[0]), length or self.length
+            request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
         generator = self.conditional_sampler(
             sampler or self.default_sampler(request.lengths[1]), request, label, guidance
         )
@@ -331,9 +312,11 @@ class Model:
         designer.check_request(request, batch_size)
         size = designer.beta.pilot_size(pilot, has_weights)
         counted = designer.goal.reward
-        unguided = Pilot.of(designer, counted, request, size, seed, batch_size)
+        with bar(size, "unguided", "sequences", progress):
+            unguided = Pilot.of(designer, counted, request, size, seed, batch_size)
         designer = designer.with_choice(unguided.chosen(designer.beta, counted.name))
-        found = designer.designs(request, seed, batch_size)
+        with bar(len(request), "design", "sequences", progress):
+            found = designer.designs(request, seed, batch_size)
         found.beta = designer.goal.beta if method.uses_beta else None
         if resample:
             found = designer.resampled(found, n, seed)
@@ -345,13 +328,31 @@ class Model:
                 each[:] = [in_flanks(design, given, first, last, low) for design in each]
         return found
 
-    def _starting(
-        self, start: str, template: str | None, n: int, motif: str | Sequence[str] | None = None
+    def _request(
+        self,
+        n: int,
+        length: int | None,
+        seed: int,
+        template: str | None,
+        motif: str | Sequence[str] | None,
+        prompt: str,
+        start: str | None,
     ) -> Request:
+        """The request for samples of one template, free ones, or changed versions of `start`."""
+        tokenizer = self.tokenizer
+        if start is None:
+            if length is None and template is None:
+                length = self.length
+            return from_text(tokenizer, n, length, seed, template, motif, prompt)
+        if length is not None or prompt or (motif and template is None):
+            raise ValueError(
+                "start is a complete sequence; leave length, motif and prompt out, and fix "
+                "positions with template"
+            )
         allowed = None
         if template is not None:
-            allowed = [template_pattern(self.tokenizer, template, read_motifs(motif))]
-        return starting_from(self.tokenizer, [("start", text_of(start))], n, allowed)
+            allowed = [template_pattern(tokenizer, template, read_motifs(motif))]
+        return starting_from(tokenizer, [("start", text_of(start))], n, allowed)
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model,
@@ -379,6 +380,7 @@ class Model:
         gc: float | None,
         num_draws: int | None,
         start_t: float | None = None,
+        progress: bool = False,
     ) -> Designs:
         longest = request.lengths[1]
         maximum = self.denoiser.max_length
@@ -397,7 +399,8 @@ class Model:
             generator = generator.with_tilt(
                 fit_tilt(generator, request, gc, seed, batch_size).log_odds
             )
-        found = generator.designs(request, seed, batch_size)
+        with bar(len(request), "sample", "sequences", progress):
+            found = generator.designs(request, seed, batch_size)
         found.seed = seed
         return found
 
@@ -451,15 +454,36 @@ class Model:
     def conditioned(
         self, label: Labels, guidance: float = 1.0
     ) -> tuple[BaseDenoiser, Tensor | None]:
-        """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; see
-        `dnadiff.design.conditioning.conditioned`."""
-        return conditioned(
-            self.denoiser,
-            self.labels,
-            label,
-            guidance,
-            (self.config.get("data") or {}).get("label_dropout"),
-        )
+        """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None
+        is no label.
+
+        `guidance` is the weight of the label; 1 is the model's distribution given the label. An
+        unknown label, or guidance without a label, is a ValueError.
+        """
+        if label is None and guidance == 1:
+            return self.denoiser, None
+        if not self.labels:
+            raise ValueError("this model was trained without labels; leave label and guidance out")
+        known = self.labels
+        choices = f"this model knows {', '.join(known)}"
+        if label is None:
+            raise ValueError(f"guidance={guidance} needs a label; {choices}")
+        names = list(map(str, as_list(label)))
+        if not names:
+            raise ValueError(
+                f"label {label!r} is empty; leave it out for sequences without a label; {choices}"
+            )
+        if guidance != 1 and (self.config.get("data") or {}).get("label_dropout") == 0:
+            raise ValueError(
+                f"guidance={guidance} needs a model that was also trained without labels, and this one "
+                "has data.label_dropout=0; set guidance=1"
+            )
+        labels = torch.zeros(1, len(known), device=self.device)
+        for name in names:
+            if name not in known:
+                raise ValueError(f"label {name!r} is not known{closest(name, known)}; {choices}")
+            labels[0, known.index(name)] = 1
+        return self.denoiser if guidance == 1 else Guided(self.denoiser, guidance), labels
 
     @checked
     def nll(
@@ -469,6 +493,7 @@ class Model:
         seed: Natural = 1,
         batch_size: PositiveInt = 32,
         columns: Columns = None,
+        progress: bool = False,
     ) -> ndarray:
         """An estimate of an upper bound on -log p of each sequence, in nats per token: `(S,)`;
         exact for an autoregressive model.
@@ -480,13 +505,15 @@ class Model:
         of related genomes, `(L_i, CHANNELS)` of each sequence, for models that read one
         (`dnadiff.data.alignment.Alignment.columns`); the result is then conditional on them.
         """
-        _, ids = self._encoded(sequences)
-        source = ArrayInput([each.numpy() for each in ids], columns)
+        source = self._encoded(sequences, columns)
+        ids = [torch.from_numpy(each) for each in source.sequences]
         # The noise of a sequence does not depend on the others.
-        keys = [hash64(each.numpy().tobytes().hex()) >> 1 for each in ids]
-        nats = window_nats(
-            self.denoiser, self.process, ids, keys, num_draws, seed, batch_size, source.given
-        ).mean(1)
+        keys = [hash64(each.tobytes().hex()) >> 1 for each in source.sequences]
+        with bar(len(ids), "nll", "sequences", progress, num_draws):
+            nats = window_nats(
+                self.denoiser, self.process, ids, keys, num_draws, seed, batch_size, source.given
+            ).mean(1)
+            advance(len(ids))
         emitted = self.process.vocab.is_emitted()
         tokens = np.array([int(emitted[each].sum()) for each in ids])
         return np.where(tokens > 0, nats / np.maximum(tokens, 1), np.nan)
@@ -501,6 +528,7 @@ class Model:
         seed: Natural = 1,
         batch_size: PositiveInt = 32,
         columns: Columns = None,
+        progress: bool = False,
     ) -> pandas.DataFrame:
         """The likelihood of sequences of any length, or of regions of a genome: the table of
         `python -m dnadiff.score`, with its numbers.
@@ -509,20 +537,21 @@ class Model:
             sequences: see `nll`; with `genome` its regions: a BED, GTF or GFF file,
                 `chrom:first-last`, or a list of these.
             window: bases that are read together; None is the training window.
+            progress: see `sample`.
         """
         import pandas
 
         source: SequenceInput
         if genome is None:
-            names, ids = self._encoded(sequences, limited=False)
-            source = ArrayInput([each.numpy() for each in ids], columns)
-            source.names = names
+            source = self._encoded(sequences, columns, limited=False)
         else:
             opened = genome if isinstance(genome, Genome) else Genome(genome)
             source = GenomeInput(opened, read_regions(sequences, opened.lengths, None))
         window = self.loaded.window(window)
         job = ScoreJob(self.loaded, source, Path(), window, batch_size, num_draws, seed)
-        table = b"".join([job.header(), *(job.fold(found)[0] for found in job.results())])
+        job.report = advance
+        with bar(job.total, "score", job.items, progress):
+            table = b"".join([job.header(), *(job.fold(found)[0] for found in job.results())])
         return pandas.read_csv(
             BytesIO(table),
             sep="\t",
@@ -542,6 +571,7 @@ class Model:
         dtype: str = "float32",
         batch_size: int = 32,
         columns: Columns = None,
+        progress: bool = False,
     ) -> Embeddings | list[ndarray]:
         """The network's features of each sequence, pooled over positions: `(S, D)`, or with
         `pool="none"` a list of `(L_i, D)`.
@@ -553,6 +583,7 @@ class Model:
                 averaged.
             dtype: `float32` or `float16`.
             columns: of each sequence; see `nll`.
+            progress: see `sample`.
 
         Returns:
             An array, NaN for DNA without a known base; `.to_frame()` makes it a data frame and
@@ -560,14 +591,17 @@ class Model:
             names.
         """
         embedder = Embedder(self.denoiser, pool_of(pool), layer, stranded, dtype)
-        names, ids = self._encoded(sequences)
-        source = ArrayInput([each.numpy() for each in ids], columns)
-        vectors = embedder(source.sequences, batch_size, *source.sites())
+        source = self._encoded(sequences, columns)
+        calls = 1 if stranded else 2
+        with bar(len(source.names), "embed", "sequences", progress, calls):
+            vectors = embedder(source.sequences, batch_size, *source.sites())
+            advance(len(vectors))
         if unknown := num_unknown(vectors):
-            log.warning(f"{unknown:,} of {len(names):,} sequences are {NO_VECTOR}")
+            log.warning(f"{unknown:,} of {len(vectors):,} sequences are {NO_VECTOR}")
         if embedder.pool.per_position:
             return vectors
-        return Embeddings.of(np.array(vectors, embedder.dtype).reshape(-1, embedder.width), names)
+        rows = np.array(vectors, embedder.dtype).reshape(-1, embedder.width)
+        return Embeddings.of(rows, source.names)
 
     @checked
     def information(
@@ -595,7 +629,7 @@ class Model:
         information = Information(
             self.denoiser, self.process, window, spacing, stranded, batch_size
         )
-        ids = [each.numpy() for each in self._encoded(sequences, limited=False)[1]]
+        ids = self._encoded(sequences, limited=False).sequences
         return information.of_sequences([each.astype(np.uint8) for each in ids], columns)
 
     def variants(
@@ -613,6 +647,7 @@ class Model:
         alignment: str | None = None,
         percentile: bool = False,
         calibrate_indels: bool = False,
+        progress: bool = False,
     ) -> pandas.DataFrame:
         """Effects of variants (`dnadiff.genomics.variants.effects.Effect`), one row per alternative
         allele, in their order.
@@ -633,6 +668,7 @@ class Model:
                 command line (docs/variants.md).
             alignment: file of the genome with its relatives (`dnadiff.align`), for a model that
                 reads one, and for the method `Phylogeny`.
+            progress: see `sample`.
 
         Raises:
             ValueError: naming the argument or the row that is not valid, such as one whose REF
@@ -657,7 +693,8 @@ class Model:
         else:
             network = methods.AlignedGenome.open(reference, alignment, stranded)
         neutral = percentile, calibrate_indels, self.path
-        return effects.effects_frame(network, method, variants, on_mismatch, L2, *neutral)
+        with bar(None, "variants", "rows", progress):
+            return effects.effects_frame(network, method, variants, on_mismatch, L2, *neutral)
 
     def saturate(
         self,
@@ -713,19 +750,22 @@ class Model:
             return push_folder(output, repository, private, token, api)
 
     def _encoded(
-        self, sequences: Sequence[DNASequence], limited: bool = True
-    ) -> tuple[list[str], list[Tensor]]:
-        """Names and token ids `(L_i,)` of sequences. Those without a name are numbered."""
-        names = list[str]()
-        ids = list[Tensor]()
+        self, sequences: Sequence[DNASequence], columns: Columns = None, limited: bool = True
+    ) -> ArrayInput:
+        """Token ids `(L_i,)` int64 of sequences with their names. Those without one are
+        numbered."""
+        names = []
+        ids = []
         for place, sequence in several(sequences):
             where = f"sequence {place}"
             found = encoded(self.tokenizer, sequence, where)
             if limited:
                 self._check_length(len(found), what=f"{where}: length")
             names.append(name_of(sequence) or place)
-            ids.append(torch.from_numpy(found.astype(np.int64)))
-        return names, ids
+            ids.append(found.astype(np.int64))
+        source = ArrayInput(ids, columns)
+        source.names = names
+        return source
 
     def _check_length(self, length: int, otherwise: str = "", what: str = "length") -> None:
         """Refuse what is longer than the network takes; `otherwise`, which ends in a comma, is what

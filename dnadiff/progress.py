@@ -183,13 +183,15 @@ def phase(label: str) -> Iterator[None]:
 
 
 @contextmanager
-def bar(total: int | None, label: str, unit: str, enabled: bool) -> Iterator[None]:
+def bar(
+    total: int | None, label: str, unit: str, enabled: bool, calls: float = 0.0
+) -> Iterator[None]:
     """Progress of a loop in Python, which `advance` and `beat` count, by tqdm: a widget in a
     notebook, text elsewhere; nothing unless it is `enabled`."""
     if not enabled:
         yield
         return
-    with closing(Progress(total, label, unit=unit, display=_Tqdm(label, total))):
+    with closing(Progress(total, label, unit=unit, calls=calls, display=_Tqdm(label, total))):
         yield
 
 

@@ -3,7 +3,7 @@ templates and motifs, within a genome, or designed for a reward."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 from annotated_types import Interval
 from pydantic import model_validator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dnadiff.jobs.job import Job
     from dnadiff.model import Model
 
+T = TypeVar("T")
 ONLY_WITH_REWARD = ("target", "beta", "pilot", "num_draws")
 DEFAULT_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
 # What samples depend on, besides names of files.
@@ -147,6 +148,7 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
         for one, other in (
             *(("input", key) for key in (*CONDITIONS[:-1], "length", "gc", "resample", "reward")),
             ("template", "prompt"),
+            *(("start", key) for key in ("infill", "regions", "length", "prompt", "motif")),
             ("infill", "template"),
             ("infill", "prompt"),
             ("infill", "motif"),
@@ -164,13 +166,6 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
             raise ValueError(
                 "alignment= has columns for the bases of a genome; give genome=g.fa and regions= "
                 "or infill= too"
-            )
-        if self.start is not None and (
-            intervals is not None or self.length is not None or self.prompt or self.motif
-        ):
-            raise ValueError(
-                "start= has complete sequences; leave infill, length, prompt and motif out, and "
-                "fix positions with template="
             )
         if self.start_t is not None and (self.start is None or self.reward):
             raise ValueError(
@@ -209,7 +204,6 @@ def sample(options: SampleOptions) -> list[Job]:
     is_dna = model.tokenizer.vocab.complement is not None
     output = options.output_path(f"samples.{'fa' if is_dna else 'txt'}")
     samples.check_suffix(output, is_dna)
-    model.conditioned(options.label, options.guidance)
     if options.input is None:
         if (model.loaded.config.get("data") or {}).get("lengths"):
             log.warning("trained on pairs: without input=sources.txt this model writes free text")
@@ -240,8 +234,7 @@ def sample(options: SampleOptions) -> list[Job]:
     index = None
     if options.copies:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
-    optional = options.only("start", "start_t", "feature", "spliced", "regions")
-    optional = {k: v for k, v in optional.items() if v not in (None, False)}
+    optional = set_keys(options, "start", "start_t", "feature", "spliced", "regions")
     if options.input is not None:
         optional |= options.only("input", "length_beam", "num_draws")
         optional["num_samples"] = request.each
@@ -250,12 +243,7 @@ def sample(options: SampleOptions) -> list[Job]:
         **options.only(*VALUES),
         "resample": bool(options.resample),
         "gc": gc,
-        "template": content(options.template),
-        "infill": content(options.infill),
-        **{
-            k: v if k in ("start_t", "feature", "spliced") else content(v)
-            for k, v in optional.items()
-        },
+        **{k: content(v) for k, v in {**options.only("template", "infill"), **optional}.items()},
         **({"alignment": request.alignment.identity} if request.alignment else {}),
         "genome": None if request.genome is None else request.genome.digest,
         "lengths": [low, high],
@@ -272,18 +260,11 @@ def sample(options: SampleOptions) -> list[Job]:
     of_method: JsonDict = {}
     if method is not None:
         of_method = {"method": options.method["_target_"].split(".")[-2]}
-        of_method |= {} if of_method["method"] == "best_of_n" else {"beta": options.beta}
-        given = options.only("reward", "target", "method", "beta", "start", "num_draws")
-        num_draws = given.pop("num_draws")
+        of_method |= options.only("beta") if method.uses_beta else {}
+        given = options.only("reward", "target", "method", "beta")
         if not method.uses_beta and any(options.given("beta")):
             log.info(f"beta is not used by {of_method['method']}")
-        check(options.reward, (PACKAGE, *options.trust))
-        built = build(options.reward, trust=None)  # an address on the command line is fetched
-        if not isinstance(built, reward.Reward):
-            raise ValueError(
-                f"reward {options.reward.get('_target_')} is not a reward "
-                "(dnadiff.design.reward.Reward)"
-            )
+        built = chosen(options, "reward", reward.Reward)
         search = None if index is None else index.longest_match
         goal = reward.as_reward(built, options.target)
         generator = made = Designer(
@@ -308,27 +289,26 @@ def sample(options: SampleOptions) -> list[Job]:
             )
         settings_of_output |= {
             # Whether a reward may be loaded does not change its values.
-            **{
-                key: without_key(given[key], "trust")
-                for key in ("reward", "target", "method", "beta")
-            },
-            "num_draws": num_draws,
+            **{key: without_key(value, "trust") for key, value in given.items()},
+            "num_draws": options.num_draws,
             "reward_inputs": built.inputs(),
             "copies": index is not None,
         }
         size = beta.pilot_size(options.pilot, has_weights)
         settings_of_output |= {"pilot": size} if beta.is_automatic else {}
         kind = designs.DesignJob
-        about = given | ({} if method.uses_beta else {"beta": None})
+        about = given | options.only("start") | ({} if method.uses_beta else {"beta": None})
         of_design |= {"pilot": size, "design": about, "real": real}
     weighted = generate.check_weights(generator, request, resample, is_dna, options.length)
     label = options.label
-    changed = {
-        "label": (",".join(map(str, label)) if isinstance(label, list) else label, None),
-        "guidance": (options.guidance, 1),
-        "gc": (gc, None),
-        "start_t": (options.start_t, None),
-    }
+    if isinstance(label, list):
+        label = ",".join(map(str, label))
+    changed = {"label": label, **options.only("guidance", "gc", "start_t")}
+    fields = SampleOptions.model_fields
+    # The calls are those of the batch, known afterwards.
+    header = {"sampler": samples.sampler_name(generator.sampler), "calls": 0}
+    header |= samples.header_settings(generator.sampler)
+    header |= {key: value for key, value in changed.items() if value != fields[key].default}
     return [
         kind(
             model=model.loaded,
@@ -337,15 +317,13 @@ def sample(options: SampleOptions) -> list[Job]:
             output=output,
             seed=options.seed,
             batch_size=options.batch_size,
-            header_of_records=samples.header_of(
-                generator.sampler, options.seed, changed, of_method
-            ),
+            header_of_records=header | of_method | options.only("seed"),
             weighted=weighted,
             gc=gc,
             resampled=options.num_samples if resample else None,
             settings=settings_of_output,
             started=sampler,
-            inputs={k: v for k, v in options.only(*CONDITIONS).items() if v not in (None, False)},
+            inputs=set_keys(options, *CONDITIONS),
             index=index,
             **of_design,
         )
@@ -373,18 +351,30 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
             "gc and reward exclude each other; set reward=gc target=0.5, or add "
             "+reward@reward.terms.gc=gc to reward=weighted"
         )
-    method = build(options.method, trust=(PACKAGE, *options.trust))
-    if not isinstance(method, DesignMethod):
-        raise ValueError(
-            f"method {options.method.get('_target_')} is not a design method "
-            "(dnadiff.design.method.base.DesignMethod)"
-        )
+    method = chosen(options, "method", DesignMethod)
     if options.resample and not method.has_weights:
         raise ValueError(
             f"resample=true needs a method with importance weights, and {type(method).__name__} "
             "has none; set method=smc, svdd or resample_move"
         )
     return method
+
+
+def chosen(options: SampleOptions, key: str, kind: type[T]) -> T:
+    """The object of this kind that a config group describes; a ValueError if it is none."""
+    config = getattr(options, key)
+    check(config, (PACKAGE, *options.trust))
+    made = build(config, trust=None)  # an address on the command line is fetched
+    if not isinstance(made, kind):
+        raise ValueError(
+            f"{key} {config.get('_target_')} is not a {kind.__name__} ({kind.__module__})"
+        )
+    return made
+
+
+def set_keys(options: SampleOptions, *keys: str) -> JsonDict:
+    """Those of the keys that are set, with their values."""
+    return {key: x for key, x in options.only(*keys).items() if x not in (None, False)}
 
 
 def make_request(options: SampleOptions, model: Model) -> Request:

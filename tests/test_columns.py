@@ -244,7 +244,8 @@ def test_a_sharp_posterior_is_copied_by_every_kind_of_request(genome, stored, tm
         generator = one.conditional_sampler(one.default_sampler(37), request)
         found = generator.designs(request, seed=1, batch_size=3)
         assert found == [named[10:31]] * 2 + [other[LENGTH - 77 : LENGTH - 40]] * 2
-        bounds = generator.designs(request, seed=1, batch_size=4, num_draws=2)
+        generator.num_draws = 2
+        bounds = generator.designs(request, seed=1, batch_size=4)
         assert all(each.log_prob == pytest.approx(0, abs=1e-3) for each in bounds)
     one = model(predicts=False)
     request = Infill(genome, [Region("chr1", 30, 40, strand="-")], 1, 24, alignment=sharp)

@@ -19,9 +19,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import BaseDenoiser, DenoiserWrapper, Kind, OptTensor, Query
 from dnadiff.diffusion.draws import float64_device
 from dnadiff.diffusion.process import AbsorbingProcess, after_first, require
-from dnadiff.fields import as_list, is_number
 from dnadiff.networks.backbone.base import State
-from dnadiff.progress import closest
 
 
 class Constrained(DenoiserWrapper):
@@ -318,48 +316,3 @@ def _joined(state: State | None) -> State | None:
 
 
 Labels = str | int | Sequence[str | int] | None
-
-
-def conditioned(
-    denoiser: BaseDenoiser,
-    known: Sequence[str],
-    label: Labels,
-    guidance: float = 1.0,
-    label_dropout: float | None = None,
-) -> tuple[BaseDenoiser, Tensor | None]:
-    """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None is no
-    label.
-
-    `known` are the names of the model's labels, `guidance` is the weight of the label (1 is the
-    model's distribution given the label), and `label_dropout` the fraction of training windows
-    without labels (None if unknown). An unknown label, or guidance without a label, is a
-    ValueError.
-    """
-    if not is_number(guidance) or guidance < 0:
-        raise ValueError(
-            f"guidance {guidance!r} must be a number of at least 0; 1 is the model's distribution "
-            "given the label"
-        )
-    if label is None and guidance == 1:
-        return denoiser, None
-    if not known:
-        raise ValueError("this model was trained without labels; leave label and guidance out")
-    choices = f"this model knows {', '.join(known)}"
-    if label is None:
-        raise ValueError(f"guidance={guidance} needs a label; {choices}")
-    names = list(map(str, as_list(label)))
-    if not names:
-        raise ValueError(
-            f"label {label!r} is empty; leave it out for sequences without a label; {choices}"
-        )
-    if guidance != 1 and label_dropout == 0:
-        raise ValueError(
-            f"guidance={guidance} needs a model that was also trained without labels, and this one "
-            "has data.label_dropout=0; set guidance=1"
-        )
-    labels = torch.zeros(1, len(known), device=denoiser.device)
-    for name in names:
-        if name not in known:
-            raise ValueError(f"label {name!r} is not known{closest(name, known)}; {choices}")
-        labels[0, known.index(name)] = 1
-    return (denoiser if guidance == 1 else Guided(denoiser, guidance)), labels

@@ -151,7 +151,6 @@ class Prepared(NamedTuple):
         valid: (B, L) bool, False on padding; None without padding.
         denoiser: keeps the constraints.
         constrained: the same, which records importance weights; None if nothing is constrained.
-        is_weighted: whether it does.
     """
 
     x_init: Tensor
@@ -160,7 +159,6 @@ class Prepared(NamedTuple):
     valid: Tensor | None
     denoiser: BaseDenoiser
     constrained: Constrained | None
-    is_weighted: bool
 
 
 @dataclass(eq=False)
@@ -236,6 +234,7 @@ class ConditionalSampler:
         if any(self.sampler.window_for(length) < length for length in lengths.tolist()):
             groups = [np.flatnonzero(lengths == length).tolist() for length in np.unique(lengths)]
         tokens: dict[int, ndarray] = {}
+        weighted = weighted and self.sampler.supports_weights(int(lengths.max()))
         weight = np.zeros(len(targets))
         nfe = 0
         rows = 0
@@ -243,7 +242,7 @@ class ConditionalSampler:
             made = self.prepared([targets[i] for i in group], weighted)
             numbers = torch.tensor([numbered[i][0] for i in group], device=made.x_init.device)
             x_init = made.x_init
-            start = self._start([targets[i] for i in group], made.x_init)
+            start = self.start_of([targets[i] for i in group], made.x_init)
             if start is not None and self.start_t is None:
                 x_init = start
                 start = None
@@ -260,13 +259,12 @@ class ConditionalSampler:
             )
             for i, ids in zip(group, samples.tokens.cpu().numpy()):
                 tokens[i] = ids[: lengths[i]]
-            if made.constrained is not None and made.is_weighted:
+            if made.constrained is not None and weighted:
                 weight[group] = made.constrained.log_weight().cpu().numpy()
             nfe = nfe + samples.nfe
             rows = rows + samples.rows
-        has_weights = weighted and self.sampler.supports_weights(int(lengths.max()))
         in_order = [tokens[i] for i in range(len(targets))]
-        return SampleBatch(targets, in_order, nfe, rows, weight if has_weights else None)
+        return SampleBatch(targets, in_order, nfe, rows, weight if weighted else None)
 
     def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have unequal weights; None if they would, but the
@@ -321,7 +319,6 @@ class ConditionalSampler:
             None if bool(valid.all()) else valid,
             constrained or self.denoiser,
             constrained,
-            weighted,
         )
 
     def check_start(self, request: Request) -> None:
@@ -341,7 +338,7 @@ class ConditionalSampler:
                 "sampler=self_correction for noise that replaces tokens"
             )
 
-    def _start(self, targets: Sequence[Target], x_init: Tensor) -> Tensor | None:
+    def start_of(self, targets: Sequence[Target], x_init: Tensor) -> Tensor | None:
         """The tokens that the targets of a batch start from, (B, L) with padding; None if there are
         none."""
         found = x_init.clone()

@@ -22,6 +22,7 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Natural, PositiveInt, check_value
 from dnadiff.formats.regions import Region, names_of, read_regions
 from dnadiff.formats.sequences import read_sequences
+from dnadiff.genomics.metrics.composition import evenly_spaced
 from dnadiff.progress import log
 from dnadiff.store.address import shown
 from dnadiff.store.files import read_text
@@ -291,8 +292,7 @@ class Request(ABC):
 
     def evenly_spaced(self) -> list[Target]:
         """At most 256 samples, evenly spaced over the request."""
-        numbers = np.linspace(0, len(self) - 1, min(256, len(self))).astype(int)
-        return [self[number] for number in np.unique(numbers).tolist()]
+        return [self[number] for number in evenly_spaced(len(self), 256).tolist()]
 
 
 class Free(Request):
@@ -620,16 +620,15 @@ def read_starts(path: str, tokenizer: Tokenizer) -> list[tuple[str, str]]:
 
 def length_range(length: int | str) -> tuple[int, int]:
     """The shortest and the longest length of `512` or `200:1000`; raises ValueError for others."""
-    if isinstance(length, str) and ":" in length:
-        match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", length)
-        if match is None or not 1 <= int(match[1]) <= int(match[2]):
-            raise ValueError(
-                f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as "
-                "200:1000"
-            )
-        return int(match[1]), int(match[2])
-    number = check_value("length", length, PositiveInt)
-    return number, number
+    if isinstance(length, int):
+        return length, length
+    match = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", length)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ValueError(
+            f"length {length!r} cannot be parsed; write a number, or SHORTEST:LONGEST such as "
+            "200:1000"
+        )
+    return int(match[1]), int(match[2])
 
 
 def read_intervals(

@@ -4,10 +4,8 @@ and rewards for composition, motifs, restriction sites, a target value and weigh
 The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 
 import itertools
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -186,7 +184,7 @@ class CountedReward:
         """The name of the reward in messages."""
         made = self.reward.reward if isinstance(self.reward, Toward) else self.reward
         named = made.function if isinstance(made, FunctionReward) else type(made)
-        return named.__name__ if isinstance(named, (type, FunctionType)) else type(named).__name__
+        return getattr(named, "__name__", type(named).__name__)
 
     def __call__(self, sequences: Sequence[str]) -> Values:
         """The rewards (S,) of S sequences.
@@ -428,12 +426,16 @@ class RestrictionSites(Reward):
         if not self.enzymes:
             raise ValueError("reward.enzymes is empty; give names such as [EcoRI,BsaI]")
         sites = map(site_of, self.enzymes)
-        both = [sorted({_regex(x), _regex(str(reverse_complement(x)))}) for x in sites]
-        self._patterns = [re.compile(f"(?=(?:{'|'.join(found)}))") for found in both]
+        self._sites = [(site, str(reverse_complement(site))) for site in sites]
 
     def __call__(self, sequences: Sequence[str]) -> Values:
+        from Bio.SeqUtils import nt_search
+
         counts = [
-            sum(len(pattern.findall(text)) for pattern in self._patterns) for text in sequences
+            sum(
+                len({i for site in both for i in nt_search(text, site)[1:]}) for both in self._sites
+            )
+            for text in sequences
         ]
         return -np.array(counts, dtype=np.float64)
 
@@ -452,10 +454,3 @@ def site_of(enzyme: str) -> str:
             "4 IUPAC letters, such as GAATTC"
         )
     return site
-
-
-def _regex(site: str) -> str:
-    return "".join(
-        f"[{''.join(base for bit, base in enumerate(_BASES) if code >> bit & 1)}]"
-        for code in codes_of(site, f"site {site}").tolist()
-    )

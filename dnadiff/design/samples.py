@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,23 +310,6 @@ def record_of(output: Path, name: str, text: str, about: JsonMap) -> bytes:
     if "log_weight" in about:
         record["log_weight"] = float(about["log_weight"])
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def header_of(
-    sampler: Sampler, seed: int, changed: Mapping[str, tuple[Json, Json]], method: JsonMap
-) -> JsonDict:
-    """How the samples were made, for their headers: the name of the sampler on the command line,
-    and settings that are not the default.
-
-    Args:
-        changed: values and defaults of settings of the request.
-        method: of a design.
-    """
-    # The calls are those of the batch, known afterwards.
-    about: JsonDict = {"sampler": sampler_name(sampler), "calls": 0}
-    about |= header_settings(sampler)
-    about |= {name: value for name, (value, default) in changed.items() if value != default}
-    return about | {**method, "seed": seed}
 
 
 def check_suffix(output: Path, is_dna: bool) -> None:

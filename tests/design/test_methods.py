@@ -567,7 +567,7 @@ def test_a_target_value_is_approached(generator):
 
 
 def test_what_does_not_fit_a_method_is_refused(generator):
-    with pytest.raises(ValueError, match="beta -1 must be 0 or more"):
+    with pytest.raises(ValueError, match="beta -1 must be a number of at least 0"):
         Designer(generator(), SMC(), as_reward(scores), -1)
     with pytest.raises(
         ValueError,

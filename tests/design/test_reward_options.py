@@ -221,7 +221,7 @@ WRONG = {
         "method.num_groups=2",
         "resample=true",
     ],
-    "start= has complete sequences; leave infill, length, prompt and motif out": [
+    "start and length exclude each other": [
         "reward=gc",
         "start=s.fa",
         "method=metropolis",
@@ -333,7 +333,7 @@ def test_designs_in_python(trained):
     for wrong, message in (
         (
             {"infill": (sequence, 20, 30), "template": "NNN"},
-            "infill and template exclude each other",
+            "infill excludes template, motif and start",
         ),
         ({"infill": (sequence, 20)}, r"must be \(sequence, start, end\)"),
         ({"n": 2.5}, "2.5"),

@@ -4,7 +4,6 @@ by the reward."""
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,10 +50,8 @@ class Metropolis(DesignMethod):
     needs = "needs a model that reads both sides of a mask"
 
     def design(self, run: DesignRun) -> SampleBatch:
-        given = [target.start for target in run.targets if target.start is not None]
-        if len(given) == len(run.targets):
-            x = torch.from_numpy(np.stack(given)).to(run.template)
-        else:
+        x = run.generator.start_of(run.targets, run.template)
+        if x is None:
             x, _ = run.sampled(weighted=False)
         move = Move(run, self.num_positions, self.num_groups)
         start = x

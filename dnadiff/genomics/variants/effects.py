@@ -49,7 +49,7 @@ from dnadiff.genomics.variants.variant import (
     pair,
     sides,
 )
-from dnadiff.progress import Progress, log
+from dnadiff.progress import Progress, advance, log
 
 if TYPE_CHECKING:
     import pandas
@@ -610,6 +610,7 @@ def effects_frame(
         scorer.compare(model, percentile, calibrate_indels)
     rows: list[list[object]] = []
     for chunk in scorer.chunks(source):
+        advance(len(chunk))
         for row, results in chunk:
             for alt, result in zip(row.alts, results):
                 values = [getattr(result, name, NAN) for name in scorer.columns]
