@@ -412,24 +412,18 @@ class Model:
         guidance: float = 1.0,
         start_t: float | None = None,
     ) -> ConditionalSampler:
-        """The generator that fills a request with this model; raises ValueError as `check_sampler`
-        and `conditioned`."""
+        """The generator that fills a request with this model; raises ValueError as `conditioned`,
+        and for a sampler that does not fit the kind of model or the lengths."""
+        sampler.check_model(self.denoiser)
+        sampler = sampler.fitted(self.denoiser)  # its window
+        longer = "" if self.denoiser.left_to_right else "sampler=semi_ar for longer sequences, "
         for length in sorted(set(request.lengths)):
-            sampler = self.check_sampler(sampler, len(request), length)
+            self._check_length(sampler.window_for(length), longer)
+            sampler.check_length(length)
         denoiser, labels = self.conditioned(label, guidance)
         return ConditionalSampler(
             denoiser, self.process, self.tokenizer, sampler, labels, start_t=start_t
         )
-
-    def check_sampler(self, sampler: Sampler, num_samples: int, length: int) -> Sampler:
-        """The sampler fitted to this model (its window); raises ValueError for one that does not
-        fit the kind of model or the length."""
-        sampler.check_model(self.denoiser)
-        sampler = sampler.fitted(self.denoiser)
-        longer = "" if self.denoiser.left_to_right else "sampler=semi_ar for longer sequences, "
-        self._check_length(sampler.window_for(length), longer)
-        sampler.check_length(length)
-        return sampler
 
     def default_sampler(self, length: int) -> Sampler:
         """The sampler that fits the kind of model, with groups from its h(n)."""

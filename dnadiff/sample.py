@@ -282,11 +282,6 @@ def sample(options: SampleOptions) -> list[Job]:
             "designs are statistical samples without any claim of function; screen them before "
             "synthesis (RESPONSIBLE_USE.md)"
         )
-        if made.has_weights(request) is None and made.constrains(request):
-            log.info(
-                "these designs have no importance weights: constraints hold, but the distribution "
-                "is not corrected (docs/designing.md)"
-            )
         settings_of_output |= {
             # Whether a reward may be loaded does not change its values.
             **{key: without_key(value, "trust") for key, value in given.items()},

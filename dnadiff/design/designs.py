@@ -163,8 +163,9 @@ class DesignJob(SampleJob):
             if unguided is not None:
                 theirs = DesignTable.read(unguided_path(self.output), unguided["number"])
                 distance = sixmer_distance(ours.sequences, theirs.sequences, self.seed)
-                design["js_6"], js_6 = distance or (None, None)
-                unguided = {**unguided, "gc": theirs.gc, "js_6": js_6}
+                key = "js_6_from_unguided"
+                design[key], baseline = distance or (None, None)
+                unguided = {**unguided, "gc": theirs.gc, key: baseline}
         if self.beta.is_automatic:
             choice = self.choice
             levels = [*choice.levels.values()]
@@ -190,17 +191,15 @@ class DesignJob(SampleJob):
         kept = evenly_spaced(len(self.real), max(self.content["records"], _MIN_SCORED))
         texts = [letters[self.real[i]].tobytes().decode() for i in kept]
         request = starting_from(generator.tokenizer, [("real", text) for text in texts], 1)
-        found: JsonDict = {"reward": [], "log_prob": []}
-        for start in range(0, len(texts), self.batch_size):
-            numbers = range(start, min(start + self.batch_size, len(texts)))
-            found["reward"] += generator.goal.reward([texts[i] for i in numbers]).tolist()
-            if generator.num_draws:
-                targets = [request[i] for i in numbers]
-                tokens = [target.start for target in targets if target.start is not None]
-                batch = SampleBatch(targets, tokens, 0, 0, None)
-                bounds = generator.bounds(batch, numbers, generator.num_draws, self.seed)
-                found["log_prob"] += (bounds / len(texts[0])).tolist()
-        return found
+        log_prob: list[float] = []
+        for start in range(0, len(texts) if generator.num_draws else 0, self.batch_size):
+            numbers = range(len(texts))[start : start + self.batch_size]
+            targets = [request[i] for i in numbers]
+            tokens = [target.start for target in targets if target.start is not None]
+            batch = SampleBatch(targets, tokens, 0, 0, None)
+            bounds = generator.bounds(batch, numbers, generator.num_draws, self.seed)
+            log_prob += (bounds / len(texts[0])).tolist()
+        return {"reward": generator.goal.reward(texts).tolist(), "log_prob": log_prob}
 
     def table(self) -> dict[str, str]:
         design = self.content["design"]

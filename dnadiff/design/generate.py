@@ -175,12 +175,7 @@ class ConditionalSampler:
         num_draws: network calls for the bound on the log-probability of each sample; 0 leaves it
             out.
         longest_match: searches each sample in the training data; None leaves it out.
-
-    Attributes:
-        is_design: whether its samples are designed for a reward.
     """
-
-    is_design = False
 
     denoiser: BaseDenoiser
     process: AbsorbingProcess
@@ -214,7 +209,7 @@ class ConditionalSampler:
         # For all samples of a request or for none, also where some are shorter.
         weighted = self.has_weights(request)
         for start in self.batch_starts(request, batch_size, first):
-            numbers = range(start, min(start + batch_size, len(request)))
+            numbers = range(len(request))[start : start + batch_size]
             batch = self.fill([(i, request[i]) for i in numbers], hash64(seed, "sample"))
             equal = None if weighted is None else np.zeros(len(numbers))
             yield batch if weighted else batch._replace(log_weight=equal)
@@ -565,49 +560,40 @@ def find_tilt(
     log-odds. A target that no tilt reaches is a ValueError.
     """
 
+    seen: list[tuple[float, float]] = []  # tilts, and what they reach
+
     def off(tilt: float) -> float:
         reached = mean_gc(tilt)
+        seen.append((tilt, reached))
         wanted = math.log(target / (1 - target))
         return math.log(max(reached, 1e-6) / max(1 - reached, 1e-6)) - wanted
 
-    def fraction_at(off: float) -> float:
-        reached = math.exp(off) * target / (1 - target)
-        return reached / (1 + reached)
+    def best() -> tuple[float, float]:
+        return min(seen, key=lambda pair: abs(pair[1] - target))
 
-    def near(off: float) -> bool:
-        return abs(fraction_at(off) - target) <= TOLERANCE
-
-    a, fa, calls = 0.0, off(0.0), 1
-    b = a
+    a, b, fa = 0.0, 0.0, off(0.0)
     fb = fa
-    while not near(fb) and (fa < 0) == (fb < 0) and calls < max_calls:
-        a = b
-        fa = fb
-        b = b - math.copysign(max(abs(fb) * 1.25, 0.05), fb)
-        fb = off(b)
-        calls = calls + 1
-    best, f_best = min(((a, fa), (b, fb)), key=lambda pair: abs(pair[1]))
-    while not near(f_best) and (fa < 0) != (fb < 0) and calls < max_calls and abs(b - a) > 1e-4:
-        c = (a * fb - b * fa) / (fb - fa)
+    while abs(best()[1] - target) > TOLERANCE and len(seen) < max_calls:
+        is_between = (fa < 0) != (fb < 0)
+        if is_between and abs(b - a) <= 1e-4:
+            break
+        if is_between:
+            c = (a * fb - b * fa) / (fb - fa)
+        else:
+            c = b - math.copysign(max(abs(fb) * 1.25, 0.05), fb)
         fc = off(c)
-        calls = calls + 1
-        if (fc < 0) == (fb < 0):
+        if is_between and (fc < 0) == (fb < 0):
             fa /= 2
         else:
-            a = b
-            fa = fb
-        b = c
-        fb = fc
-        if abs(fc) < abs(f_best):
-            best = c
-            f_best = fc
-    reached = fraction_at(f_best)
+            a, fa = b, fb
+        b, fb = c, fc
+    tilt, reached = best()
     if abs(reached - target) > MAX_ERROR:
         raise ValueError(
             f"gc {target} cannot be reached by this sampler: its pilot batch reaches "
             f"{reached:.3f}; choose another"
         )
-    return best, reached, calls
+    return tilt, reached, len(seen)
 
 
 def check_weights(
@@ -644,10 +630,10 @@ def check_weights(
             f"resample=true compares sequences of one length, and length={length} draws "
             "many; set length to a number"
         )
-    if weighted is None and not generator.is_design:
+    if weighted is None and generator.constrains(request):
         log.info(
-            "this sampler has no importance weights: constraints hold, but the distribution is not "
-            "corrected (docs/designing.md)"
+            "these samples have no importance weights: constraints hold, but the distribution is "
+            "not corrected (docs/designing.md)"
         )
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):
         where = " in later blocks" if generator.denoiser.block_size else ""

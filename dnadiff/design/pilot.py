@@ -137,7 +137,7 @@ class Pilot:
         key = hash64(seed, "unguided")
         is_dna = generator.tokenizer.vocab.complement is not None
         for start in range(0, size, batch_size):
-            rows = range(start, min(start + batch_size, size))
+            rows = range(size)[start : start + batch_size]
             targets = [request[int(numbers[i])]._replace(start=None) for i in rows]
             batch = generator.fill(list(zip(rows, targets)), key)
             texts = [generator.text(*each) for each in zip(targets, batch.tokens)]

@@ -479,6 +479,7 @@ class SampleJob(ResumableJob):
             found = memorization.of_file(self.output, self.index)
             extra["copies"] = memorization.summary(found)
         self.content = {
+            "synthetic": True,
             "records": number,
             "model": {
                 "checkpoint": str(self.model.path),
@@ -499,10 +500,6 @@ class SampleJob(ResumableJob):
             "inputs": self.inputs,
         }
         return self.content
-
-    def side_file(self, head: JsonMap, content: JsonMap) -> Json:
-        about = {"file": head["file"], "sha256": head["sha256"], "synthetic": True}
-        return super().side_file({**about, "dnadiff": head["dnadiff"]}, content)
 
     def found_complete(self) -> None:
         if self.index is not None:

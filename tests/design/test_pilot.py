@@ -281,7 +281,8 @@ def test_designs_are_resampled_from_twice_as_many(design, tmp_path):
     assert found["gc"] == pytest.approx(found["mean"]) and unguided["gc"] == pytest.approx(
         unguided["reward"]["mean"]
     )
-    assert found["js_6"] > 0 and unguided["js_6"] > 0
+    key = "js_6_from_unguided"
+    assert found[key] > 0 and unguided[key] > 0
     assert [float(each["reward"]) for each in about] == pytest.approx(values, abs=1e-6)
     assert all(float(each["log_prob"]) < 0 and "longest_match" in each for each in about)
     # Calls of the pilot are counted apart.

@@ -243,7 +243,6 @@ class Designer(ConditionalSampler):
         ValueError: if `beta` has another form, or model, sampler and reward do not fit the method.
     """
 
-    is_design = True
     levels: Mapping[str, float] = {}
 
     def __init__(
