@@ -23,7 +23,7 @@ from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, Columns, GenomeInput, SequenceInput
 from dnadiff.data.tokenizer import encoded
 from dnadiff.design.conditioning import Guided, Labels
-from dnadiff.design.generate import ConditionalSampler, Design, Designs, check_gc, fit_tilt
+from dnadiff.design.generate import ConditionalSampler, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.pilot import Pilot
@@ -227,15 +227,8 @@ class Model:
                 `sample`.
         """
         seed = drawn(seed)
-        text = text_of(sequence)
-        window = length or self.length
-        self.check_infill()
-        request, low = infill_sequence(self.tokenizer, text, start, end, n, window)
-        if columns is not None:
-            request.columns = columns[low : low + request.lengths[1]]
-        designs = self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
-        designs[:] = [in_flanks(design, text, start, end, low) for design in designs]
-        return designs
+        request = self._infill(sequence, start, end, n, length, columns)
+        return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
 
     @checked
     def design(
@@ -299,9 +292,7 @@ class Model:
                 raise ValueError("infill excludes template, motif and start; leave one out")
             if not isinstance(infill, (tuple, list)) or len(infill) != 3:
                 raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
-            self.check_infill()
-            given, window = text_of(infill[0]), length or self.length
-            request, low = infill_sequence(self.tokenizer, given, *infill[1:], n, window)
+            request = self._infill(*infill, n, length)
         generator = self.conditional_sampler(
             sampler or self.default_sampler(request.lengths[1]), request, label, guidance
         )
@@ -311,10 +302,9 @@ class Model:
         request.each *= 1 + resample
         designer.check_request(request, batch_size)
         size = designer.beta.pilot_size(pilot, has_weights)
-        counted = designer.goal.reward
         with bar(size, "unguided", "sequences", progress):
-            unguided = Pilot.of(designer, counted, request, size, seed, batch_size)
-        designer = designer.with_choice(unguided.chosen(designer.beta, counted.name))
+            unguided = Pilot.of(designer, request, size, seed, batch_size)
+        designer = designer.with_choice(unguided.chosen(designer.beta, designer.goal.reward.name))
         with bar(len(request), "design", "sequences", progress):
             found = designer.designs(request, seed, batch_size)
         found.beta = designer.goal.beta if method.uses_beta else None
@@ -322,10 +312,6 @@ class Model:
             found = designer.resampled(found, n, seed)
         found.unguided = unguided.designs
         found.seed = seed
-        if infill is not None:
-            first, last = int(infill[1]), int(infill[2])
-            for each in (found, found.unguided):
-                each[:] = [in_flanks(design, given, first, last, low) for design in each]
         return found
 
     def _request(
@@ -353,6 +339,20 @@ class Model:
         if template is not None:
             allowed = [template_pattern(tokenizer, template, read_motifs(motif))]
         return starting_from(tokenizer, [("start", text_of(start))], n, allowed)
+
+    def _infill(
+        self,
+        sequence: DNASequence,
+        start: int,
+        end: int,
+        n: int,
+        length: int | None,
+        columns: ndarray | None = None,
+    ) -> Request:
+        self.check_infill()
+        window = length or self.length
+        text = text_of(sequence)
+        return infill_sequence(self.tokenizer, text, start, end, n, window, columns)
 
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model,
@@ -818,9 +818,3 @@ def load(
     if runs.is_fine_tuned(run):
         return ensemble.load(run, trust, device)
     return Model(checkpoint.load(run, trust), device)
-
-
-def in_flanks(design: Design, sequence: str, start: int, end: int, low: int) -> Design:
-    """The sequence with [start, end) from a design of the window that begins at `low`."""
-    text = sequence[:start] + design[start - low : end - low] + sequence[end:]
-    return Design(text, **vars(design))

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from dnadiff.model import Model
 
 T = TypeVar("T")
-ONLY_WITH_REWARD = ("target", "beta", "pilot", "num_draws")
-DEFAULT_METHOD = {"_target_": "dnadiff.design.method.best_of_n.BestOfN", "num_candidates": 16}
+ONLY_WITH_REWARD = ("target", "beta", "pilot", "method", "num_draws")
 # What samples depend on, besides names of files.
 VALUES = (
     *("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt"),
@@ -329,11 +328,9 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
     """Check the options of designs; the method, or None without a reward. Raises ValueError naming
     the key."""
     if not options.reward:
-        defaults = {key: SampleOptions.model_fields[key].default for key in ONLY_WITH_REWARD}
-        if options.input is not None:
-            del defaults["num_draws"]
-        for key, default in {**defaults, "method": DEFAULT_METHOD}.items():
-            if getattr(options, key) != default:
+        allowed = ("num_draws",) if options.input is not None else ()
+        for key in options.given(*ONLY_WITH_REWARD):
+            if key not in allowed:
                 raise ValueError(
                     f"{key} is for designs; set reward= too, such as reward=gc "
                     "(docs/guided_design.md)"

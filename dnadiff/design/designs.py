@@ -78,18 +78,15 @@ class DesignJob(SampleJob):
     def prepare(self) -> Json:
         """The choice of beta, the records of the unguided samples, and what the JSON file says of
         them."""
-        generator = self.generator
-        reward = generator.goal.reward
         with closing(Progress(self.pilot, "unguided", unit=self.items)):
-            pilot = Pilot.of(
-                generator, reward, self.request, self.pilot, self.seed, self.batch_size
-            )
+            pilot = Pilot.of(self.generator, self.request, self.pilot, self.seed, self.batch_size)
+        name = self.generator.goal.reward.name
         records = b"".join(
             record_of(self.output, f"unguided_{i}", design, {**target.about, **vars(design)})
             for i, (target, design) in enumerate(zip(pilot.targets, pilot.designs), 1)
         )
         return {
-            "choice": pilot.chosen(self.beta, reward.name)._asdict(),
+            "choice": pilot.chosen(self.beta, name)._asdict(),
             "unguided": pilot.summary() if self.pilot else None,
             "records": records.decode(),
         }

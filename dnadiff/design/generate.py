@@ -381,12 +381,6 @@ class ConditionalSampler:
             columns["log_prob"] = self.bounds(batch, numbers, self.num_draws, seed).tolist()
         return [{key: values[i] for key, values in columns.items()} for i in range(number)]
 
-    def gc(self, batch: SampleBatch) -> tuple[int, int]:
-        """The number of G and C in the designed parts, and of known bases."""
-        parts = [x[slice(*target.designed)] for x, target in zip(batch.tokens, batch.targets)]
-        bases = dna_tokenizer(self.tokenizer).bases(np.concatenate(parts))
-        return int(((bases == 1) | (bases == 2)).sum()), int((bases < 4).sum())
-
     def bounds(
         self, batch: SampleBatch, numbers: Sequence[int], num_draws: int, seed: int
     ) -> ndarray:
@@ -444,7 +438,7 @@ class ConditionalSampler:
             number = len(batch.targets)
             weights = [None] * number if batch.log_weight is None else batch.log_weight.tolist()
             facts = self.facts(batch, range(len(designs), len(designs) + number), seed)
-            texts = map(self.text, batch.targets, batch.tokens)
+            texts = map(request.placed, batch.targets, map(self.text, batch.targets, batch.tokens))
             of_each = zip(texts, weights, facts)
             designs += [Design(text, log_weight=weight, **x) for text, weight, x in of_each]
             advance(number, sum(map(len, batch.tokens)))
@@ -543,7 +537,9 @@ def fit_tilt(
             batch = tilted.fill(numbered[at : at + batch_size], key, weighted=False)
             calls = calls + batch.nfe
             rows = rows + batch.rows
-            of_known += generator.gc(batch)
+            parts = [x[slice(*target.designed)] for x, target in zip(batch.tokens, batch.targets)]
+            bases = dna_tokenizer(generator.tokenizer).bases(np.concatenate(parts))
+            of_known += ((bases == 1) | (bases == 2)).sum(), (bases < 4).sum()
         return float(of_known[0] / of_known[1])
 
     tilt, reached, _ = find_tilt(mean, gc)

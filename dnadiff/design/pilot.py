@@ -13,18 +13,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.design.generate import ConditionalSampler, Design, Designs, effective_size
+from dnadiff.design.generate import Design, Designs, effective_size
 from dnadiff.design.request import Request, Target
-from dnadiff.design.reward import CountedReward
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import JsonDict, is_number
 from dnadiff.genomics.metrics.composition import evenly_spaced
 from dnadiff.progress import advance
+
+if TYPE_CHECKING:
+    from dnadiff.design.method.base import Designer
 
 _AUTO = "q0.9"
 _LEAST_EFFECTIVE = 0.1
@@ -119,8 +121,7 @@ class Pilot:
     @classmethod
     def of(
         cls,
-        generator: ConditionalSampler,
-        reward: CountedReward,
+        generator: Designer,
         request: Request,
         size: int,
         seed: int,
@@ -141,11 +142,12 @@ class Pilot:
             targets = [request[int(numbers[i])]._replace(start=None) for i in rows]
             batch = generator.fill(list(zip(rows, targets)), key)
             texts = [generator.text(*each) for each in zip(targets, batch.tokens)]
-            values = reward([text.upper() for text in texts] if is_dna else texts)
+            values = generator.goal.reward([text.upper() for text in texts] if is_dna else texts)
             weight = np.zeros(len(rows)) if batch.log_weight is None else batch.log_weight
             batch = batch._replace(rewards=values, reward_calls=len(rows), log_weight=None)
             facts = generator.facts(batch, rows, seed)
-            made.designs += [Design(text, **each) for text, each in zip(texts, facts)]
+            whole = map(request.placed, targets, texts)
+            made.designs += [Design(text, **each) for text, each in zip(whole, facts)]
             made.targets += targets
             made.rewards = np.append(made.rewards, values)
             made.log_weight = np.append(made.log_weight, weight)

@@ -273,6 +273,7 @@ class Request(ABC):
     columns: ndarray | None = None
     genome: Genome | None = None  # of intervals
     alignment: Alignment | None = None
+    flanks: tuple[str, str] | None = None  # letters on both sides of what is designed
 
     def __len__(self) -> int:
         return self.num_groups * self.each
@@ -289,6 +290,10 @@ class Request(ABC):
         """Samples that include every pattern of fixed tokens and partial letters: the first of each
         group."""
         return self.first_of_groups()
+
+    def placed(self, target: Target, text: str) -> str:
+        """The text of a sample, or the sequence that its designed part is in, if it has `flanks`."""
+        return text if self.flanks is None else text[slice(*target.designed)].join(self.flanks)
 
     def evenly_spaced(self) -> list[Target]:
         """At most 256 samples, evenly spaced over the request."""
@@ -555,10 +560,15 @@ class Infill(Request):
 
 
 def infill_sequence(
-    tokenizer: Tokenizer, sequence: str, start: int, end: int, n: int, length: int
-) -> tuple[Request, int]:
-    """The request for `n` designs of [start, end) in a sequence, and the position in the sequence
-    at which its window begins.
+    tokenizer: Tokenizer,
+    sequence: str,
+    start: int,
+    end: int,
+    n: int,
+    length: int,
+    columns: ndarray | None = None,
+) -> Request:
+    """The request for `n` designs of [start, end) in a sequence, with the `columns` of it.
 
     An interval that is empty, not in the sequence, or longer than `length` is a ValueError.
     """
@@ -578,7 +588,10 @@ def infill_sequence(
     ids = tokenizer.encode(sequence[low:high]).astype(np.int64)
     designed = (start - low, end - low)
     pattern = masked_interval(tokenizer, ids, np.zeros(len(ids), np.uint8), *designed)
-    return Templates([("infill", pattern)], n, tokenizer.vocab.mask_id, designed), low
+    request = Templates([("infill", pattern)], n, tokenizer.vocab.mask_id, designed)
+    request.columns = None if columns is None else columns[low:high]
+    request.flanks = sequence[:start], sequence[end:]
+    return request
 
 
 def window_around(start: int, end: int, total: int, length: int) -> tuple[int, int]:

@@ -172,12 +172,12 @@ def test_refined_weights_have_the_mean_of_the_level():
 
 def test_a_pilot_has_the_distribution_of_the_sampler(generator):
     designer = Designer(generator(), SMC(), as_reward(reward), 5.0)
-    found = Pilot.of(designer, designer.goal.reward, request(9), 4000, 1, 500)
+    found = Pilot.of(designer, request(9), 4000, 1, 500)
     share = np.array([found.designs.count(word) for word in WORDS]) / 4000
     assert 0.5 * np.abs(share - P).sum() < 0.06
     assert found.rewards.tolist() == reward(found.designs)
     assert found.nfe == 8 * 3 and found.designs[0].reward_calls == 1
-    again = Pilot.of(designer, designer.goal.reward, request(900), 40, 1, 7)
+    again = Pilot.of(designer, request(900), 40, 1, 7)
     assert again.designs == found.designs[:40]  # of number and seed alone
     choice = found.chosen(AUTO, "r")
     exact = float(np.interp(0.9, np.cumsum(P[(o := VALUES.argsort())]) - P[o] / 2, VALUES[o]))
@@ -189,13 +189,13 @@ def test_a_pilot_covers_the_templates(generator):
     many = request(3)
     many.patterns = [(word, dna_pattern(DNA, 3, f"{word[:2]}N")) for word in WORDS[:40]]
     many.num_groups = 40
-    found = Pilot.of(designer, designer.goal.reward, many, 256, 1, 32)
+    found = Pilot.of(designer, many, 256, 1, 32)
     assert len(found.groups) == 256 and (np.unique(found.groups, return_counts=True)[1] == 8).all()
     assert all(
         design[:2] == WORDS[group][:2] and target.name.startswith(WORDS[group])
         for design, group, target in zip(found.designs, found.groups, found.targets)
     )
-    few = Pilot.of(designer, designer.goal.reward, many, 64, 1, 32)
+    few = Pilot.of(designer, many, 64, 1, 32)
     assert len(np.unique(few.groups)) == 8
 
 

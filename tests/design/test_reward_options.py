@@ -197,7 +197,7 @@ WRONG = {
     "start_t 1.5 must be": ["start=bases.fa", "start_t=1.5", "length=null"],
     "beta is for designs": ["beta=50"],
     "method is for designs": ["method=smc"],
-    "method is for designs; set reward= too": ["method.num_candidates=64"],
+    "method.num_candidates is for designs; set reward= too": ["method.num_candidates=64"],
     "method SMC steers a population, and a batch has one design here": [
         "reward=gc",
         "method=smc",

@@ -337,18 +337,17 @@ class Designer(ConditionalSampler):
             before = self.reward_calls
             goal = replace(self.goal, level=self.levels.get(str(start // request.each)))
             targets = [request[i] for i in range(start, end)]
-            problem = ValueError(
-                f"no design of the batch that begins with {targets[0].name} has a probability "
-                "above 0 under the model and its template; change the letters, motif= or label=, "
-                "or set a larger batch_size"
-            )
             try:
                 batch = self.method.run(self, goal, targets, range(start, end), key)
+                weight = batch.log_weight
+                if weight is not None and not np.isfinite(np.logaddexp.reduce(weight)):
+                    raise NoMassError("all weights are 0")
             except NoMassError as error:
-                raise problem from error
-            weight = batch.log_weight
-            if weight is not None and not np.isfinite(np.logaddexp.reduce(weight)):
-                raise problem
+                raise ValueError(
+                    f"no design of the batch that begins with {targets[0].name} has a probability "
+                    "above 0 under the model and its template; change the letters, motif= or "
+                    "label=, or set a larger batch_size"
+                ) from error
             yield batch._replace(reward_calls=self.reward_calls - before)
 
     def resampled(self, designs: Designs, count: int, seed: int) -> Designs:
