@@ -182,14 +182,7 @@ class Constrained(DenoiserWrapper):
         The fixed tokens of a block have the probability of the chain rule from left to right, each
         given the earlier blocks and the fixed tokens to its left, before the masks of the block are
         filled. For an autoregressive model a block is one token.
-
-        Raises:
-            ValueError: if the model goes from left to right and there is no template.
         """
-        if self.left_to_right and self.template is None:
-            raise ValueError(
-                "the weights of a model that goes from left to right need the template"
-            )
         return self.log_mass.sum(-1)
 
     def _constrain(

@@ -274,8 +274,8 @@ def _short(sequence: str) -> str:
 
 
 class GCContent(Reward):
-    """The fraction of G and C among the bases A, C, G and T of a sequence, from 0 to 1; 0 for a
-    sequence without any.
+    """The fraction of G and C among the bases of a sequence that are known to be G or C or neither,
+    from 0 to 1; 0 for a sequence without any.
 
     Examples:
         >>> float(GCContent()(["GATC"])[0])
@@ -285,12 +285,9 @@ class GCContent(Reward):
     has_gradient = True
 
     def __call__(self, sequences: Sequence[str]) -> Values:
-        return np.array(
-            [
-                (text.count("G") + text.count("C")) / max(sum(map(text.count, _BASES)), 1)
-                for text in sequences
-            ]
-        )
+        from Bio.SeqUtils import gc_fraction
+
+        return np.array([gc_fraction(text) for text in sequences], np.float64)
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         known = np.array([[base in _BASES for base in text] for text in sequences])

@@ -243,5 +243,3 @@ def test_a_sampler_reads_on_for_the_weights_alone():
     process = AbsorbingProcess(DNA.vocab, LogLinear())
     alone = Blockwise(Grouped(1)).sample(constrained, process, template, Draws.for_batch(0, 1))
     assert alone.nfe == 1 and torch.equal(alone.tokens, samples.tokens)
-    with pytest.raises(ValueError, match="need the template"):
-        constrained.log_weight()

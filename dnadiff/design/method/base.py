@@ -118,32 +118,25 @@ class DesignMethod(Configurable, ABC):
         """Whether designs of `length` tokens have importance weights with this sampler."""
         return self.has_weights and sampler.supports_weights(length)
 
-    @torch.no_grad()
-    def run(
-        self,
-        generator: ConditionalSampler,
-        goal: Goal,
-        targets: Sequence[Target],
-        numbers: Sequence[int],
-        seed: int,
-    ) -> SampleBatch:
-        """Design one sequence for each target; all targets have the same pattern, and design i
-        depends on (seed, numbers).
+    @abstractmethod
+    def design(self, run: DesignRun) -> SampleBatch:
+        """Design one sequence for each target of a batch; design i depends on (seed, numbers) of
+        the run.
 
         Raises:
             ValueError: if the reward fails (`CountedReward`).
         """
-        return self.design(DesignRun(generator, goal, targets, numbers, seed))
-
-    def design(self, run: DesignRun) -> SampleBatch:
-        """Design the sequences of a batch, unless a method does so in `run`."""
-        raise NotImplementedError
 
 
 @dataclass(eq=False)
 class DesignRun:
-    """A batch of designs of one template that is being made; arguments are those of
-    `DesignMethod.run`.
+    """A batch of designs of one template that is being made.
+
+    Args:
+        generator: with the goal of this batch.
+        goal: the reward and the inverse temperature.
+        targets: one for each design, with the same pattern.
+        numbers, seed: key the noise.
 
     Attributes:
         template: (B, L) tokens, masks to be filled.
@@ -338,7 +331,9 @@ class Designer(ConditionalSampler):
             goal = replace(self.goal, level=self.levels.get(str(start // request.each)))
             targets = [request[i] for i in range(start, end)]
             try:
-                batch = self.method.run(self, goal, targets, range(start, end), key)
+                with torch.no_grad():
+                    run = DesignRun(self, goal, targets, range(start, end), key)
+                    batch = self.method.design(run)
                 weight = batch.log_weight
                 if weight is not None and not np.isfinite(np.logaddexp.reduce(weight)):
                     raise NoMassError("all weights are 0")
