@@ -31,9 +31,9 @@ from dnadiff.design.request import (
     Request,
     from_text,
     infill_sequence,
+    pattern_of,
     read_motifs,
     starting_from,
-    template_pattern,
 )
 from dnadiff.design.reward import Reward, as_reward
 from dnadiff.diffusion.denoiser import BaseDenoiser
@@ -337,7 +337,7 @@ class Model:
             )
         allowed = None
         if template is not None:
-            allowed = [template_pattern(tokenizer, template, read_motifs(motif))]
+            allowed = [pattern_of(tokenizer, template, read_motifs(motif))]
         return starting_from(tokenizer, [("start", text_of(start))], n, allowed)
 
     def _infill(

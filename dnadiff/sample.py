@@ -147,6 +147,7 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
         for one, other in (
             *(("input", key) for key in (*CONDITIONS[:-1], "length", "gc", "resample", "reward")),
             ("template", "prompt"),
+            ("template", "length"),
             *(("start", key) for key in ("infill", "regions", "length", "prompt", "motif")),
             ("infill", "template"),
             ("infill", "prompt"),
@@ -226,9 +227,8 @@ def sample(options: SampleOptions) -> list[Job]:
         generator.check_start(request)
     if isinstance(request, translation.Sources):
         generator = translation.Translator(generator, request, options.num_draws)
-    gc = options.gc
-    if gc is not None:
-        gc = generate.check_gc(gc, request, model.tokenizer)
+    if options.gc is not None:
+        generate.check_gc(options.gc, request, model.tokenizer)
         generator = generator.with_tilt(1.0)  # calibrated after all other checks
     index = None
     if options.copies:
@@ -241,7 +241,6 @@ def sample(options: SampleOptions) -> list[Job]:
         "model": disk.hash_file(model.path),
         **options.only(*VALUES),
         "resample": bool(options.resample),
-        "gc": gc,
         **{k: content(v) for k, v in {**options.only("template", "infill"), **optional}.items()},
         **({"alignment": request.alignment.identity} if request.alignment else {}),
         "genome": None if request.genome is None else request.genome.digest,
@@ -313,7 +312,7 @@ def sample(options: SampleOptions) -> list[Job]:
             batch_size=options.batch_size,
             header_of_records=header | of_method | options.only("seed"),
             weighted=weighted,
-            gc=gc,
+            gc=options.gc,
             resampled=options.num_samples if resample else None,
             settings=settings_of_output,
             started=sampler,
@@ -385,8 +384,6 @@ def make_request(options: SampleOptions, model: Model) -> Request:
         given = requests.read_starts(options.start, tokenizer)
         return requests.starting_from(tokenizer, given, options.num_samples, allowed)
     if patterns is not None:
-        if options.length is not None:
-            raise ValueError("the template defines the length; leave length out")
         return requests.Templates(patterns, each, tokenizer.vocab.mask_id)
     intervals = options.regions or options.infill
     alignment = model.loaded.columns_for(options.alignment)

@@ -11,8 +11,8 @@ designs are drawn from.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -104,18 +104,18 @@ class Pilot:
     """Unguided samples of a request, evenly spaced over at most 32 of its templates.
 
     Attributes:
-        designs: the samples (N), with their rewards.
-        targets: their templates.
         groups: (N,) numbers of the templates.
         rewards, log_weight: (N,); the weights correct for constraints.
+        designs: the samples (N), with their rewards.
+        targets: their templates.
         nfe: network calls.
     """
 
     groups: ndarray
-    designs: Designs = field(default_factory=Designs)
-    targets: list[Target] = field(default_factory=list)
-    rewards: ndarray = field(default_factory=lambda: np.zeros(0))
-    log_weight: ndarray = field(default_factory=lambda: np.zeros(0))
+    rewards: ndarray
+    log_weight: ndarray
+    designs: Designs
+    targets: Sequence[Target] = ()
     nfe: int = 0
 
     @classmethod
@@ -133,8 +133,13 @@ class Pilot:
             ValueError: if the reward fails.
         """
         templates = evenly_spaced(request.num_groups, min(_MAX_TEMPLATES, max(size // _EACH, 1)))
-        made = cls(templates[np.arange(size) * len(templates) // max(size, 1)])
-        numbers = made.groups * request.each + np.arange(size) % request.each
+        groups = templates[np.arange(size) * len(templates) // max(size, 1)]
+        numbers = groups * request.each + np.arange(size) % request.each
+        designs = Designs()
+        every: list[Target] = []
+        rewards: list[float] = []
+        log_weight: list[float] = []
+        nfe = 0
         key = hash64(seed, "unguided")
         is_dna = generator.tokenizer.vocab.complement is not None
         for start in range(0, size, batch_size):
@@ -147,13 +152,13 @@ class Pilot:
             batch = batch._replace(rewards=values, reward_calls=len(rows), log_weight=None)
             facts = generator.facts(batch, rows, seed)
             whole = map(request.placed, targets, texts)
-            made.designs += [Design(text, **each) for text, each in zip(whole, facts)]
-            made.targets += targets
-            made.rewards = np.append(made.rewards, values)
-            made.log_weight = np.append(made.log_weight, weight)
-            made.nfe += batch.nfe
+            designs += [Design(text, **each) for text, each in zip(whole, facts)]
+            every += targets
+            rewards += values.tolist()
+            log_weight += weight.tolist()
+            nfe += batch.nfe
             advance(len(rows))
-        return made
+        return cls(groups, np.array(rewards), np.array(log_weight), designs, every, nfe)
 
     def chosen(self, beta: Beta, name: str) -> Choice:
         """The inverse temperature that `beta` means for a reward of this name.

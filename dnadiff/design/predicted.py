@@ -85,13 +85,13 @@ class PredictedReward(Reward):
         return {str(member.folder): member.sha256 for member in self._model.members}
 
     def __call__(self, sequences: Sequence[str]) -> Values:
-        self._check(sequences)
         each_seed = self._model.predict(sequences, self.batch_size).each_seed
         contrast = self._model.target.contrast(torch.from_numpy(each_seed).double())
         return contrast[..., self._number].mean(0).numpy()
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
-        self._check(sequences)
+        for text in sequences:
+            self._model.limits.check("the design", len(text), len(text))
         rows = np.stack([self._model.tokenizer.encode(text) for text in sequences])
         ids = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         bases = torch.tensor(
@@ -118,10 +118,6 @@ class PredictedReward(Reward):
             predictions = classifier.target.predictions([classifier(strand) for strand in strands])
             value = self._model.target.contrast(predictions.double())[..., self._number]
             return value.detach()[:-1], read.gradient(value.sum(), bases)[:-1]
-
-    def _check(self, sequences: Sequence[str]) -> None:
-        for text in sequences:
-            self._model.limits.check("the design", len(text), len(text))
 
 
 class _Read(NamedTuple):

@@ -163,28 +163,30 @@ def dna_pattern(
     return Pattern(np.where(fixed, ids, tokenizer.vocab.mask_id), codes, shown)
 
 
-def template_pattern(tokenizer: Tokenizer, text: str, motifs: Sequence[Motif]) -> Pattern:
-    """The pattern of a template: IUPAC letters with motifs for a model of DNA, text with `[MASK]`
-    for others; ValueError for more letters than can be generated at once."""
+def pattern_of(
+    tokenizer: Tokenizer,
+    text: str,
+    motifs: Sequence[Motif] = (),
+    length: int | None = None,
+    what: str = "template",
+) -> Pattern:
+    """The pattern of a text that masks continue up to `length`, None ends with it: IUPAC letters
+    with motifs for a model of DNA, text with `[MASK]` for others; errors call it `what`.
+
+    Motifs for a model of text, and more letters than can be generated at once, are a ValueError.
+    """
     if len(text) > _MAX_MASKS:
         raise ValueError(
-            f"a template of {len(text):,} letters is more than can be generated at once; cut it to "
+            f"a {what} of {len(text):,} letters is more than can be generated at once; cut it to "
             f"{_MAX_MASKS:,}, or give infill= and genome="
         )
     if tokenizer.vocab.complement is not None:
-        return dna_pattern(tokenizer, len(text), text, motifs)
+        return dna_pattern(tokenizer, len(text) if length is None else length, text, motifs, what)
     if motifs:
-        raise ValueError("motif is for models of DNA; for text write the words into the template")
-    return text_pattern(tokenizer, text)
-
-
-def free_pattern(
-    tokenizer: Tokenizer, length: int, prompt: str = "", motifs: Sequence[Motif] = ()
-) -> Pattern:
-    """The pattern of a sequence of which at most the beginning and motifs are given."""
-    if tokenizer.vocab.complement is None:
-        return text_pattern(tokenizer, prompt, length)
-    return dna_pattern(tokenizer, length, prompt, motifs, "prompt")
+        raise ValueError(
+            "motif is for models of DNA; for text give prompt= or a template with [MASK]"
+        )
+    return text_pattern(tokenizer, text, length)
 
 
 def text_pattern(tokenizer: Tokenizer, text: str, length: int | None = None) -> Pattern:
@@ -331,11 +333,6 @@ class Free(Request):
         self.seed = seed
         self.motifs = motifs
         self.lengths = length if isinstance(length, tuple) else (length, length)
-        if tokenizer.vocab.complement is None and motifs:
-            raise ValueError(
-                "motif is for models of DNA; for text give prompt= or a template with [MASK]"
-            )
-
         self.tokenizer = tokenizer
         self.prompt = prompt
         lengths = sorted(self._number_of_length()) if motifs else self.lengths[:1]
@@ -344,7 +341,7 @@ class Free(Request):
             check_has_masks(self._pattern(n), tokenizer.vocab.mask_id, what)
 
     def _pattern(self, length: int) -> Pattern:
-        return free_pattern(self.tokenizer, length, self.prompt, self.motifs)
+        return pattern_of(self.tokenizer, self.prompt, self.motifs, length, "prompt")
 
     def _length(self, number: int) -> int:
         low, high = self.lengths
@@ -437,7 +434,7 @@ def from_text(
             "a template defines the beginning and the length of a sequence; leave prompt and "
             "length out"
         )
-    pattern = template_pattern(tokenizer, template, motifs)
+    pattern = pattern_of(tokenizer, template, motifs)
     return Templates([("template", pattern)], num_samples, tokenizer.vocab.mask_id)
 
 
@@ -457,7 +454,7 @@ def starting_from(
         raise ValueError("start: there is no sequence; give at least one")
     encoded = [tokenizer.encode(text).astype(np.int64) for _, text in sequences]
     if patterns is None:
-        patterns = [free_pattern(tokenizer, len(ids)) for ids in encoded]
+        patterns = [pattern_of(tokenizer, "", (), len(ids)) for ids in encoded]
     elif len(patterns) not in (1, len(sequences)):
         raise ValueError(
             f"template has {len(patterns)} records and start {len(sequences)} sequences; give one "
@@ -619,7 +616,7 @@ def read_patterns(
     whole."""
     for name, text in read_starts(path, tokenizer):
         try:
-            yield name, template_pattern(tokenizer, text, motifs)
+            yield name, pattern_of(tokenizer, text, motifs)
         except ValueError as error:
             raise ValueError(f"{shown(path)}: {error}") from None
 

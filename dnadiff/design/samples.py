@@ -37,7 +37,7 @@ from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_jour
 from dnadiff.progress import duration, log, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import atomic_write, hash_file, read_json
-from dnadiff.store.objects import build, without_key
+from dnadiff.store.objects import build, leaves, without_key
 from dnadiff.weights.loaded import Loaded
 
 # Digits after the decimal point, in headers.
@@ -161,17 +161,12 @@ def resolved_sampler(
 def check_settings(settings: Config) -> None:
     """Check the settings of a sampler before a model is loaded; raises ValueError naming the
     setting."""
-    if _leaves_masks(settings):
+    if ("noise_removal", "none") in ((key.split(".")[-1], x) for key, x in leaves(settings)):
         raise ValueError(
             "noise_removal=none leaves masks in the samples, which a file cannot represent; choose "
             "sample or argmax"
         )
     build(without_key(settings, "sizes"), trust=None)  # they may depend on the h(n) of the model
-
-
-def _leaves_masks(settings: Config) -> bool:
-    nested = (value for value in settings.values() if isinstance(value, dict))
-    return settings.get("noise_removal") == "none" or any(map(_leaves_masks, nested))
 
 
 def sampler_name(sampler: Sampler) -> str:

@@ -473,10 +473,9 @@ def test_the_gc_of_resampled_designs_is_that_of_the_designed_part(tmp_path):
         (">b_2 synthetic log_weight=-99", "AAAA"),
     ]
     (tmp_path / "p.fa").write_text("".join(f"{header}\n{body}\n" for header, body in records))
-    assert samples.resample(tmp_path / "p.fa", tmp_path / "k.fa", 2, 3, 1) == (
-        6,
-        15,
-    )  # AT and acgN, three times each
+    weights = samples.numbers_of(tmp_path / "p.fa", tmp_path / "k.fa", "log_weight")
+    samples.resample(tmp_path / "p.fa", tmp_path / "k.fa", 2, 3, 1, weights)
+    assert samples.gc_of(tmp_path / "k.fa") == 6 / 15  # AT and acgN, three times each
 
 
 def test_the_journal_of_a_replaced_file_is_removed(tmp_path, monkeypatch):
@@ -659,7 +658,7 @@ REFUSED = [
     (["template=bad.fa"], "bad.fa: line 2: record x: letter 'J' at column 3 is not a nucleotide"),
     (["template=none.fa"], "none.fa does not exist"),
     (["template=full.fa"], "template x leaves nothing to generate"),
-    (["template=ok.fa", "length=30"], "the template defines the length"),
+    (["template=ok.fa", "length=30"], "template and length exclude each other"),
     (["template=ok.fa", "prompt=ACG"], "template and prompt exclude each other"),
     (["motif=TAXT@3"], "motif TAXT@3: 'X' at position 3 is not an IUPAC letter"),
     (

@@ -45,7 +45,7 @@ def pilot_of(rewards, groups=None, log_weight=None):
     size = len(rewards)
     groups = np.zeros(size, int) if groups is None else np.array(groups)
     weight = np.zeros(size) if log_weight is None else log_weight
-    return Pilot(groups, rewards=np.array(rewards, float), log_weight=weight)
+    return Pilot(groups, np.array(rewards, float), weight, Designs())
 
 
 @pytest.fixture
