@@ -451,8 +451,8 @@ class Model:
         """The denoiser, with guidance if requested, and the labels `(1, C)` to condition on; None
         is no label.
 
-        `guidance` is the weight of the label; 1 is the model's distribution given the label. An
-        unknown label, or guidance without a label, is a ValueError.
+        `guidance` is the weight of the label; 1 is the model's distribution given the label, and 0
+        that without one. An unknown label, or guidance without a label, is a ValueError.
         """
         if label is None and guidance == 1:
             return self.denoiser, None
@@ -476,8 +476,9 @@ class Model:
         for name in names:
             if name not in known:
                 raise ValueError(f"label {name!r} is not known{closest(name, known)}; {choices}")
-            labels[0, known.index(name)] = 1
-        return self.denoiser if guidance == 1 else Guided(self.denoiser, guidance), labels
+            labels[0, known.index(name)] = guidance > 0
+        plain = guidance in (0, 1)
+        return self.denoiser if plain else Guided(self.denoiser, guidance), labels
 
     @checked
     def nll(

@@ -214,11 +214,9 @@ def sample(options: SampleOptions) -> list[Job]:
         request = translation.read_sources(options.input, model.loaded, each, beam)
     low, high = request.lengths
     sampler = model.sampler_options(options)
-    source = (sampler, model.loaded, model.stored_curve)
-    settings = (
-        samples.continued_sampler(*source, (low, high), output, options.overwrite)
-        if options.resume
-        else samples.resolved_sampler(*source, high, low)
+    resumed = output if options.resume else None
+    settings = samples.continued_sampler(
+        sampler, model.loaded, model.stored_curve, (low, high), resumed, options.overwrite
     )
     generator = model.conditional_sampler(
         build(settings, trust=None), request, options.label, options.guidance, options.start_t

@@ -356,6 +356,8 @@ def test_labels_and_guidance(cli, labeled, tmp_path):
     assert model.conditioned("yeast")[1].tolist() == [[0, 1]] and model.conditioned(
         ["yeast", "human"], 2
     )[1].tolist() == [[1, 1]]
+    plain, none = model.conditioned("yeast", 0)
+    assert plain is model.denoiser and not none.any()
     assert len(model.sample(2, label="human", guidance=1.5)) == 2
 
 

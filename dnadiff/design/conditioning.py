@@ -232,8 +232,7 @@ class Guided(DenoiserWrapper):
 
     Both distributions come from one network call on twice the sequences; an unlabeled one has a row
     of zeros (arXiv 2207.12598; for discrete diffusion 2412.10193). Guidance changes which tokens
-    are drawn, not how many a step unmasks, and ratios (`log_score`) are not available. With w = 1
-    or 0 only one of the distributions is computed.
+    are drawn, not how many a step unmasks, and ratios (`log_score`) are not available.
 
     Args:
         denoiser: the denoiser to guide; not autoregressive.
@@ -249,40 +248,22 @@ class Guided(DenoiserWrapper):
             )
         self.weight = weight
         self.normalized = True
-        self.rows_per_sequence *= 1 if weight in (0, 1) else 2
+        self.rows_per_sequence *= 2
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
-        single = self._single(query)
-        if single is not None:
-            return self.denoiser.log_probs(*single)
         return self._mixed(self.denoiser.log_probs(*_with_unlabeled(query)))
 
     def step_block(self, query: Query, state: State | None = None) -> Tensor:
         """See `BlockDenoiser.step_block`."""
-        single = self._single(query)
-        if single is not None:
-            return self.denoiser.step_block(single, state)
         return self._mixed(self.denoiser.step_block(_with_unlabeled(query), _joined(state)))
 
     def advance(self, query: Query, state: State | None = None) -> State:
         """The state has the tensors of the labeled sequences, then those of the unlabeled ones."""
-        single = self._single(query)
-        if single is not None:
-            return self.denoiser.advance(single, state)
         both = self.denoiser.advance(_with_unlabeled(query), _joined(state))
         return State(
             [half for which in (0, 1) for half in (x.chunk(2)[which] for x in both.tensors)],
             both.length,
         )
-
-    def _single(self, query: Query) -> Query | None:
-        """What to ask if one distribution is enough, None if both are needed."""
-        if query.cond is None:
-            raise ValueError("guidance needs a label: pass cond (B, C)")
-        if self.weight == 1:
-            return query
-        zero = torch.zeros_like(query.cond)
-        return query._replace(cond=zero) if self.weight == 0 else None
 
     def _mixed(self, both: Tensor) -> Tensor:
         labeled, unlabeled = both.chunk(2)
@@ -293,7 +274,8 @@ class Guided(DenoiserWrapper):
 
 
 def _with_unlabeled(query: Query) -> Query:
-    assert query.cond is not None
+    if query.cond is None:
+        raise ValueError("guidance needs a label: pass cond (B, C)")
     twice = Query._make(None if x is None else torch.cat([x, x]) for x in query)
     return twice._replace(cond=torch.cat([query.cond, torch.zeros_like(query.cond)]))
 

@@ -131,13 +131,14 @@ class DesignJob(SampleJob):
     def weights(self, collected: Path) -> ndarray:
         found = super().weights(collected)
         choice = self.choice
-        if self.resampled is None or not choice.levels:
+        if self.resampled is None:
             return found
         rewards = numbers_of(collected, self.output, "reward")
         log_weight, rewards = (x.reshape(-1, self.request.each) for x in (found, rewards))
-        levels = [choice.levels.get(str(group)) for group in range(len(rewards))]
-        of_groups = zip(rewards, log_weight, levels)
-        more = [refined(r, w, choice.beta, level) for r, w, level in of_groups]
+        more = [
+            refined(r, w, choice.beta, choice.levels.get(str(group)))
+            for group, (r, w) in enumerate(zip(rewards, log_weight))
+        ]
         self._more = float(np.mean(more))
         return (log_weight + np.array(more)[:, None] * rewards).ravel()
 

@@ -105,16 +105,10 @@ class Designs(list[Design]):
     def to_fasta(self, path: str | Path, overwrite: bool = False) -> None:
         """Write the records `design_1` and so on, with the numbers of each in its header, as in
         `reward=1.5`; errors as `dnadiff.formats.sequences.write_fasta`."""
-        numbers = (
-            " ".join(
-                f"{name}={value:.6g}" for name, value in vars(each).items() if value is not None
-            )
-            for each in self
-        )
-        records = (
-            Record(f"design_{number}", about, each.encode())
-            for number, (about, each) in enumerate(zip(numbers, self), 1)
-        )
+        records = []
+        for number, each in enumerate(self, 1):
+            known = [f"{key}={x:.6g}" for key, x in vars(each).items() if x is not None]
+            records.append(Record(f"design_{number}", " ".join(known), each.encode()))
         write_fasta(path, records, overwrite)
 
 
@@ -228,7 +222,7 @@ class ConditionalSampler:
         groups = [list(range(len(targets)))]
         if any(self.sampler.window_for(length) < length for length in lengths.tolist()):
             groups = [np.flatnonzero(lengths == length).tolist() for length in np.unique(lengths)]
-        tokens: dict[int, ndarray] = {}
+        tokens = [lengths] * len(targets)
         weighted = weighted and self.sampler.supports_weights(int(lengths.max()))
         weight = np.zeros(len(targets))
         nfe = 0
@@ -256,10 +250,9 @@ class ConditionalSampler:
                 tokens[i] = ids[: lengths[i]]
             if made.constrained is not None and weighted:
                 weight[group] = made.constrained.log_weight().cpu().numpy()
-            nfe = nfe + samples.nfe
-            rows = rows + samples.rows
-        in_order = [tokens[i] for i in range(len(targets))]
-        return SampleBatch(targets, in_order, nfe, rows, weight if weighted else None)
+            nfe += samples.nfe
+            rows += samples.rows
+        return SampleBatch(targets, tokens, nfe, rows, weight if weighted else None)
 
     def has_weights(self, request: Request) -> bool | None:
         """Whether the samples of a request have unequal weights; None if they would, but the
@@ -491,11 +484,11 @@ def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
     low = high = total = 0
     for target in request.evenly_spaced():
-        start, end = target.designed
-        minimum, maximum = gc_bounds(target.pattern.codes[start:end])
-        low = low + minimum
-        high = high + maximum
-        total = total + end - start
+        codes = target.pattern.codes[slice(*target.designed)]
+        minimum, maximum = gc_bounds(codes)
+        low += minimum
+        high += maximum
+        total += len(codes)
     if not low < gc * total < high:
         raise ValueError(
             f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} "
@@ -535,8 +528,8 @@ def fit_tilt(
         of_known = np.zeros(2)
         for at in range(0, size, batch_size):
             batch = tilted.fill(numbered[at : at + batch_size], key, weighted=False)
-            calls = calls + batch.nfe
-            rows = rows + batch.rows
+            calls += batch.nfe
+            rows += batch.rows
             parts = [x[slice(*target.designed)] for x, target in zip(batch.tokens, batch.targets)]
             bases = dna_tokenizer(generator.tokenizer).bases(np.concatenate(parts))
             of_known += ((bases == 1) | (bases == 2)).sum(), (bases < 4).sum()

@@ -455,13 +455,13 @@ def starting_from(
     encoded = [tokenizer.encode(text).astype(np.int64) for _, text in sequences]
     if patterns is None:
         patterns = [pattern_of(tokenizer, "", (), len(ids)) for ids in encoded]
-    elif len(patterns) not in (1, len(sequences)):
+    if len(patterns) == 1:
+        patterns = [*patterns] * len(sequences)
+    if len(patterns) != len(sequences):
         raise ValueError(
             f"template has {len(patterns)} records and start {len(sequences)} sequences; give one "
             "template for all, or one for each"
         )
-    elif len(patterns) == 1:
-        patterns = [*patterns] * len(sequences)
     starts: list[ndarray] = []
     for (name, _), ids, pattern in zip(sequences, encoded, patterns):
         if len(pattern.ids) != len(ids):

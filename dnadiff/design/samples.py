@@ -66,7 +66,7 @@ def continued_sampler(
     model: Loaded,
     curve: StoredCurve,
     lengths: tuple[int, int],
-    output: Path,
+    output: Path | None,
     overwrite: bool,
 ) -> Config:
     """The settings of the sampler of a file that is resumed: the choices that it was started with,
@@ -75,15 +75,17 @@ def continued_sampler(
 
     Args:
         lengths: tokens in the shortest and in the longest sequence.
+        output: the file that is resumed; None is none.
         overwrite: a complete file may be replaced, and is not continued.
     """
     started: Config = {}
     with suppress(OSError, ValueError):  # of a complete file
-        if not overwrite:
+        if output and not overwrite:
             started = read_json(json_path(output), ("settings", "sampler_options"))
     with suppress(OSError, ValueError):  # of an unfinished one, unless its journal is damaged
-        journal = read_journal(output)
-        started = journal["notes"] | {"settings": journal["settings"]}
+        if output:
+            journal = read_journal(output)
+            started = journal["notes"] | {"settings": journal["settings"]}
     options = started.get("sampler_options")
     earlier = started.get("settings")
     if (

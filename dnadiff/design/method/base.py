@@ -495,10 +495,8 @@ class Stepwise(DesignMethod):
         process = run.generator.process
         template = run.template
         assert isinstance(sampler, PlannedSampler)
-        frozen = run.prepared.frozen
         valid = run.prepared.valid
-        frozen = torch.zeros_like(template, dtype=torch.bool) if frozen is None else frozen
-        masked = sampler.positions(template, process, frozen, valid)
+        masked = sampler.positions(template, process, template != process.vocab.mask_id, valid)
         zero = torch.zeros(len(template), dtype=torch.float64, device=run.exact_device)
         steps, planned = sampler.plan(masked, process, run.draws)
         particles = Particles(template.clone(), steps, planned, zero, zero, zero, zero)
