@@ -90,8 +90,8 @@ def judge_text(options: JudgeTextOptions) -> Result:
             f"{key} is for samples of checkpoint=, and the texts of "
             f"samples={options.samples} exist already; leave it out"
         )
-    if options.samples is not None and options.reference is not None:
-        written = text_quality.read_texts(options.samples, keeps_empty=True)
+    if options.reference is not None:
+        written = text_quality.read_texts(str(options.samples), keeps_empty=True)
         metrics = translation.similarity(written, options.reference)
         similar: JsonDict = {"samples": options.samples, "reference": options.reference}
         similar |= {"texts": len(written), "metrics": metrics}
@@ -119,7 +119,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
         check_settings(settings)
         length = options.length or model.length
         chosen = resolved_sampler(settings, model.loaded, model.stored_curve, length)
-        request = Free(model.tokenizer, options.num_samples, (length, length), options.seed)
+        request = Free(model.tokenizer, options.num_samples, length, options.seed)
         generator = model.conditional_sampler(build(chosen, trust=None), request)
         bar = Progress(options.num_samples, "sample")
         rows = []

@@ -259,9 +259,8 @@ class ConditionalSampler:
         sampler does not support weights, or they are changed versions of given sequences."""
         if not self.constrains(request):
             return False
-        if request[0].start is not None:
-            return None
-        return True if self.sampler.supports_weights(request.lengths[1]) else None
+        is_drawn = request[0].start is None
+        return (is_drawn and self.sampler.supports_weights(request.lengths[1])) or None
 
     def constrains(self, request: Request) -> bool:
         """Whether a tilt, partial letters or unseen fixed tokens change the distribution of the

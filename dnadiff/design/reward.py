@@ -6,7 +6,7 @@ The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy import ndarray
@@ -22,7 +22,6 @@ from dnadiff.store.disk import hash_file
 from dnadiff.store.files import resolve
 
 Values: TypeAlias = ndarray  # (S,) float64
-R = TypeVar("R")
 _SHOWN = 40  # letters of a sequence in an error
 _TOLERANCE = 1e-4  # of a value that must not depend on the batch
 _BASES = "ACGT"
@@ -193,7 +192,7 @@ class CountedReward:
             ValueError: if the reward raises an error, returns another number of values, values that
                 are not finite, or values that depend on the other sequences of the call.
         """
-        values = self._evaluated(sequences)
+        values, _ = self._called(sequences)
         if not self._is_checked:
             self._check_independence(sequences, values)
         self.calls += len(sequences)
@@ -201,8 +200,7 @@ class CountedReward:
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         """See `Reward.gradient`; raises ValueError as `__call__`."""
-        values, slopes = self._called(sequences, self.reward.gradient)
-        self._check_values(sequences, values)
+        values, slopes = self._called(sequences, True)
         shape = (len(sequences), len(sequences[0]), 4)
         if slopes.shape != shape:
             raise ValueError(
@@ -215,26 +213,22 @@ class CountedReward:
                 "none"
             )
         if not self._is_gradient_checked:
-            self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
+            self._check_same(sequences[0], values[0], self._called(sequences[:1])[0][0])
             self._is_gradient_checked = True
         self.calls += 2 * len(sequences)
         return values, slopes
 
-    def _called(self, sequences: Sequence[str], function: Callable[[Sequence[str]], R]) -> R:
+    def _called(self, sequences: Sequence[str], gradient: bool = False) -> tuple[Values, Values]:
+        """Finite rewards (S,), and their gradient if it is asked for."""
+        given = list(sequences)
         try:
-            return function(list(sequences))
+            found = self.reward.gradient(given) if gradient else (self.reward(given), np.empty(0))
+            values = np.asarray(found[0], np.float64)
         except Exception as error:
             raise ValueError(
                 f"reward {self.name} failed for {_short(sequences[0])}: {type(error).__name__}: "
                 f"{error}"
             ) from error
-
-    def _evaluated(self, sequences: Sequence[str]) -> Values:
-        values = self._called(sequences, lambda given: np.asarray(self.reward(given), np.float64))
-        self._check_values(sequences, values)
-        return values
-
-    def _check_values(self, sequences: Sequence[str], values: Values) -> None:
         if values.shape != (len(sequences),):
             raise ValueError(
                 f"reward {self.name} returned an array of shape {values.shape} for "
@@ -245,16 +239,17 @@ class CountedReward:
                 f"reward {self.name} is {values[wrong[0]]} for {_short(sequences[wrong[0]])}; "
                 "return finite numbers only"
             )
+        return values, found[1]
 
     def _check_independence(self, sequences: Sequence[str], values: Values) -> None:
         # Once: the first sequence by itself, and all in the reverse order, which is repeated as
         # soon as a different sequence arrives.
         if not self._known:
-            self._check_same(sequences[0], values[0], self._evaluated(sequences[:1])[0])
+            self._check_same(sequences[0], values[0], self._called(sequences[:1])[0][0])
         self._known |= dict(zip(sequences, values.tolist()))
         if len(self._known) > 1:
             again = list(reversed(self._known))
-            for sequence, other in zip(again, self._evaluated(again)):
+            for sequence, other in zip(again, self._called(again)[0]):
                 self._check_same(sequence, self._known[sequence], other)
             self._is_checked = True
 

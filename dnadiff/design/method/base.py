@@ -496,7 +496,7 @@ class Stepwise(DesignMethod):
         template = run.template
         assert isinstance(sampler, PlannedSampler)
         valid = run.prepared.valid
-        masked = sampler.positions(template, process, template != process.vocab.mask_id, valid)
+        masked = template == process.vocab.mask_id
         zero = torch.zeros(len(template), dtype=torch.float64, device=run.exact_device)
         steps, planned = sampler.plan(masked, process, run.draws)
         particles = Particles(template.clone(), steps, planned, zero, zero, zero, zero)
