@@ -22,7 +22,7 @@ from torch import Tensor
 from dnadiff.data.genome.genome import Genome
 from dnadiff.data.genome.inputs import ArrayInput, Columns, GenomeInput, SequenceInput
 from dnadiff.data.tokenizer import encoded
-from dnadiff.design.conditioning import Guided, Labels
+from dnadiff.design.conditioning import Guided
 from dnadiff.design.generate import ConditionalSampler, Designs, check_gc, fit_tilt
 from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
@@ -76,6 +76,8 @@ if TYPE_CHECKING:
     from dnadiff.genomics.variants.methods import VariantMethod
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
+
+Labels = str | int | Sequence[str | int] | None
 
 
 class Model:

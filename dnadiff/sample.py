@@ -125,59 +125,41 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
 
     @model_validator(mode="after")
     def _keys_belong_together(self) -> Self:
-        may_resample = self.reward and isinstance(self.beta, str) and self.resample is None
-        if self.proposals is not None and not (self.resample or may_resample):
-            raise ValueError(
-                "proposals are what resample=true chooses from; set it, or leave proposals out"
-            )
+        intervals = self.regions or self.infill
+        is_chosen = self.reward and isinstance(self.beta, str) and self.resample is None
+        rows = "rows of a GTF or GFF file of infill= or regions=, with genome="
+        for key, needed, what in (
+            ("proposals", self.resample or is_chosen, "resample=true, which chooses from them"),
+            ("write", self.infill, "infill=, which has flanks to leave out"),
+            ("real", self.report, "the page of report=, which compares samples with it"),
+            ("alignment", intervals, "bases of genome= in regions= or infill="),
+            ("start_t", self.start, "sequences of start=, to which it adds noise"),
+            ("feature", intervals, rows),
+            ("spliced", intervals, rows),
+        ):
+            if getattr(self, key) not in (None, False, "window") and not needed:
+                raise ValueError(f"{key} is for {what}; give that too, or leave {key} out")
         if self.proposals is not None and self.proposals < self.num_samples:
             raise ValueError(
                 f"proposals {self.proposals} are fewer than the num_samples {self.num_samples} "
                 "drawn from them; set more"
             )
-        if self.write == "designed" and self.infill is None:
-            raise ValueError(
-                "write=designed is for infill=, which has flanks to leave out; leave write out"
-            )
-        if self.real is not None and self.report is None:
-            raise ValueError(
-                "real= has the sequences that the page of report= compares samples with; set "
-                "report=report.html too"
-            )
-        for one, other in (
-            *(("input", key) for key in (*CONDITIONS[:-1], "length", "gc", "resample", "reward")),
-            ("template", "prompt"),
-            ("template", "length"),
-            *(("start", key) for key in ("infill", "regions", "length", "prompt", "motif")),
-            ("infill", "template"),
-            ("infill", "prompt"),
-            ("infill", "motif"),
-            ("infill", "spliced"),
-            *(("regions", key) for key in ("infill", "template", "prompt", "motif", "length")),
-        ):
-            if getattr(self, one) is not None and getattr(self, other):
-                raise ValueError(f"{one} and {other} exclude each other; leave one out")
-        intervals = self.regions or self.infill
+        exclusive = {
+            "input": (*CONDITIONS[:-1], "length", "gc", "resample", "reward"),
+            "template": ("prompt", "length"),
+            "start": ("infill", "regions", "length", "prompt", "motif"),
+            "start_t": ("reward",),
+            "infill": ("template", "prompt", "motif", "spliced"),
+            "regions": ("infill", "template", "prompt", "motif", "length"),
+        }
+        for one, others in exclusive.items():
+            for other in others:
+                if getattr(self, one) is not None and getattr(self, other):
+                    raise ValueError(f"{one} and {other} exclude each other; leave one out")
         if (intervals is None) != (self.genome is None):
             raise ValueError(
                 "infill=regions.bed (or regions=) and genome=g.fa belong together; give both"
             )
-        if self.alignment is not None and intervals is None:
-            raise ValueError(
-                "alignment= has columns for the bases of a genome; give genome=g.fa and regions= "
-                "or infill= too"
-            )
-        if self.start_t is not None and (self.start is None or self.reward):
-            raise ValueError(
-                f"start_t {self.start_t} is the noise added to sequences of start=, without a "
-                "reward; set start=x.fa, or leave start_t out"
-            )
-        for key in ("feature", "spliced") if intervals is None else ():
-            if getattr(self, key):
-                raise ValueError(
-                    f"{key} is for rows of a GTF or GFF file of infill= or regions=; give one and "
-                    f"genome=, or leave {key} out"
-                )
         return self
 
 
@@ -290,7 +272,7 @@ def sample(options: SampleOptions) -> list[Job]:
         kind = designs.DesignJob
         about = given | options.only("start") | ({} if method.uses_beta else {"beta": None})
         of_design |= {"pilot": size, "design": about, "real": real}
-    weighted = generate.check_weights(generator, request, resample, is_dna, options.length)
+    weighted = generate.check_weights(generator, request, resample, is_dna)
     label = options.label
     if isinstance(label, list):
         label = ",".join(map(str, label))

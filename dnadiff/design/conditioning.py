@@ -11,7 +11,7 @@ a constraint as well: its probability is a factor of the weight."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -288,6 +288,3 @@ def _joined(state: State | None) -> State | None:
     return State(
         [torch.cat(pair) for pair in zip(state.tensors[:half], state.tensors[half:])], state.length
     )
-
-
-Labels = str | int | Sequence[str | int] | None

@@ -465,9 +465,9 @@ def systematic_resample(log_weight: ndarray, count: int, uniform: float) -> ndar
     )
 
 
-def resampling_uniform(seed: int, group: int) -> float:
-    """The uniform with which the proposals of template `group` are resampled."""
-    return (hash64(seed, "resample", group) + 0.5) / 2**64
+def resample_group(log_weight: ndarray, count: int, seed: int, group: int) -> ndarray:
+    """Indices (count,) of the proposals of template `group` that are kept."""
+    return systematic_resample(log_weight, count, (hash64(seed, "resample", group) + 0.5) / 2**64)
 
 
 PILOT = 32
@@ -534,15 +534,14 @@ def fit_tilt(
             of_known += ((bases == 1) | (bases == 2)).sum(), (bases < 4).sum()
         return float(of_known[0] / of_known[1])
 
-    tilt, reached, _ = find_tilt(mean, gc)
-    return TiltFit(tilt, reached, calls, rows)
+    return TiltFit(*find_tilt(mean, gc), calls, rows)
 
 
 def find_tilt(
     mean_gc: Callable[[float], float], target: float, max_calls: int = 16
-) -> tuple[float, float, int]:
-    """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, the value there,
-    and the number of evaluations.
+) -> tuple[float, float]:
+    """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, and the value
+    there, after at most `max_calls` evaluations.
 
     The search first brackets the target, then uses the Illinois variant of regula falsi on
     log-odds. A target that no tilt reaches is a ValueError.
@@ -581,7 +580,7 @@ def find_tilt(
             f"gc {target} cannot be reached by this sampler: its pilot batch reaches "
             f"{reached:.3f}; choose another"
         )
-    return tilt, reached, len(seen)
+    return tilt, reached
 
 
 def check_weights(
@@ -589,7 +588,6 @@ def check_weights(
     request: Request,
     resample: bool,
     is_dna: bool,
-    length: int | str | None = None,
 ) -> bool:
     """Whether samples have weights; logs what the distribution of the samples is if it is not
     corrected.
@@ -611,12 +609,13 @@ def check_weights(
             "letters (R, Y, ...), with gc, and with templates that have given letters to the "
             "right of what sampler=ar or sampler=block generates"
         )
-    if resample and request.lengths[0] < request.lengths[1] and request.num_groups == 1:
+    low, high = request.lengths
+    if resample and low < high and request.num_groups == 1:
         # Weights grow with the length (with a tilt, exponentially), so resampling would change the
         # distribution of lengths.
         raise ValueError(
-            f"resample=true compares sequences of one length, and length={length} draws "
-            "many; set length to a number"
+            f"resample=true compares sequences of one length, and length={low}:{high} draws many; "
+            "set length to a number"
         )
     if weighted is None and generator.constrains(request):
         log.info(

@@ -3,9 +3,9 @@ and rewards for composition, motifs, restriction sites, a target value and weigh
 
 The prediction of a fine-tuned model is `dnadiff.design.predicted`."""
 
-import itertools
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -143,16 +143,14 @@ class WeightedSum(_Combined):
         self._factors = [self.weights.get(name, 1.0) for name in self.terms]
 
     def __call__(self, sequences: Sequence[str]) -> Values:
-        pairs = zip(self._factors, self._rewards)
-        return np.sum([factor * reward(sequences) for factor, reward in pairs], axis=0)
+        return self._sum(reward(sequences) for reward in self._rewards)
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         values, slopes = zip(*(reward.gradient(sequences) for reward in self._rewards))
-        value, slope = (
-            np.sum([factor * one for factor, one in zip(self._factors, of)], axis=0)
-            for of in (values, slopes)
-        )
-        return value, slope
+        return self._sum(values), self._sum(slopes)
+
+    def _sum(self, of_terms: Iterable[ndarray]) -> ndarray:
+        return np.sum([factor * one for factor, one in zip(self._factors, of_terms)], axis=0)
 
 
 def as_reward(
@@ -307,10 +305,8 @@ class Homopolymer(Reward):
         self.longest = longest
 
     def __call__(self, sequences: Sequence[str]) -> Values:
-        longest = [
-            max((len([*run]) for base, run in itertools.groupby(text) if base in _BASES), default=0)
-            for text in sequences
-        ]
+        runs = (re.findall("A+|C+|G+|T+", text) for text in sequences)
+        longest = [max(map(len, found), default=0) for found in runs]
         return np.minimum(self.longest - np.array(longest, dtype=np.float64), 0.0)
 
 

@@ -20,8 +20,7 @@ from dnadiff.design.generate import (
     SampleBatch,
     effective_size,
     fit_tilt,
-    resampling_uniform,
-    systematic_resample,
+    resample_group,
 )
 from dnadiff.design.request import Request
 from dnadiff.diffusion.likelihood.curve import StoredCurve
@@ -234,7 +233,7 @@ def resample(
     """
     times: list[int] = []  # how often each record is written
     for group, of_group in enumerate(log_weight.reshape(-1, each)):
-        taken = systematic_resample(of_group, keep, resampling_uniform(seed, group))
+        taken = resample_group(of_group, keep, seed, group)
         times += np.bincount(taken, minlength=each).tolist()
     number = 0
     with atomic_write(output, overwrite=True) as target:

@@ -709,9 +709,9 @@ REFUSED = [
     (["prompt=1984"], "prompt 1984 must be a string or null; put it into quotes"),
     (["prompt=ACJ"], "prompt: 'J' at position 3 is not an IUPAC letter"),
     (["output=5"], "output 5 must be a string or null; put it into quotes"),
-    (["proposals=20"], "proposals are what resample=true chooses from"),
+    (["proposals=20"], "proposals is for resample=true"),
     (["proposals=3", "resample=true", "gc=0.5"], "proposals 3 are fewer than the num_samples 16"),
-    (["write=designed"], "write=designed is for infill="),
+    (["write=designed"], "write is for infill="),
     (["feature=CDS"], "feature is for rows of a GTF or GFF file of infill= or regions="),
     (
         ["infill=r.bed", "genome=g.fa", "feature=CDS"],

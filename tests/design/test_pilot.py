@@ -368,7 +368,7 @@ WRONG = {
         *("reward=restriction_sites", "reward.enzymes=[GGGGGGGGGGCC]", "method=metropolis"),
     ],
     "b.unguided.fa": ["reward=gc", "output=b.fa"],
-    "proposals are what resample=true chooses from": ["reward=gc", "beta=3", "proposals=40"],
+    "proposals is for resample=true": ["reward=gc", "beta=3", "proposals=40"],
     "resample=true needs a sampler with importance weights": [
         *("reward=gc", "method=smc", "sampler.temperature=0.5", "proposals=40"),
     ],

@@ -190,10 +190,10 @@ WRONG = {
         "start=bases.fa",
         "length=null",
     ],
-    "start_t 0.2 is the noise added to sequences of start=, without a reward": [
+    "start_t and reward exclude each other": [
         *("reward=gc", "method=metropolis", "start=bases.fa", "start_t=0.2", "length=null"),
     ],
-    "start_t 0.3 is the noise added to sequences of start=, without": ["start_t=0.3"],
+    "start_t is for sequences of start=, to which it adds noise": ["start_t=0.3"],
     "start_t 1.5 must be": ["start=bases.fa", "start_t=1.5", "length=null"],
     "beta is for designs": ["beta=50"],
     "method is for designs": ["method=smc"],

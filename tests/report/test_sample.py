@@ -100,7 +100,7 @@ def test_templates_without_data_bounds_or_one_length(page, trained, tmp_path):
 
 
 WRONG = {
-    "real= has the sequences that the page of report=": ["report=null", "real=r.fa"],
+    "real is for the page of report=": ["report=null", "real=r.fa"],
     "report a.pdf has another format; its name must end in .html": ["report=a.pdf"],
     "absent.fa": ["real=absent.fa"],
     "real r.fa has 2 windows of 24 bases, the length of the samples; give at least 4": [

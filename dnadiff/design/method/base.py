@@ -40,7 +40,7 @@ from dnadiff.design.generate import (
     Designs,
     LongestMatch,
     SampleBatch,
-    resampling_uniform,
+    resample_group,
     systematic_resample,
 )
 from dnadiff.design.pilot import Beta, Choice, refined
@@ -352,8 +352,7 @@ class Designer(ConditionalSampler):
         log_weight = np.array([design.log_weight for design in designs])
         beta = self.goal.beta
         more = refined(rewards, log_weight, beta, self.levels.get("0"))
-        uniform = resampling_uniform(seed, 0)
-        chosen = systematic_resample(log_weight + more * rewards, count, uniform)
+        chosen = resample_group(log_weight + more * rewards, count, seed, 0)
         found = Designs(designs[i] for i in chosen)
         found.beta = beta + more
         return found
