@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from dnadiff.model import Model
 
 T = TypeVar("T")
-ONLY_WITH_REWARD = ("target", "beta", "pilot", "method", "num_draws")
 # What samples depend on, besides names of files.
 VALUES = (
     *("num_samples", "batch_size", "seed", "label", "guidance", "length", "motif", "prompt"),
@@ -194,11 +193,10 @@ def sample(options: SampleOptions) -> list[Job]:
         each = options.num_samples if any(options.given("num_samples")) else 1
         beam = options.length_beam if options.num_draws else 1
         request = translation.read_sources(options.input, model.loaded, each, beam)
-    low, high = request.lengths
     sampler = model.sampler_options(options)
     resumed = output if options.resume else None
     settings = samples.continued_sampler(
-        sampler, model.loaded, model.stored_curve, (low, high), resumed, options.overwrite
+        sampler, model, request.lengths, resumed, options.overwrite
     )
     generator = model.conditional_sampler(
         build(settings, trust=None), request, options.label, options.guidance, options.start_t
@@ -224,7 +222,7 @@ def sample(options: SampleOptions) -> list[Job]:
         **{k: content(v) for k, v in {**options.only("template", "infill"), **optional}.items()},
         **({"alignment": request.alignment.identity} if request.alignment else {}),
         "genome": None if request.genome is None else request.genome.digest,
-        "lengths": [low, high],
+        "lengths": list(request.lengths),
         "sampler": settings,
         "device": model.device.type,
     }
@@ -279,9 +277,12 @@ def sample(options: SampleOptions) -> list[Job]:
     changed = {"label": label, **options.only("guidance", "gc", "start_t")}
     fields = SampleOptions.model_fields
     # The calls are those of the batch, known afterwards.
-    header = {"sampler": samples.sampler_name(generator.sampler), "calls": 0}
-    header |= samples.header_settings(generator.sampler)
-    header |= {key: value for key, value in changed.items() if value != fields[key].default}
+    header = {
+        "sampler": samples.sampler_name(generator.sampler),
+        "calls": 0,
+        **samples.header_settings(generator.sampler),
+        **{key: value for key, value in changed.items() if value != fields[key].default},
+    }
     return [
         kind(
             model=model.loaded,
@@ -307,13 +308,11 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
     """Check the options of designs; the method, or None without a reward. Raises ValueError naming
     the key."""
     if not options.reward:
-        allowed = ("num_draws",) if options.input is not None else ()
-        for key in options.given(*ONLY_WITH_REWARD):
-            if key not in allowed:
-                raise ValueError(
-                    f"{key} is for designs; set reward= too, such as reward=gc "
-                    "(docs/guided_design.md)"
-                )
+        draws = () if options.input is not None else ("num_draws",)
+        for key in options.given("target", "beta", "pilot", "method", *draws):
+            raise ValueError(
+                f"{key} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)"
+            )
         return None
     from dnadiff.design.method.base import DesignMethod
 

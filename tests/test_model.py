@@ -55,6 +55,26 @@ def test_every_call_draws_new_sequences_and_says_their_seed(model):
     assert designed.seed is not None
 
 
+def test_loops_show_their_progress_if_asked(model, capsys):
+    two = ["ACGTTGAC", "TTGACATT"]
+    genome = {"a": "ACGTTGACATTGACCA" * 4}
+    small = {"length": 8, "num_draws": 0}
+    loops = {
+        "sample": lambda **more: model.sample(2, length=8, **more),
+        "nll": lambda **more: model.nll(two, **more),
+        "score": lambda **more: model.score(two, **more),
+        "embed": lambda **more: model.embed(two, **more),
+        "unguided": lambda **more: model.design(lambda s: [1.0] * len(s), **small, **more),
+        "variants": lambda **more: model.saturate("a:20-24", genome, **more),
+    }
+    for name, loop in loops.items():
+        loop()
+        assert capsys.readouterr().err == ""
+        loop(progress=True)
+        shown = capsys.readouterr().err
+        assert name in shown and ("100%" in shown or name == "variants")  # of unknown length
+
+
 def test_a_low_temperature_gives_probable_samples(model):
     sampler = SemiAR(Grouped(4))
     cold, hot = (

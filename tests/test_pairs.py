@@ -96,7 +96,8 @@ def test_the_best_length_is_kept(runs):
         tried = request.candidates(number)
         made = generator.fill([(number, each) for each in tried], generator_seed(1), False)
         scores = best.bounds(made, [number] * len(tried), 4, generator_seed(1))
-        scores = scores / [best.num_counted(each) for each in tried]
+        mask_id = model.tokenizer.vocab.mask_id
+        scores = scores / [(each.pattern.ids == mask_id).sum() for each in tried]
         assert len(tokens) == len(made.tokens[int(scores.argmax())])
         assert (
             tokens[: target.shown[0] - 1].tolist()

@@ -409,10 +409,6 @@ class ConditionalSampler:
                 f"more than the {most} that this network takes; set num_draws=0"
             )
 
-    def num_counted(self, target: Target) -> int:
-        """The number of tokens whose log-probability is in `bounds`."""
-        return int(self._counted([target])[1].sum())
-
     def _counted(self, targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
         """The templates, the tokens whose log-probability is in `bounds`, and which are no padding:
         (B, L) each."""

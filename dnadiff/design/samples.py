@@ -2,6 +2,8 @@
 with settings and weights in their headers, resampling by these weights, and the JSON file next to
 it."""
 
+from __future__ import annotations
+
 import inspect
 import json
 import re
@@ -10,6 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy import ndarray
@@ -23,7 +26,6 @@ from dnadiff.design.generate import (
     resample_group,
 )
 from dnadiff.design.request import Request
-from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
 from dnadiff.formats.sequences import Record, iter_sequences, synthetic_record, wrapped
@@ -38,6 +40,9 @@ from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import atomic_write, hash_file, read_json
 from dnadiff.store.objects import build, leaves, without_key
 from dnadiff.weights.loaded import Loaded
+
+if TYPE_CHECKING:
+    from dnadiff.model import Model
 
 # Digits after the decimal point, in headers.
 _DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
@@ -62,8 +67,7 @@ _RESERVED = {
 
 def continued_sampler(
     settings: Config,
-    model: Loaded,
-    curve: StoredCurve,
+    model: Model,
     lengths: tuple[int, int],
     output: Path | None,
     overwrite: bool,
@@ -94,13 +98,12 @@ def continued_sampler(
         and earlier.get("model") == hash_file(model.path)
     ):
         return with_current_names(earlier)["sampler"]
-    return resolved_sampler(settings, model, curve, lengths[1], lengths[0])
+    return resolved_sampler(settings, model, lengths[1], lengths[0])
 
 
 def resolved_sampler(
     settings: Config,
-    model: Loaded,
-    curve: StoredCurve,
+    model: Model,
     length: int,
     shortest: int | None = None,
     has_curve: bool = True,
@@ -117,14 +120,16 @@ def resolved_sampler(
     def resolve_inner(size: int, has_curve: bool) -> None:
         within = None if shortest is None else min(size, shortest)
         settings["sampler"] = resolved_sampler(
-            settings["sampler"], model, curve, min(size, length), within, has_curve
+            settings["sampler"], model, min(size, length), within, has_curve
         )
 
     if "window" in settings:
         key = "sampler.window"
         window = settings["window"]
         settings["window"] = (
-            model.training_length(key) if window is None else check_value(key, window, PositiveInt)
+            model.loaded.training_length(key)
+            if window is None
+            else check_value(key, window, PositiveInt)
         )
         resolve_inner(settings["window"], has_curve)
     if "block_size" in settings:
@@ -144,11 +149,11 @@ def resolved_sampler(
                 "groups"
             )
         return settings
-    chosen = curve.groups(length, given, sizes)
+    chosen = model.stored_curve.groups(length, given, sizes)
     number = chosen["num_groups"] or len(chosen["sizes"] or ())
     if given is None and isinstance(sizes, str | None) and number:
         kind = "groups of optimal sizes" if chosen["sizes"] else "equal groups"
-        measured = curve.measured_length()
+        measured = model.stored_curve.measured_length()
         assumed = f" of {measured} tokens, if h(n) depends on the visible fraction only"
         log.info(
             f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the "
@@ -420,11 +425,11 @@ class SampleJob(ResumableJob):
             f"{self.header_of_records['sampler']}{calls}"
         )
         self.totals["sessions"] += 1
-        self.first, self.clock = self.position, time.monotonic()
         if self.totals[self.found] is None:
             # Found now or, for a resumed file or shards, when they were started.
+            start = time.monotonic()
             self.totals[self.found] = self.kept(self.prepared or self.prepare())
-            self.totals["seconds"] += time.monotonic() - self.clock
+            self.totals["seconds"] += time.monotonic() - start
         self.prepared = self.totals[self.found]
 
     def kept(self, found: Json) -> Json:
@@ -445,9 +450,7 @@ class SampleJob(ResumableJob):
         for key in result.about.keys() & _ADDED:
             totals[key] += result.about[key]
         folded = super().fold(result)
-        rate = (self.position - self.first) / max(time.monotonic() - self.clock, 1e-9)
-        notes = {"sequences/s": f"{rate:.2f}", "network calls": f"{totals['nfe']:,}"}
-        self.report(0, 0, **notes)
+        self.report(0, 0, **{"network calls": f"{totals['nfe']:,}"})
         return folded
 
     def convert(self, collected: Path) -> None:
@@ -459,7 +462,6 @@ class SampleJob(ResumableJob):
         totals = self.totals
         request = self.request
         sampler = self.generator.sampler
-        number = len(request)
         extra: JsonDict = {}
         if self.gc is not None:
             reached = gc_of(self.output)
@@ -469,14 +471,13 @@ class SampleJob(ResumableJob):
             extra["weights"] = summarize_weights(self.weights(collected), sequences, request.each)
         if self.resampled is not None:
             extra["weights"]["resampled"] = self.resampled
-            number = request.num_groups * self.resampled
         if self.index is not None:
             # The longest exact match of each record with the training part, either strand.
             found = memorization.of_file(self.output, self.index)
             extra["copies"] = memorization.summary(found)
         self.content = {
             "synthetic": True,
-            "records": number,
+            "records": request.num_groups * (self.resampled or request.each),
             "model": {
                 "checkpoint": str(self.model.path),
                 "sha256": self.settings["model"],

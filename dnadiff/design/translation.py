@@ -112,8 +112,8 @@ class Translator(ConditionalSampler):
         score = np.zeros(len(tried))
         calls = self.num_draws
         if calls:
-            counted = [self.num_counted(target) for target in batch.targets]
-            score = self.bounds(batch, numbers, calls, seed) / counted
+            counted = self._counted(batch.targets)[1].sum(1)
+            score = self.bounds(batch, numbers, calls, seed) / counted.numpy()
         best = {numbers[place]: place for place in np.argsort(score).tolist()}
         chosen = [best[i] for i, _ in numbered]
         return batch._replace(
