@@ -98,7 +98,8 @@ def judge(options: JudgeOptions) -> list[Job]:
     log.info(
         f"{len(samples):,} samples of {length:,} bases; {len(real):,} real windows of {source}"
     )
-    of_data = any(one.stranded for one in (data or searched,) if one is not None)
+    known = data or searched
+    of_data = known is not None and known.stranded
     stranded = of_data if options.stranded is None else options.stranded
     settings = {"both_strands": not stranded, **options.only("order", "num_splits", "seed")}
     evaluator = sample_quality.SampleQualityEvaluator(samples, real, training, **settings)

@@ -471,8 +471,8 @@ class Model:
             )
         if guidance != 1 and (self.config.get("data") or {}).get("label_dropout") == 0:
             raise ValueError(
-                f"guidance={guidance} needs a model that was also trained without labels, and this one "
-                "has data.label_dropout=0; set guidance=1"
+                f"guidance={guidance} needs a model that was also trained without labels, and this "
+                "one has data.label_dropout=0; set guidance=1"
             )
         labels = torch.zeros(1, len(known), device=self.device)
         for name in names:

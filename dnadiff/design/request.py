@@ -294,7 +294,7 @@ class Request(ABC):
         return self.first_of_groups()
 
     def placed(self, target: Target, text: str) -> str:
-        """The text of a sample, or the sequence that its designed part is in, if it has `flanks`."""
+        """The text of a sample, or, with `flanks`, the sequence that its designed part is in."""
         return text if self.flanks is None else text[slice(*target.designed)].join(self.flanks)
 
     def evenly_spaced(self) -> list[Target]:

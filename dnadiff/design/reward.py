@@ -433,10 +433,9 @@ def site_of(enzyme: str) -> str:
     site is known."""
     from Bio import Restriction
 
-    every = Restriction.AllEnzymes  # type: ignore[attr-defined]
-    known = {each.__name__: each for each in every}.get(enzyme)
-    site = enzyme.upper() if known is None else known.site
-    if known is None and (len(site) < 4 or set(site) - set("ACGTRYSWKMBDHVN")):
+    known = getattr(getattr(Restriction, enzyme, None), "site", "")
+    site = known or enzyme.upper()
+    if not known and (len(site) < 4 or set(site) - set("ACGTRYSWKMBDHVN")):
         raise ValueError(
             f"reward.enzymes {enzyme!r} is no enzyme that Biopython knows and no site of at least "
             "4 IUPAC letters, such as GAATTC"
