@@ -112,6 +112,7 @@ PositiveInt = Annotated[int, Interval(ge=1)]
 NonNegative = Annotated[float, Interval(ge=0)]
 Positive = Annotated[float, Interval(gt=0)]
 Fraction = Annotated[float, Interval(ge=0, le=1)]
+InnerFraction = Annotated[float, Interval(gt=0, lt=1)]
 PositiveFraction = Annotated[float, Interval(gt=0, le=1)]
 Probability = Annotated[float, Interval(ge=0, lt=1)]  # such as a rate of dropout
 

@@ -3,12 +3,19 @@ templates and motifs, within a genome, or designed for a reward."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from annotated_types import Interval
 from pydantic import model_validator
 
-from dnadiff.fields import Json, JsonDict, Natural, NonNegative, PositiveFraction, PositiveInt
+from dnadiff.fields import (
+    InnerFraction,
+    Json,
+    JsonDict,
+    Natural,
+    NonNegative,
+    PositiveFraction,
+    PositiveInt,
+)
 from dnadiff.options.base import Group, ModelOptions, PlacedOptions, Reported, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
@@ -83,7 +90,7 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     """as infill, without flanks: sequences of their lengths, guided by the columns of alignment="""
     write: Literal["window", "designed"] = "window"
     """infill: window (with flanks) or designed (without)"""
-    gc: Annotated[float, Interval(gt=0, lt=1)] | None = None
+    gc: InnerFraction | None = None
     """target mean fraction of G and C, calibrated on a pilot batch"""
     resample: bool | None = None
     """draw records by importance weights (docs/designing.md); null: designs whose beta is not a

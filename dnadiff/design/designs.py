@@ -122,11 +122,11 @@ class DesignJob(SampleJob):
 
     def totals_of(self, batch: SampleBatch) -> JsonDict:
         assert batch.rewards is not None
-        rewards = {
+        return super().totals_of(batch) | {
             "reward_sum": float(batch.rewards.sum()),
             "reward_best": float(batch.rewards.max()),
+            "reward_calls": batch.reward_calls,
         }
-        return super().totals_of(batch) | rewards | {"reward_calls": batch.reward_calls}
 
     def weights(self, collected: Path) -> ndarray:
         found = super().weights(collected)
@@ -150,14 +150,14 @@ class DesignJob(SampleJob):
             "best": totals["reward_best"],
         }
         design: JsonDict = {"calls": totals["reward_calls"]}
-        if self.resampled is not None:  # of the records written
-            design["proposals"] = reward
-            written = numbers_of(self.output, self.output, "reward")
-            reward = {"mean": float(written.mean()), "best": float(written.max())}
         unguided = totals["pilot"]["unguided"]
         if self.model.tokenizer.vocab.complement is not None:
             ours = DesignTable.read(self.output, content["records"])
             design |= {"distinct": ours.num_distinct, "gc": ours.gc}
+            if self.resampled is not None:  # of the records written
+                design["proposals"] = reward
+                written = ours.columns["reward"]
+                reward = {"mean": float(written.mean()), "best": float(written.max())}
             if unguided is not None:
                 theirs = DesignTable.read(unguided_path(self.output), unguided["number"])
                 distance = sixmer_distance(ours.sequences, theirs.sequences, self.seed)

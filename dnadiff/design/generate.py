@@ -8,11 +8,10 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
-from annotated_types import Interval
 from numpy import ndarray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -32,7 +31,7 @@ from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.process import AbsorbingProcess, after_first
 from dnadiff.diffusion.sampler.base import Sampler
-from dnadiff.fields import Json, JsonDict, check_value
+from dnadiff.fields import InnerFraction, Json, JsonDict, check_value
 from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.progress import advance, log
 
@@ -474,7 +473,7 @@ MAX_ERROR = 0.02  # larger errors are an error
 def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
     """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked
     positions of the request cannot reach it."""
-    gc = check_value("gc", gc, Annotated[float, Interval(gt=0, lt=1)])
+    gc = check_value("gc", gc, InnerFraction)
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
     low = high = total = 0

@@ -105,7 +105,7 @@ def resolved_sampler(
     settings: Config,
     model: Model,
     length: int,
-    shortest: int | None = None,
+    shortest: int,
     has_curve: bool = True,
 ) -> Config:
     """The settings of a sampler with defaults that depend on the model: the window, the block, and
@@ -118,9 +118,8 @@ def resolved_sampler(
     settings = dict(settings)
 
     def resolve_inner(size: int, has_curve: bool) -> None:
-        within = None if shortest is None else min(size, shortest)
         settings["sampler"] = resolved_sampler(
-            settings["sampler"], model, min(size, length), within, has_curve
+            settings["sampler"], model, min(size, length), min(size, shortest), has_curve
         )
 
     if "window" in settings:
@@ -159,7 +158,7 @@ def resolved_sampler(
             f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the "
             f"run{'' if measured == length else assumed}"
         )
-    if given is None and chosen["num_groups"] is not None and shortest is not None:
+    if given is None and chosen["num_groups"] is not None:
         chosen["num_groups"] = min(chosen["num_groups"], shortest)
     return settings | chosen
 

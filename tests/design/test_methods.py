@@ -300,7 +300,7 @@ def test_a_length_beyond_the_network_is_refused_before_anything_is_sampled(gener
     )
     with pytest.raises(ValueError, match=message):
         next(designer.batches(request(2), 1, 2))
-    assert (designer.reward_calls, made.denoiser.calls) == (0, 0)
+    assert (designer.goal.reward.calls, made.denoiser.calls) == (0, 0)
     Designer(made, BestOfN(1), as_reward(scores), BETA).check_request(request(2))
 
 
@@ -379,9 +379,9 @@ def test_the_first_order_of_a_linear_reward_is_exact(generator):
     (one,), (two,) = (designer.batches(request(40), 1, 40) for designer in (exact, first))
     assert np.array_equal(one.tokens, two.tokens) and np.allclose(one.log_weight, two.log_weight)
     assert (
-        exact.reward_calls == 40 * 3 * (1 + 3) + 40
+        exact.goal.reward.calls == 40 * 3 * (1 + 3) + 40
     )  # each of 3 steps: x0 and 3 changes; then the designs
-    assert first.reward_calls == 40 * 3 * 2 + 40
+    assert first.goal.reward.calls == 40 * 3 * 2 + 40
 
 
 @pytest.mark.parametrize(("template", "tilt"), [("NCN", 0.0), ("RNC", 0.0), ("NCN", 0.7)])
@@ -492,7 +492,7 @@ def test_designs_in_python_have_the_numbers_of_their_records(generator):
             and design.longest_match == 3
             and design.ess is None
         )
-    assert design.reward_calls == designer.reward_calls / 4
+    assert design.reward_calls == designer.goal.reward.calls / 4
     weighted = Designer(generator(), SVDD(num_candidates=2), as_reward(scores), BETA).designs(
         request(6), 1, 3
     )
@@ -532,7 +532,7 @@ def test_best_of_n_has_the_distribution_of_the_maximum(generator):
     below = np.concatenate([[0], np.cumsum(p[order])]) ** 4
     exact = np.zeros(64)
     exact[order] = np.diff(below)
-    assert 0.5 * np.abs(found - exact).sum() < 0.05 and designer.reward_calls == 4 * 2500
+    assert 0.5 * np.abs(found - exact).sum() < 0.05 and designer.goal.reward.calls == 4 * 2500
 
 
 def test_batches_have_one_template_and_start_anywhere(generator):

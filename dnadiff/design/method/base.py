@@ -256,12 +256,6 @@ class Designer(ConditionalSampler):
         require(f"method {type(method).__name__}", generator.denoiser, method.process_type)
         method.check(self, self.goal)
 
-    @property
-    def reward_calls(self) -> int:
-        """Sequences that the reward evaluated so far; a gradient counts twice, and the checks of
-        `CountedReward` do not count."""
-        return self.goal.reward.calls
-
     def with_choice(self, choice: Choice) -> Designer:
         """A copy with the inverse temperature that a pilot chose."""
         other = copy.copy(self)
@@ -327,7 +321,7 @@ class Designer(ConditionalSampler):
         self.check_request(request)
         key = hash64(seed, "design")
         for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
-            before = self.reward_calls
+            before = self.goal.reward.calls
             goal = replace(self.goal, level=self.levels.get(str(start // request.each)))
             targets = [request[i] for i in range(start, end)]
             try:
@@ -343,7 +337,7 @@ class Designer(ConditionalSampler):
                     "above 0 under the model and its template; change the letters, motif= or "
                     "label=, or set a larger batch_size"
                 ) from error
-            yield batch._replace(reward_calls=self.reward_calls - before)
+            yield batch._replace(reward_calls=self.goal.reward.calls - before)
 
     def resampled(self, designs: Designs, count: int, seed: int) -> Designs:
         """`count` of the designs of one template, drawn in proportion to their weights, with beta

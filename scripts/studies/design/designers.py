@@ -181,7 +181,7 @@ def run_method(
         [texts[i] for i in chosen],
         rewards[chosen].tolist(),
         groups[chosen].tolist(),
-        designer.reward_calls,
+        designer.goal.reward.calls,
     )
 
 
