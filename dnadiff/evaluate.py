@@ -32,6 +32,9 @@ class EvaluateOptions(ModelOptions, Reported):
     """other data than those of the checkpoint's run"""
     alignment: str | None = None
     """of related genomes, in place of that of the data; none: the sequence alone"""
+    annotation: str | None = None
+    """GTF, GFF or BED file: also bits by type of region, of a base in several the one with the
+    fewest bases"""
     part: Literal["test", "valid", "train"] = "test"
     """of the data"""
     length: PositiveInt | None = None

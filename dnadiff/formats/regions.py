@@ -199,6 +199,7 @@ def read_gtf(
     feature: str | None = None,
     lengths: Mapping[str, int] | None = None,
     spliced: bool = False,
+    types: bool = False,
 ) -> list[Region]:
     """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4,
     8). The strand "?" becomes ".".
@@ -211,6 +212,7 @@ def read_gtf(
         lengths: as in `read_bed`.
         spliced: join the rows of each transcript_id or Parent to one region with this name, at the
             place of the first of them; without a `feature` the exons.
+        types: name regions by the third column, and skip those of other records with a warning.
 
     Raises:
         ValueError: as `read_bed`; or for a transcript on both strands.
@@ -232,7 +234,7 @@ def read_gtf(
             return None
         first, last = integers(columns[3:5])
         match = _GENE_ID.search(attributes)
-        name = (match[1] or match[2] or "") if match else ""
+        name = columns[2] if types else (match[1] or match[2] or "") if match else ""
         if spliced:
             match = _TRANSCRIPT.search(attributes)
             if match is None:
@@ -256,7 +258,7 @@ def read_gtf(
             f"{listing(others)}"
         )
 
-    regions = _read(path, region, lengths, first=1, why_none=why_none)
+    regions = _read(path, region, lengths, types, first=1, why_none=why_none)
     if skipped:
         chrom, start, end, *_ = skipped[0]
         log.warning(

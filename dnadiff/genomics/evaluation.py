@@ -81,6 +81,7 @@ class Evaluation:
         orders: of the Markov models that are compared.
         data: configuration of data that replace those of the training run of the (first) model.
         alignment: in place of that of the data; `none`: without columns.
+        annotation: GTF, GFF or BED file; tokens are also counted by type of region.
         trust: packages whose classes a configuration may name.
 
     Raises:
@@ -102,6 +103,7 @@ class Evaluation:
     orders: Sequence[Annotated[int, Interval(ge=0, le=26)]] = ()
     data: Config | None = None
     alignment: str | None = None
+    annotation: str | None = None
     trust: Sequence[str] = ()
     device: str = "cpu"
 
@@ -172,9 +174,10 @@ class Estimator:
         conjoin = settings.conjoin
         both = settings.both_strands
         self.kind = estimator_kind(model, settings.protocol, settings.num_draws, settings.order)
-        if (conjoin or both) and not is_of_dna(model):
+        of_dna = {"both_strands": both, "conjoin": conjoin, "annotation": settings.annotation}
+        if not is_of_dna(model) and (asked := next((k for k in of_dna if of_dna[k]), None)):
             raise ValueError(
-                f"{'both_strands' if both else 'conjoin'}=true needs DNA; this model was trained "
+                f"{asked}={of_dna[asked]} needs DNA; this model was trained "
                 "on text, which has one strand: leave it out"
             )
         if conjoin and both:
@@ -350,7 +353,9 @@ class HeldOut:
         known = known if len(known) == len(found) else []
         names = " and of ".join(dict.fromkeys(one.name for one in known))
         novelty = f"against the training part of {names}" if known else None
-        return cls(data, own, tiles, token_groups(data, tiles, part, known), novelty)
+        return cls(
+            data, own, tiles, token_groups(data, tiles, part, known, settings.annotation), novelty
+        )
 
     def about(self, settings: Evaluation) -> Json:
         """What the JSON file records of the data: with the windows in a block of the bootstrap, a
@@ -367,6 +372,7 @@ class HeldOut:
             "se_total_note": dependence_note(self.tiles, size),
             "units": _UNITS,
             "novelty": self.novelty,
+            **({} if settings.annotation is None else {"annotation": settings.annotation}),
         }
 
     def markov_rows(

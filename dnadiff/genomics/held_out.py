@@ -4,6 +4,7 @@ scores for paired comparisons."""
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +21,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, blocks, ratio
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.fields import Json
+from dnadiff.formats.regions import is_gff, read_bed, read_gtf
 from dnadiff.genomics.markov import TABLE_ORDER, BackoffMarkov
 from dnadiff.progress import log, phase
 from dnadiff.store.disk import atomic_write, read_npz
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 # bases of the largest training part whose windows of Markov models are stored: 16 bytes for each
 _MAX_WINDOWS = 500_000_000
+MAX_TYPES = 50  # of regions
 
 
 def token_groups(
@@ -37,13 +40,15 @@ def token_groups(
     tiles: TiledWindows,
     part: str,
     trained_on: Sequence[SequenceDataModule] = (),
+    annotation: str | None = None,
 ) -> dict[str, ndarray]:
     """Which tokens of each window to count, `{name: (S, L) bool}`.
 
     `all` are the tokens of positive weight (never N, never padding). `without specials` leaves out
     the special tokens of the tokenizer (begin, end, separator), if it has any. `repeated` and
     `novel` split DNA by its overlap with the training parts of the data that models were
-    `trained_on`; without any there are none of these two groups.
+    `trained_on`; without any there are none of these two groups. Those of `region_types` of an
+    `annotation` divide `all`, too.
     """
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
@@ -58,7 +63,47 @@ def token_groups(
                 training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
                 repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
+    if annotation is not None:
+        names, found = region_types(data, tiles, annotation)
+        groups |= {name: weight & (found == number) for number, name in enumerate(names)}
     return groups
+
+
+def region_types(
+    data: SequenceDataModule, tiles: TiledWindows, annotation: str
+) -> tuple[list[str], ndarray]:
+    """The type of region of each token, of a GTF, GFF or BED file: the names of all, and the number
+    of that of each token `(S, L)`; 0 is outside.
+
+    The type is the third column of GTF and GFF, the fourth of BED. A base in regions of several
+    types is of the one with the fewest bases in the file: of a CDS, not of its gene.
+
+    Raises:
+        ValueError: if there are more than 50 types, or the file is malformed.
+    """
+    lengths = dict(zip(data.names, map(len, data.records)))
+    regions = (
+        read_gtf(annotation, lengths=lengths, types=True)
+        if is_gff(annotation)
+        else read_bed(annotation, lengths, skip_unknown=True)
+    )
+    bases = Counter[str]()
+    for region in regions:
+        bases[region.name] += region.size
+    if len(bases) > MAX_TYPES:
+        raise ValueError(
+            f"annotation {annotation} has {len(bases):,} types of regions (third column of GTF and "
+            f"GFF, fourth of BED), expected at most {MAX_TYPES}; give a file with fewer"
+        )
+    order = [name for name, _ in bases.most_common()]
+    values = {
+        tile.record: np.zeros(lengths[data.names[tile.record]], np.uint8) for tile in tiles.tiles
+    }
+    named = {data.names[number]: array for number, array in values.items()}
+    for region in sorted(regions, key=lambda region: order.index(region.name)):
+        if region.chrom in named:
+            named[region.chrom][region.start : region.end] = order.index(region.name) + 1
+    return ["outside", *(f"in {name}" for name in order)], in_windows(values, tiles)
 
 
 def bases_of(data: SequenceDataModule) -> Callable[[ndarray], ndarray]:
@@ -74,8 +119,7 @@ def bases_of(data: SequenceDataModule) -> Callable[[ndarray], ndarray]:
 def per_window(
     data: SequenceDataModule, tiles: TiledWindows, part: str, score: Callable[[ndarray], ndarray]
 ) -> ndarray:
-    """`score(bases)` of every interval of a part, in windows `(S, L)`; 0 on padding, which is not
-    in the record."""
+    """`score(bases)` of every interval of a part, `in_windows`."""
     values: dict[int, ndarray] = {}
     to_bases = bases_of(data)
     for record, start, end in data.intervals[part]:
@@ -83,6 +127,11 @@ def per_window(
         if record not in values:
             values[record] = np.zeros(len(data.records[record]), scored.dtype)
         values[record][start:end] = scored
+    return in_windows(values, tiles)
+
+
+def in_windows(values: Mapping[int, ndarray], tiles: TiledWindows) -> ndarray:
+    """The values of records in windows `(S, L)`; 0 on padding, which is not in the record."""
     found = np.zeros((len(tiles), tiles.length), next(iter(values.values())).dtype)
     for row, tile in zip(found, tiles.tiles):
         here = values[tile.record][tile.start : tile.start + tiles.length]

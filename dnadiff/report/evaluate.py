@@ -29,6 +29,7 @@ def page(result: Result, options: Any) -> Page:
     titles = {"bits": unit, "low": "95 % from", "high": "to", "visible": "visible tokens"}
     ends = "low", "high"
     novel = f"; novel: in no 24-mer, {content['novelty']}" if content["novelty"] else ""
+    novel += "; in and outside: types of regions" if "annotation" in content else ""
     pictures = [
         Picture(
             name, label, text, chart=charts.bars(part, "bits", row, interval=ends, titles=titles)

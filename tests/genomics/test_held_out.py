@@ -1,14 +1,19 @@
 import json
 import logging
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dnadiff.data.genome.datamodule import GenomeDataModule
+from dnadiff.data.records import Interval
+from dnadiff.data.tokenizer import DNATokenizer
+from dnadiff.data.windows import TiledWindows
 from dnadiff.diffusion.bootstrap import ratio
-from dnadiff.genomics.held_out import Scores, fit_markov
+from dnadiff.genomics.held_out import Scores, fit_markov, token_groups
 
+DNA = DNATokenizer()
 WINDOWS = np.array([[0, 64 * i, 64] for i in range(40)])
 TOKENS = {"all": np.full(40, 64), "novel": np.full(40, 60)}
 
@@ -44,11 +49,47 @@ def test_scores_of_other_windows_are_refused(other):
         scores(0).minus(other)
 
 
+def gtf(*rows):
+    """Rows of record, type, first and last."""
+    return "".join(f'{r}\tx\t{t}\t{a}\t{b}\t.\t+\t.\tgene_id "g";\n' for r, t, a, b in rows)
+
+
+def test_types_of_regions_divide_the_tokens(tmp_path, caplog):
+    bases = "ACGTNCGTACGT"
+    data = SimpleNamespace(names=["1"], records=[DNA.encode(bases)], tokenizer=DNA)
+    tiles = TiledWindows(data.records, [Interval(0, 0, 12)], 4, DNA.vocab)
+    rows = [("chr1", "CDS", 4, 6), ("chr1", "gene", 1, 10), ("chr1", "exon", 2, 8)]
+    (tmp_path / "x.gtf").write_text(gtf(*rows, ("chr1", "gene", 5, 6), ("chr9", "gene", 1, 99)))
+    (tmp_path / "x.bed").write_text(
+        "".join(f"{name}\t{first - 1}\t{last}\t{kind}\n" for name, kind, first, last in rows)
+    )
+    for name in ("x.gtf", "x.bed"):
+        groups = token_groups(data, tiles, "test", annotation=str(tmp_path / name))
+        assert {key: "".join("-+"[int(x)] for x in groups[key].ravel()) for key in groups} == {
+            "all": "++++-+++++++",
+            "outside": "----------++",
+            "in gene": "+-------++--",
+            "in exon": "-++---++----",
+            "in CDS": "---+-+------",  # N is not counted
+        }
+    assert "no record is called chr9" in caplog.text
+    many = [("1", f"t{number}", 1, 2) for number in range(51)]
+    (tmp_path / "many.gtf").write_text(gtf(*many))
+    with pytest.raises(ValueError, match=r"many\.gtf has 51 types .* expected at most 50"):
+        token_groups(data, tiles, "test", annotation=str(tmp_path / "many.gtf"))
+
+
 def test_evaluate_writes_them(cli, trained, tmp_path):
-    args = [f"checkpoint={trained}", "num_draws=2", "orders=[]", "output=e.json"]
-    status, _, err = cli("evaluate", *args, "windows=w.npz")
+    args = [f"checkpoint={trained}", "num_draws=2", "orders=[0]", "output=e.json"]
+    (tmp_path / "x.gtf").write_text(gtf(("one", "gene", 4700, 5000)))
+    more = ["windows=w.npz", "annotation=x.gtf", "report=e.html"]
+    status, out, err = cli("evaluate", *args, *more)
     assert status == 0, err
     content = json.loads((tmp_path / "e.json").read_text())
+    tokens = {name: group["tokens"] for name, group in content["groups"].items()}
+    assert tokens["in gene"] == 5000 - 4816 and tokens["in gene"] + tokens["outside"] == tokens["all"]
+    assert "in gene" in content["markov"][0]["groups"] and content["annotation"] == "x.gtf"
+    assert "in gene" in out and "in gene" in (tmp_path / "e.html").read_text()
     found = Scores.load(tmp_path / "w.npz")
     assert found.mean().value / math.log(2) == pytest.approx(content["groups"]["all"]["bits"])
     assert found.tokens["repeated"].sum() == content["groups"]["repeated"]["tokens"]
