@@ -87,7 +87,9 @@ def test_evaluate_writes_them(cli, trained, tmp_path):
     assert status == 0, err
     content = json.loads((tmp_path / "e.json").read_text())
     tokens = {name: group["tokens"] for name, group in content["groups"].items()}
-    assert tokens["in gene"] == 5000 - 4816 and tokens["in gene"] + tokens["outside"] == tokens["all"]
+    assert (
+        tokens["in gene"] == 5000 - 4816 and tokens["in gene"] + tokens["outside"] == tokens["all"]
+    )
     assert "in gene" in content["markov"][0]["groups"] and content["annotation"] == "x.gtf"
     assert "in gene" in out and "in gene" in (tmp_path / "e.html").read_text()
     found = Scores.load(tmp_path / "w.npz")
