@@ -21,6 +21,7 @@ from dnadiff.supervised.metrics import (
     ScoredPredictions,
     ScoredValues,
     confusion_matrix,
+    log_odds,
     roc_curves,
 )
 from dnadiff.supervised.targets import (
@@ -45,8 +46,6 @@ class ClassProbabilities(Predicted):
     """Predictions of S sequences by the classifiers of R seeds: `each_seed` are
     log-probabilities."""
 
-    tally_header = ("predicted", "number", "of all")
-
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the C classes."""
@@ -56,10 +55,6 @@ class ClassProbabilities(Predicted):
     def log_probs(self) -> ndarray:
         """(R, S, C) float32, of each seed."""
         return self.each_seed
-
-    @property
-    def values_of_seeds(self) -> ndarray:
-        return np.exp(self.each_seed.astype(np.float64))
 
     @property
     def probs(self) -> ndarray:
@@ -83,20 +78,12 @@ class ClassProbabilities(Predicted):
         index = self.labels[None, :, None]
         return spread(np.take_along_axis(self.values_of_seeds, index, axis=2)[..., 0])
 
-    @property
-    def combined(self) -> ndarray:
-        return np.log(np.maximum(self.probs, np.finfo(float).tiny))
-
     def cells(self) -> dict[str, Sequence[str | float] | ndarray]:
         probs = {f"p_{name}": column for name, column in zip(self.names, self.probs.T)}
         return {"predicted": self.predicted, **probs, "spread": self.spread}
 
     def tally(self) -> dict[str, float]:
         return dict(Counter(self.names[number] for number in self.labels if number >= 0))
-
-    @classmethod
-    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
-        return [(name, f"{n:,}", f"{100 * n / count:.1f} %") for name, n in tally.items()]
 
 
 class ClassTarget(TaskTarget):
@@ -110,6 +97,7 @@ class ClassTarget(TaskTarget):
     """
 
     predicted_kind = ClassProbabilities
+    tally_header = ("predicted", "number", "of all")
     primary = "accuracy"
     shown = ("mcc", "auroc")
     takes_several = False
@@ -214,7 +202,12 @@ class ClassTarget(TaskTarget):
         return None if self.class_weights is None else self.class_weights.to(like)
 
     def balanced(self, labels: Tensor) -> ClassTarget:
-        return ClassTarget(self.names, balanced_weights(labels, self.num_outputs).tolist())
+        from sklearn.utils.class_weight import compute_class_weight  # takes a second
+
+        classes = np.arange(self.num_outputs)
+        return ClassTarget(
+            self.names, compute_class_weight("balanced", classes=classes, y=labels.numpy()).tolist()
+        )
 
     def predictions(self, outputs: Sequence[Tensor]) -> Tensor:
         total = torch.stack([logits.log_softmax(-1) for logits in outputs]).sum(0)
@@ -266,40 +259,25 @@ class ClassTarget(TaskTarget):
     def seed_columns(self, seed: int) -> list[str]:
         return [f"log_p_{name}_seed_{seed}" for name in self.names]
 
+    def reported(self, predictions: ndarray) -> ndarray:
+        return np.exp(predictions)
+
+    @classmethod
+    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
+        return [(name, f"{n:,}", f"{100 * n / count:.1f} %") for name, n in tally.items()]
+
     def contrast(self, predictions: Tensor) -> Tensor:
-        # The log-odds of each class: log p - log(1 - p), stable also where p is close to 1.
-        numbers = range(predictions.shape[-1])
-        others = [
-            predictions[..., [other for other in numbers if other != number]].logsumexp(-1)
-            for number in numbers
-        ]
-        return predictions - torch.stack(others, -1)
+        return log_odds(predictions)
 
     def contrast_name(self, name: str) -> str:
         return f"log-odds of class {name}"
-
-
-class LabelProbabilities(Predicted):
-    """Predictions of S sequences by the multi-label networks of R seeds: `each_seed` are log-odds,
-    `values` probabilities, averaged over the seeds."""
-
-    tally_header = ("label", "mean probability")
-
-    @property
-    def values_of_seeds(self) -> ndarray:
-        return 1 / (1 + np.exp(-self.each_seed.astype(np.float64)))
-
-    @property
-    def combined(self) -> ndarray:
-        probs = np.clip(self.values, 1e-12, 1 - 1e-12)
-        return np.log(probs) - np.log1p(-probs)
 
 
 class MultiLabelTarget(TaskTarget):
     """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds,
     averaged over the strands."""
 
-    predicted_kind = LabelProbabilities
+    tally_header = ("label", "mean probability")
     primary = "auroc"
     shown = ("auprc",)
     column_metrics = LABEL_METRICS
@@ -326,6 +304,9 @@ class MultiLabelTarget(TaskTarget):
         each = nn.functional.binary_cross_entropy_with_logits(outputs, filled, reduction="none")
         return masked_mean(each, known)
 
+    def reported(self, predictions: ndarray) -> ndarray:
+        return 1 / (1 + np.exp(-predictions))
+
     def contrast_name(self, name: str) -> str:
         return f"log-odds of label {name}"
 
@@ -343,13 +324,6 @@ class MultiLabelTarget(TaskTarget):
 
     def seed_columns(self, seed: int) -> list[str]:
         return [f"log_odds_{name}_seed_{seed}" for name in self.names]
-
-
-def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Weights (C,) of the classes, S / (C count), as `class_weight="balanced"` of scikit-learn; 0
-    for a class without items."""
-    counts = torch.bincount(labels, minlength=num_classes).float()
-    return torch.where(counts > 0, len(labels) / (num_classes * counts.clamp(min=1)), 0.0)
 
 
 def _log_mean(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

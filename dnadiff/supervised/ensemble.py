@@ -24,7 +24,6 @@ from dnadiff.data.records import padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import LARGEST, Json, JsonMap, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
-from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import log
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
@@ -39,10 +38,10 @@ from dnadiff.supervised.classifier import (
 )
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
-from dnadiff.supervised.saved import REMEDY, SHARED, WeightsFile, read_description
+from dnadiff.supervised.saved import SHARED, WeightsFile, read_description
 from dnadiff.supervised.targets import Label, Predicted, TaskTarget
 from dnadiff.weights import tensors
-from dnadiff.weights.loaded import columns_for
+from dnadiff.weights.loaded import columns_for, names_file
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -349,40 +348,32 @@ def load(
     described = [read_description(folder / DESCRIPTION) for folder in folders]
     first = described[0]
     present = [about["seed"] for about in described]
-    try:
-        shared = [_of_run(about) for about in described]
-        for folder, about in zip(folders, shared):
-            if different := [key for key in about if about[key] != shared[0][key]]:
-                raise ValueError(
-                    f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
-                    "remove one of them"
-                )
-        several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
-        if several and present != first["seeds"]:
+    shared = [_of_run(about) for about in described]
+    for folder, about in zip(folders, shared):
+        if different := [key for key in about if about[key] != shared[0][key]]:
             raise ValueError(
-                f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
-                f"{first['seeds']}: the run was interrupted; start it again"
+                f"{folder} is of a different run from {folders[0]} (different {different[0]}); "
+                "remove one of them"
             )
-        tokenizer = build(first["tokenizer"], trust=trust)
-        if not isinstance(tokenizer, DNATokenizer):
-            raise ValueError(f"its tokenizer is {type(tokenizer).__name__}, not one of DNA")
-        return ClassifierEnsemble(
-            _target(first, trust),
-            [_member(*of_seed, tokenizer, trust) for of_seed in zip(folders, described)],
-            tokenizer,
-            folders[0].parent,
-            str(first["task"]["name"]),
-            int(first["task"]["longest"]),
-            int(first["batch_size"]),
-            device,
-        )
-    # Values that `finetune` does not write.
-    except (TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as error:
-        reason = shorten(str(error), 300)
+    several = expand_user(checkpoint) != folders[0]  # type: ignore[arg-type]
+    if several and present != first["seeds"]:
         raise ValueError(
-            f"{folders[0] / DESCRIPTION} does not describe a classifier that can be built "
-            f"({reason}); {REMEDY}"
-        ) from error
+            f"{folders[0].parent} holds the seeds {present} of a run with the seeds "
+            f"{first['seeds']}: the run was interrupted; start it again"
+        )
+    with names_file(folders[0] / DESCRIPTION):
+        tokenizer = build(first["tokenizer"], trust=trust)
+        target = _target(first, trust)
+    return ClassifierEnsemble(
+        target,
+        [_member(*of_seed, tokenizer, trust) for of_seed in zip(folders, described)],
+        tokenizer,
+        folders[0].parent,
+        str(first["task"]["name"]),
+        int(first["task"]["longest"]),
+        int(first["batch_size"]),
+        device,
+    )
 
 
 def _of_run(about: JsonMap) -> dict[str, Json]:
@@ -398,13 +389,7 @@ def _of_run(about: JsonMap) -> dict[str, Json]:
 def _target(about: JsonMap, trust: Sequence[str]) -> TaskTarget:
     if "target" not in about:
         return ClassTarget(about["classes"])  # of a version that had only these
-    target = build(about["target"], trust=trust)
-    if not isinstance(target, TaskTarget) or list(target.names) != about["classes"]:
-        raise ValueError(
-            f"its target is {target!r}, which does not predict "
-            f"{', '.join(map(str, about['classes']))}; {REMEDY}"
-        )
-    return target
+    return build(about["target"], trust=trust)
 
 
 def _member(
@@ -421,15 +406,11 @@ def _member(
     ):  # the head of earlier versions, which was pooled in parts alone
         head = head | {"global_pooling": False}
 
+    @names_file(folder / DESCRIPTION)
     def make() -> Classifier:
         backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
         if layer := about["pretrained"].get("columns"):
             backbone.read_columns(lambda d_model: build(layer, d_model=d_model, trust=trust))
-        if not isinstance(backbone, Backbone):
-            raise ValueError(
-                f"its network is {type(backbone).__name__}, which is not a network of this "
-                f"package; {REMEDY}"
-            )
         return build_classifier(
             keep_first_layers(backbone, about["layer"]),
             # Runs of earlier versions have the published head, and describe it in words.
@@ -443,15 +424,8 @@ def _member(
 
     # A network that the file cannot fill is refused before memory is allocated.
     with tensors.without_memory(len(state), path):
-        own, stored = (
-            {name: tensor.shape for name, tensor in each.items()}
-            for each in (make().state_dict(), state)
-        )
-        if wrong := sorted({name for name, _ in own.items() ^ stored.items()}):
-            raise ValueError(
-                f"the weights in {path} do not fit the network of {DESCRIPTION} "
-                f"({', '.join(wrong[:3])}); {REMEDY}"
-            )
+        faults = tensors.misfits(make().state_dict(), state)
+    tensors.refuse(faults, path)
     tensors.check_memory(state.values(), path)
     classifier = make()
     classifier.load_state_dict(state)

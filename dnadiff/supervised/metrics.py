@@ -15,7 +15,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from numpy import ndarray
+from torch import Tensor
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS
 from dnadiff.fields import Json
@@ -120,16 +122,21 @@ class ScoredPredictions(ScoredValues):
     @cached_property
     def columns(self) -> list[Column]:
         """Each class against the rest; of two classes only the second."""
-        count = self.predictions.shape[1]
+        # Equal predictions stay ties in spite of rounding.
+        of_classes = log_odds(torch.from_numpy(self.predictions)).numpy().round(9).T
         rows = np.arange(len(self.labels))
-        found = []
-        for number in range(count) if count > 2 else [1]:
-            # Of very confident predictions, probabilities are rounded to 1, and those of the other
-            # classes are not rounded to 0. Equal predictions stay ties in spite of rounding.
-            others = np.logaddexp.reduce(np.delete(self.predictions, number, axis=1), axis=1)
-            log_odds = (self.predictions[:, number] - others).round(9)
-            found.append(self.column(log_odds, self.labels == number, rows))
-        return found
+        found = [
+            self.column(predicted, self.labels == number, rows)
+            for number, predicted in enumerate(of_classes)
+        ]
+        return found if len(found) > 2 else found[1:]
+
+
+def log_odds(log_probs: Tensor) -> Tensor:
+    """log p - log(1 - p) of each class, of log-probabilities (..., C); exact also where p is rounded
+    to 1, because those of the other classes are not rounded to 0."""
+    own = torch.eye(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
+    return log_probs - log_probs[..., None, :].masked_fill(own, -math.inf).logsumexp(-1)
 
 
 @dataclass(frozen=True)
@@ -270,12 +277,6 @@ def _correlation(x: ndarray, y: ndarray) -> float:
     return 0.0 if np.ptp(x) == 0 else np.corrcoef(x, y)[0, 1]
 
 
-def _ranks(values: ndarray) -> ndarray:
-    """The rank of each value, the mean rank for ties."""
-    _, tie, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - counts / 2)[tie]
-
-
 def pearson(column: Column) -> float:
     """Pearson correlation; 0 for a constant prediction, NaN for constant labels."""
     return _correlation(column.predicted, column.truth)
@@ -284,7 +285,9 @@ def pearson(column: Column) -> float:
 def spearman(column: Column) -> float:
     """Spearman's rank correlation with mean ranks for ties; 0 for a constant prediction, NaN for
     constant labels."""
-    return _correlation(_ranks(column.predicted), _ranks(column.truth))
+    from scipy.stats import rankdata  # imported late: it takes half a second
+
+    return _correlation(rankdata(column.predicted), rankdata(column.truth))
 
 
 def mse(column: Column) -> float:

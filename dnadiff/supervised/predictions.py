@@ -30,7 +30,6 @@ from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user, refuse_controls
 from dnadiff.store.disk import hash_file, read_json
 from dnadiff.store.files import open_text, resolve
-from dnadiff.supervised.classes import ClassProbabilities as ClassProbabilities
 from dnadiff.supervised.ensemble import (
     NO_PREDICTION,
     UNLABELED,
@@ -486,9 +485,8 @@ class PredictJob(ResumableJob):
 
     def closing(self, seconds: float) -> str:
         target = self.model.target
-        kind = target.predicted_kind
         predicted = self.count - self.unknown or math.nan
-        shown = [table(kind.summary_rows(self._tally, predicted), kind.tally_header)]
+        shown = [table(target.summary_rows(self._tally, predicted), target.tally_header)]
         if self.metrics is not None:
             rows: list[tuple[str, ...]] = []
             for name in (target.primary, *target.shown):
@@ -499,7 +497,7 @@ class PredictJob(ResumableJob):
                     for text in (_number(each["value"]), interval_text(each, "{:.4f}"))
                 )
                 rows.append((title(name), *cells))
-            columns = ("mean of the seeds", "95 % interval", kind.averaged_name, "95 % interval")
+            columns = ("mean of the seeds", "95 % interval", target.averaged_name, "95 % interval")
             shown += ["", table(rows, ("metric", *columns))]
         track = "" if self.track is None else f" and {self.inputs['track']}"
         return "\n".join([*shown, super().closing(seconds) + track])

@@ -14,7 +14,6 @@ import csv
 import datetime
 import hashlib
 import importlib.metadata
-import importlib.resources
 import inspect
 import io
 import json
@@ -23,7 +22,6 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +45,7 @@ from dnadiff.store.disk import (
     write_json,
 )
 from dnadiff.supervised.items import Job, Prediction, TaskData
-from dnadiff.supervised.metrics import METRICS, metric_values
+from dnadiff.supervised.metrics import metric_values
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS
 from dnadiff.weights import tensors
 
@@ -71,7 +69,6 @@ SOURCES = (
 # Columns of the table of results before and after the metrics.
 FIRST = ("task", "model", "seed", "protocol", "train", "train_items", "test")
 LAST = ("seconds", "digest", "finished", "host")
-COLUMNS = (*FIRST, *METRICS, *LAST)  # of classification
 FORMAT = 1  # of the description of a classifier
 SHARED = (
     "name",
@@ -90,19 +87,21 @@ REMEDY = "use another copy of it, or fine-tune again"
 
 
 def code_version(
-    network: type | None = None, config: Json = None, package: Traversable | None = None
+    network: type | None = None, config: Json = None, package: Path | None = None
 ) -> dict[str, str]:
     """What the code that computes predictions is identified by: a digest of its sources, and the
     versions of the libraries.
 
-    The digest covers `SOURCES` of the package, also in a zip file, and your own modules of
-    `network` and of each `_target_` in `config`, such as a head. Other modules that yours import
+    The digest covers `SOURCES` of the package, and your own modules of `network` and of each `_target_` in `config`, such as a head. Other modules that yours import
     are not covered.
     """
     digest = hashlib.sha256()
+    root = package or Path(__file__).parents[1]
     for name in SOURCES:
-        for path, content in _files((package or importlib.resources.files("dnadiff")) / name, name):
-            digest.update(f"{path}:{len(content)}:".encode() + content)
+        for path in sorted([root / name, *(root / name).rglob("*")]):
+            if path.suffix in (".py", ".cpp", ".h"):
+                content = path.read_bytes()
+                digest.update(f"{path.relative_to(root)}:{len(content)}:".encode() + content)
     own = {network.__module__} if network is not None else set()
     for module in sorted(own | set(_modules(config))):
         if not module.startswith("dnadiff."):
@@ -129,15 +128,6 @@ def _modules(config: Json) -> Iterator[str]:
     if isinstance(config, list):
         for value in config:
             yield from _modules(value)
-
-
-def _files(entry: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
-    """Path and content of each source file, in the order of their names."""
-    if entry.is_dir():
-        for child in sorted(entry.iterdir(), key=lambda child: child.name):
-            yield from _files(child, f"{name}/{child.name}")
-    elif name.endswith((".py", ".cpp", ".h")):
-        yield name, entry.read_bytes()
 
 
 class ResultsFolder:
@@ -246,8 +236,7 @@ class ResultsFolder:
         }
         path = self.folder / "results.csv"
         with locked(self.folder / ".results.lock"):
-            if digest not in listed_digests(path):
-                append_row(path, row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
+            add_row(path, row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
 
     def write_summary(self, task: str, result: JsonMap) -> None:
         """Store the summary of a task, replacing an earlier one with as many training items."""
@@ -267,25 +256,21 @@ def check_results(folder: Path) -> None:
             read(path)
 
 
-def listed_digests(path: Path) -> set[str]:
-    """The digests in a table of results; an empty set if there is no table. ValueError if it is
-    damaged."""
-    header, rows = read_csv(path) if path.is_file() else ([], [])
+def add_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
+    """Add a row, with columns that are missing, to a CSV file that the caller has locked, unless
+    there is one with its `digest`.
+
+    Raises:
+        ValueError: if the file is damaged, or is no table of results.
+    """
+    header, known = read_csv(path) if path.is_file() else ([], [])
     if header and "digest" not in header:
         raise ValueError(
             f"{path} has no column digest; it is not a table of results: remove it, or choose "
             "another folder"
         )
-    return {row["digest"] for row in rows}
-
-
-def append_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
-    """Add a row, with columns that are missing, to a CSV file that the caller has locked.
-
-    Raises:
-        ValueError: if the file is damaged.
-    """
-    header, known = read_csv(path) if path.is_file() else ([], [])
+    if any(each["digest"] == row["digest"] for each in known):
+        return
     text = io.StringIO()
     names = dict.fromkeys([*header, *columns])
     writer = csv.DictWriter(text, list(names), restval="", lineterminator="\n")
@@ -316,38 +301,17 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError
     if the file is damaged."""
     stored = read_npz(path, ("about", "predictions", "labels", "seconds"))
-    predictions = stored["predictions"]
-    labels = stored["labels"]
-    seconds = stored["seconds"]
     about = json_object(str(stored["about"]), path)
-    found = about.get("found", [])
     sha256 = about.get("weights_sha256")
     valid = stored.get("valid_predictions")
-
-    def is_matrix(array: np.ndarray) -> bool:
-        return array.ndim == 2 and array.dtype.kind == "f"
-
-    fits = (
-        is_matrix(predictions)
-        and labels.dtype.kind == "if"[labels.ndim == 2]
-        and labels.shape == predictions.shape[: labels.ndim]
-        and (valid is None or (is_matrix(valid) and valid.shape[1] == predictions.shape[1]))
-        and (seconds.shape, seconds.dtype.kind) == ((), "f")
-        and isinstance(found, list)
-    )
-    if not fits:
-        raise ValueError(
-            f"{path} is damaged: not the arrays of a prediction; remove it, and it is computed "
-            "again"
-        )
     prediction = Prediction(
-        torch.from_numpy(predictions),
-        float(seconds),
-        found,
+        torch.from_numpy(stored["predictions"]),
+        float(stored["seconds"]),
+        about.get("found", []),
         None if sha256 is None else str(sha256),
         None if valid is None else torch.from_numpy(valid),
     )
-    return prediction, torch.from_numpy(labels)
+    return prediction, torch.from_numpy(stored["labels"])
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
@@ -400,25 +364,6 @@ class WeightsFile(NamedTuple):
             )
         return tensors.read(self.path)
 
-    def copy_to(self, target: Path) -> WeightsFile:
-        """Copy the file atomically; nothing is written if `target` is the same already.
-
-        Raises:
-            FileNotFoundError: if the file is missing.
-            ValueError: if its bytes differ.
-        """
-        copy = WeightsFile(target, self.sha256)
-        if not copy.is_intact():
-            content = self.path.read_bytes()
-            # Of the bytes that are written, not of those of a second reading.
-            if hashlib.sha256(content).hexdigest() != self.sha256:
-                raise ValueError(
-                    f"{self.path} is damaged (its SHA-256 differs); fine-tune again: it is then "
-                    "trained again"
-                )
-            write_bytes(target, content)
-        return copy
-
 
 def write_weights(path: Path, network: nn.Module) -> WeightsFile:
     """Write every parameter and buffer of a network atomically; a tied parameter is written under
@@ -449,7 +394,8 @@ def save(folder: Path, seed: int, weights: WeightsFile, about: JsonMap) -> None:
             known = read_description(description)["sha256"]
         if known != weights.sha256:  # until the new ones are complete, there is no model
             description.unlink()
-    weights.copy_to(target / WEIGHTS)
+    if not weights._replace(path=target / WEIGHTS).is_intact():
+        write_bytes(target / WEIGHTS, weights.path.read_bytes())
     write_json(description, content)
 
 

@@ -58,36 +58,38 @@ class ValidScore(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Predicted(ABC):
+class Predicted:
     """Predictions of S sequences by the networks of R seeds: one number for each output.
 
     Attributes:
-        names: of the K outputs.
-        each_seed: (R, S, K) float32, as the network of each seed predicts them; NaN for a sequence
-            without a known base.
-        tally_header: the columns of the printed summary.
-        averaged_name: what `combined` is called in tables.
+        target: what is predicted.
+        each_seed: (R, S, K) float32, as the network of each seed predicts them
+            (`TaskTarget.predictions`); NaN for a sequence without a known base.
     """
 
-    names: tuple[str, ...]
+    target: TaskTarget
     each_seed: ndarray
-    tally_header: ClassVar[tuple[str, ...]]
-    averaged_name = "averaged probabilities"
 
     @property
-    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """Of the K outputs."""
+        return self.target.names
+
+    @property
     def combined(self) -> ndarray:
-        """(S, K) combined over the seeds, as `TaskTarget.scored` takes them."""
+        """(S, K) float64 combined over the seeds, as `TaskTarget.scored` takes them."""
+        runs = torch.from_numpy(self.each_seed).unbind()
+        return self.target.averaged(runs, [1 / len(runs)] * len(runs)).numpy()
 
     @property
-    @abstractmethod
     def values_of_seeds(self) -> ndarray:
         """(R, S, K) float64, of each seed, on the scale that is reported."""
+        return self.target.reported(self.each_seed.astype(np.float64))
 
     @property
     def values(self) -> ndarray:
         """(S, K) float64, combined over the seeds, on the scale that is reported."""
-        return self.values_of_seeds.mean(0)
+        return self.target.reported(self.combined)
 
     @property
     def spread(self) -> ndarray:
@@ -118,11 +120,6 @@ class Predicted(ABC):
         """Sums over the sequences with a prediction, for the summary."""
         return dict(zip(self.names, np.nansum(self.values, 0).tolist()))
 
-    @classmethod
-    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
-        """The printed summary of `count` sequences with these sums, under `tally_header`."""
-        return [(name, f"{total / count:.6g}") for name, total in tally.items()]
-
 
 def spread(values: ndarray) -> ndarray:
     """Largest minus smallest of values (R, ...) over the seeds; NaN for a single one."""
@@ -138,6 +135,8 @@ class TaskTarget(ABC):
         primary: the metric that models are compared by.
         shown: further metrics in printed tables.
         predicted_kind: what `predicted` returns.
+        tally_header: the columns of the printed summary of predictions.
+        averaged_name: what predictions averaged over the seeds are called in tables.
         value_prefix: of the columns of predictions in a table.
         takes_several: whether several columns can be given.
         can_be_missing: whether a cell may be empty.
@@ -149,7 +148,9 @@ class TaskTarget(ABC):
     # The description of a saved network may name it (`dnadiff.store.objects.locate`).
     buildable = True
     primary: ClassVar[str]
-    predicted_kind: ClassVar[type[Predicted]]
+    predicted_kind: ClassVar[type[Predicted]] = Predicted
+    tally_header: ClassVar[tuple[str, ...]]
+    averaged_name = "averaged probabilities"
     value_prefix = "p"
     shown: ClassVar[tuple[str, ...]]
     takes_several = True
@@ -330,7 +331,16 @@ class TaskTarget(ABC):
 
     def predicted(self, each_seed: ndarray) -> Predicted:
         """The predictions (R, S, K) of all seeds, combined."""
-        return self.predicted_kind(self.names, each_seed)
+        return self.predicted_kind(self, each_seed)
+
+    @abstractmethod
+    def reported(self, predictions: ndarray) -> ndarray:
+        """Predictions (..., K) on the scale that is reported: probabilities, or values."""
+
+    @classmethod
+    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
+        """The printed summary of `count` sequences with these sums, under `tally_header`."""
+        return [(name, f"{total / count:.6g}") for name, total in tally.items()]
 
     @property
     def columns(self) -> list[str]:
@@ -437,28 +447,6 @@ TRANSFORMS = {
 }
 
 
-@dataclass(frozen=True)
-class PredictedValues(Predicted):
-    """Predictions of S sequences by the regressions of R seeds: `each_seed` is on the scale of the
-    `transform` of the labels."""
-
-    transform: LabelTransform
-    tally_header = ("target", "mean prediction")
-    averaged_name = "averaged predictions"
-
-    @property
-    def values(self) -> ndarray:
-        return self.transform.invert(self.combined)
-
-    @property
-    def values_of_seeds(self) -> ndarray:
-        return self.transform.invert(self.each_seed.astype(np.float64))
-
-    @property
-    def combined(self) -> ndarray:
-        return self.each_seed.astype(np.float64).mean(0)
-
-
 class RegressionTarget(TaskTarget):
     """Values of one or more columns, predicted on the scale of `transform`.
 
@@ -471,7 +459,8 @@ class RegressionTarget(TaskTarget):
             that does not standardize.
     """
 
-    predicted_kind = PredictedValues
+    tally_header = ("target", "mean prediction")
+    averaged_name = "averaged predictions"
     value_prefix = "predicted"
     primary = "spearman"
     shown = ("pearson", "r2")
@@ -611,8 +600,8 @@ class RegressionTarget(TaskTarget):
             }
         return {"scatter": scatter}
 
-    def predicted(self, each_seed: ndarray) -> PredictedValues:
-        return PredictedValues(self.names, each_seed, self.transform)
+    def reported(self, predictions: ndarray) -> ndarray:
+        return self.transform.invert(predictions)
 
     def seed_columns(self, seed: int) -> list[str]:
         return [f"{self.transform.name(name)}_seed_{seed}" for name in self.names]

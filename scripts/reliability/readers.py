@@ -1031,7 +1031,7 @@ def results(folder: Path) -> None:
     import torch
 
     from dnadiff.supervised.items import Prediction
-    from dnadiff.supervised.saved import COLUMNS, append_row, save_prediction
+    from dnadiff.supervised.saved import FIRST, LAST, add_row, save_prediction
 
     folder.mkdir(parents=True, exist_ok=True)
     for n in range(3):
@@ -1041,7 +1041,7 @@ def results(folder: Path) -> None:
             folder / f"m-s{n}-0123456789a{n}.npz", prediction, torch.arange(6) % 2, about
         )
         row = {"task": "t", "model": 'm, "x"', "seed": n, "digest": f"0123456789a{n}"}
-        append_row(folder / "results.csv", dict.fromkeys(COLUMNS, "0.5") | row, COLUMNS)
+        add_row(folder / "results.csv", dict.fromkeys(LAST, "0.5") | row, (*FIRST, *LAST))
     write(folder / "results.json", json.dumps({"other": {"seeds": [1], "models": {}}}).encode())
 
 
@@ -1053,18 +1053,18 @@ def prediction(path: Path) -> object:
 
 
 def result_rows(path: Path) -> object:
-    from dnadiff.supervised.saved import COLUMNS, append_row, listed_digests
+    from dnadiff.supervised.saved import LAST, add_row
 
-    listed, new = listed_digests(path), dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"}
-    append_row(path, new, (*COLUMNS, "more"))
+    add_row(path, dict.fromkeys(LAST, "0.7") | {"digest": "new"}, (*LAST, "more"))
     with path.open(newline="", encoding="utf-8") as file:
-        return listed, [row for row in csv.reader(file, strict=True) if any(row)]
+        rows = [row for row in csv.reader(file, strict=True) if any(row)]
+    return {row[rows[0].index("digest")] for row in rows[1:-1]}, rows
 
 
 def of_result_rows(path: Path) -> object:
-    from dnadiff.supervised.saved import COLUMNS
+    from dnadiff.supervised.saved import LAST
 
-    columns, new = [*COLUMNS, "more"], dict.fromkeys(COLUMNS, "0.7") | {"digest": "new"}
+    columns, new = [*LAST, "more"], dict.fromkeys(LAST, "0.7") | {"digest": "new"}
     data = path.read_bytes()
     try:
         text = io.StringIO(data.decode("utf-8-sig"), newline=None)

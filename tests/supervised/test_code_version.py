@@ -3,7 +3,6 @@ import importlib
 import linecache
 import shutil
 import sys
-import zipfile
 from pathlib import Path
 
 import dnadiff
@@ -61,14 +60,6 @@ def test_the_digest_changes_with_each_source_and_with_nothing_else(tmp_path):
         digests.add(version()["code"])
     (tmp_path / "a" / "networks" / "backbone" / "new.py").write_text("")
     assert len(digests | {version()["code"]}) == 7
-
-
-def test_a_package_in_a_zip_file_has_the_same_digest(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
-        for path in sorted(PACKAGE.rglob("*")):
-            if path.suffix in (".py", ".cpp", ".h"):
-                file.write(path, Path("dnadiff") / path.relative_to(PACKAGE))
-    assert code_version(package=zipfile.Path(tmp_path / "x.zip", "dnadiff/")) == code_version()
 
 
 def test_a_network_of_your_own_counts():

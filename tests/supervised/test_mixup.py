@@ -3,7 +3,6 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.supervised.classes import balanced_weights
 from dnadiff.supervised.classifier import (
     Classifier,
     HeadInputs,
@@ -101,8 +100,6 @@ def test_a_network_without_a_head_on_features_is_refused():
 
 
 def test_balanced_classes_have_the_same_total_weight():
-    weights = balanced_weights(torch.tensor([0, 1, 1, 1]), 3)
-    assert weights.tolist() == pytest.approx([4 / 3, 4 / 9, 0.0])
     target = DATA.target.balanced(ITEMS.labels)
     logits = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
     each = cross_entropy(logits, ITEMS.labels, reduction="none")

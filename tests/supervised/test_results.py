@@ -14,7 +14,7 @@ from dnadiff.supervised.baselines import KmerLogistic, NearestNeighbors
 from dnadiff.supervised.items import Items, TaskData, TaskModel
 from dnadiff.supervised.networks import FineTunedModel, GridSearch
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold, PaperSplit
-from dnadiff.supervised.saved import ResultsFolder, append_row, compute_digest, slug
+from dnadiff.supervised.saved import ResultsFolder, add_row, compute_digest, slug
 from dnadiff.supervised.study import run_study
 
 VERSION = {"dnadiff": "1", "code": "a"}
@@ -219,11 +219,10 @@ def test_the_lock_of_a_killed_process_is_released(tmp_path):
 
 
 def test_a_table_with_other_columns_is_rewritten_with_all_columns(tmp_path):
-    append_row(tmp_path / "t.csv", {"a": 1, "b": 2}, ("a", "b"))
-    append_row(tmp_path / "t.csv", {"a": 3, "b": 4}, ("a", "b"))
-    append_row(tmp_path / "t.csv", {"a": 5, "c": "x,y"}, ("a", "c"))
-    append_row(tmp_path / "t.csv", {"b": 6}, ("b",))
-    assert (tmp_path / "t.csv").read_text() == 'a,b,c\n1,2,\n3,4,\n5,,"x,y"\n,6,\n'
+    add_row(tmp_path / "t.csv", {"digest": 1, "b": 2}, ("digest", "b"))
+    add_row(tmp_path / "t.csv", {"digest": 3, "b": 4}, ("digest", "b"))
+    add_row(tmp_path / "t.csv", {"digest": 5, "c": "x,y"}, ("digest", "c"))
+    assert (tmp_path / "t.csv").read_text() == 'digest,b,c\n1,2,\n3,4,\n5,,"x,y"\n'
 
 
 def test_a_failed_prediction_leaves_no_lock(tmp_path):
@@ -254,9 +253,9 @@ def test_a_missing_row_is_added_once(tmp_path):
 
 
 def test_a_truncated_line_is_left_out(tmp_path):
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n3")
-    append_row(tmp_path / "t.csv", {"a": 5, "b": 6}, ("a", "b"))
-    assert (tmp_path / "t.csv").read_text() == "a,b\n1,2\n5,6\n"
+    (tmp_path / "t.csv").write_text("digest,b\n1,2\n3")
+    add_row(tmp_path / "t.csv", {"digest": 5, "b": 6}, ("digest", "b"))
+    assert (tmp_path / "t.csv").read_text() == "digest,b\n1,2\n5,6\n"
 
 
 def test_digests_use_the_class_names_of_earlier_versions():
