@@ -316,46 +316,15 @@ class PromoterGrid(LabeledTask):
         return found
 
 
-class FolderTask(LabeledTask):
-    """Reads `path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, one sequence per file; `valid`
-    (or `dev`) is optional."""
-
-    def __init__(
-        self, path: PathName, name: Name | None = None, **settings: Annotated[Any, LabeledTask]
-    ) -> None:
-        self.path = str(path)
-        super().__init__(name or Path(self.path).name, **settings)
-
-    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        found = LabeledSequences(
-            self.path, divided=True, label_source="the class folders", split_source="its folders"
-        )
-        for part, name, folder in class_paths(self.path, ""):
-            files = sorted(folder.glob("*.txt"))
-            if not files:
-                raise ValueError(
-                    f"{folder} holds no .txt file; put one sequence into each, or remove the folder"
-                )
-            for file in files:
-                letters = "".join(read_small(file).decode(errors="replace").split())
-                found.add(tokenizer, letters, part, str(file), name)
-        return found
-
-
 def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
     """(part, class, path) of every `path/PART/CLASS<ending>`: folders if `ending` is empty, else
     files.
 
     Raises:
-        FileNotFoundError: if there is no such folder, or it has no `train` or `test`.
+        FileNotFoundError: if the folder has no `train` or `test`.
         ValueError: if a part lacks a class that another part has.
     """
     top = expand_user(path)
-    if not top.is_dir():
-        raise FileNotFoundError(
-            f"{path} does not exist or is not a folder; set task.path to the folder that holds "
-            "train and test"
-        )
     parts = {
         p: PART_NAMES[p.name] for p in sorted(top.iterdir()) if p.is_dir() and p.name in PART_NAMES
     }
@@ -392,34 +361,75 @@ def class_paths(path: str, ending: str) -> list[tuple[str, str, Path]]:
 
 
 @checked
-class IntervalTask(LabeledTask):
-    """Reads intervals and extracts their sequences from a genome.
+class GenomicBenchmark(LabeledTask):
+    """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables
+    (including the Hub's parquet files).
 
     Args:
-        genome: FASTA file of the assembly of the coordinates; `chr20` and `20` are the same record.
+        genome: FASTA file of the assembly of the intervals, needed for them alone; `chr20` and `20`
+            are the same record.
         skip_missing: skip intervals on records that the genome lacks, and note their number;
             otherwise they are an error.
+
+    Raises:
+        FileNotFoundError: if there is nothing at `path`.
+        ValueError: if there are intervals without a genome, or a table without a matching column.
     """
 
     def __init__(
         self,
         path: PathName,
-        genome: PathName,
         name: Name | None = None,
+        genome: PathName | None = None,
         skip_missing: bool = False,
         **settings: Annotated[Any, LabeledTask],
     ) -> None:
         self.path = str(path)
-        self.genome = str(genome)
+        self.genome = "" if genome is None else str(genome)
         self.skip_missing = skip_missing
         super().__init__(name or Path(self.path).name, **settings)
 
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        if not (described := expand_user(self.path) / METADATA).is_file():
+        path = expand_user(self.path)
+        if (path / METADATA).is_file():
+            if not self.genome:
+                raise ValueError(
+                    f"{self.path} holds intervals; set task.genome to the FASTA file of their "
+                    "assembly"
+                )
+            return self._intervals(path / METADATA)
+        if any((path / part).is_dir() for part in ("train", "test")):
+            return self._texts(tokenizer)
+        if not path.exists():
             raise FileNotFoundError(
-                f"{described} does not exist; set task.path to a folder of the benchmark's "
-                "datasets/"
+                f"{self.path} does not exist; set task.path to the downloaded folder of "
+                f"{self.name}, or to a table"
             )
+        header = read_header(find_tables(self.path)[0][0] if path.is_dir() else self.path)
+        sequence, label = (
+            next((name for name in names if name in header), None) for names in (SEQUENCE, LABEL)
+        )
+        return CsvTask(self.path, sequence or SEQUENCE[0], label or LABEL[1]).read(tokenizer)
+
+    def _texts(self, tokenizer: DNATokenizer) -> LabeledSequences:
+        """`path/train/CLASS/*.txt` and `path/test/CLASS/*.txt`, one sequence per file; `valid` (or
+        `dev`) is optional."""
+        found = LabeledSequences(
+            self.path, divided=True, label_source="the class folders", split_source="its folders"
+        )
+        for part, name, folder in class_paths(self.path, ""):
+            files = sorted(folder.glob("*.txt"))
+            if not files:
+                raise ValueError(
+                    f"{folder} holds no .txt file; put one sequence into each, or remove the folder"
+                )
+            for file in files:
+                letters = "".join(read_small(file).decode(errors="replace").split())
+                found.add(tokenizer, letters, part, str(file), name)
+        return found
+
+    def _intervals(self, described: Path) -> LabeledSequences:
+        """The sequences of intervals of the genome."""
         genome = Genome.open(self.genome)
         found = LabeledSequences(
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
@@ -477,61 +487,6 @@ class IntervalTask(LabeledTask):
             "intervals_on_missing_records": skipped,
         }
         return found
-
-
-@checked
-class GenomicBenchmark(LabeledTask):
-    """Reads the download (`PART/CLASS/*.txt`), the package's intervals with a genome, or tables
-    (including the Hub's parquet files).
-
-    Args:
-        genome: FASTA file of the assembly; needed for intervals alone.
-    """
-
-    def __init__(
-        self,
-        path: PathName,
-        name: Name,
-        genome: PathName | None = None,
-        skip_missing: bool = False,
-        **settings: Annotated[Any, LabeledTask],
-    ) -> None:
-        self.path = str(path)
-        self.genome = genome
-        self.skip_missing = skip_missing
-        super().__init__(name, **settings)
-
-    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        return self.reader().read(tokenizer)
-
-    def reader(self) -> LabeledTask:
-        """The reader for the format of `path`.
-
-        Raises:
-            FileNotFoundError: if there is nothing at `path`.
-            ValueError: if there are intervals without a genome, or a table without a matching
-                column.
-        """
-        path = expand_user(self.path)
-        if (path / METADATA).is_file():
-            if self.genome is None:
-                raise ValueError(
-                    f"{self.path} holds intervals; set task.genome to the FASTA file of their "
-                    "assembly"
-                )
-            return IntervalTask(self.path, self.genome, skip_missing=self.skip_missing)
-        if any((path / part).is_dir() for part in ("train", "test")):
-            return FolderTask(self.path)
-        if not path.exists():
-            raise FileNotFoundError(
-                f"{self.path} does not exist; set task.path to the downloaded folder of "
-                f"{self.name}, or to a table"
-            )
-        header = read_header(find_tables(self.path)[0][0] if path.is_dir() else self.path)
-        sequence, label = (
-            next((name for name in names if name in header), None) for names in (SEQUENCE, LABEL)
-        )
-        return CsvTask(self.path, sequence or SEQUENCE[0], label or LABEL[1])
 
 
 def find_tasks(tasks: Mapping[str, Config]) -> dict[str, Config]:

@@ -368,7 +368,7 @@ TASKS = (
         "class folders",
         class_folders,
         {"t/*/*/*.txt": m.TEXT},
-        lambda folder, _: labeled("FolderTask", str(folder / "t")),
+        lambda folder, _: labeled("GenomicBenchmark", str(folder / "t")),
         of_folders,
     ),
     Reader(
@@ -378,7 +378,7 @@ TASKS = (
             "t/*/*.csv.gz": [*m.BYTES, m.members, m.bomb, *map(m.inside, m.TABLE)],
             "t/metadata.yaml": m.YAML,
         },
-        lambda folder, _: labeled("IntervalTask", str(folder / "t"), str(folder / "g.fa")),
+        lambda folder, _: labeled("GenomicBenchmark", str(folder / "t"), "t", str(folder / "g.fa")),
         of_intervals,
         names=("metadata.yaml", "/damaged/t "),
     ),

@@ -19,7 +19,7 @@ from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifie
 from dnadiff.supervised.items import make_batch
 from dnadiff.supervised.networks import FineTunedModel
 from dnadiff.supervised.saved import compute_digest
-from dnadiff.supervised.tasks import CsvTask, IntervalTask, RegionWindows
+from dnadiff.supervised.tasks import CsvTask, GenomicBenchmark, RegionWindows
 
 DNA = DNATokenizer()
 SIZE = 4000
@@ -99,7 +99,7 @@ def check_columns(items, stored) -> set[bool]:
 
 @pytest.mark.parametrize("max_length", [None, 15])
 def test_items_of_intervals_have_the_columns_of_their_strand(world, stored, intervals, max_length):
-    task = IntervalTask(intervals, world / "g.fa", max_length=max_length)
+    task = GenomicBenchmark(intervals, genome=world / "g.fa", max_length=max_length)
     data = task.load(DNA, stored)
     for items in (data.train, data.valid, data.test):
         assert items.source.alignment is stored and set(items.lengths.tolist()) == (
@@ -126,7 +126,7 @@ def test_windows_inside_and_outside_regions_have_their_columns(world, stored):
 
 
 def test_a_reversed_item_has_the_columns_of_the_other_strand(world, stored, intervals):
-    items = IntervalTask(intervals, world / "g.fa").load(DNA, stored).train
+    items = GenomicBenchmark(intervals, genome=world / "g.fa").load(DNA, stored).train
     index = torch.arange(4)
     lengths, reverse = items.lengths[index], torch.tensor([True, False, True, True])
     plain = make_batch(items, index, DNA.vocab)
@@ -145,7 +145,7 @@ def test_sequences_without_coordinates_and_another_assembly_are_refused(
         CsvTask(tmp_path / "t.csv").load(DNA, stored)
     (tmp_path / "g.fa").write_text(f">chr1\n{TEXT[::-1]}\n")
     for task in (
-        IntervalTask(intervals, tmp_path / "g.fa"),
+        GenomicBenchmark(intervals, genome=tmp_path / "g.fa"),
         RegionWindows(str(tmp_path / "g.fa"), str(world / "r.bed"), length=30),
     ):
         with pytest.raises(ValueError, match="made for another assembly"):
