@@ -16,17 +16,17 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from dnadiff.data.kmers import UNKNOWN, codes, reverse_complement_codes
+from dnadiff.data.kmers import UNKNOWN, canonical, codes, reverse_complement_codes
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import JsonDict, NonNegative
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
+    Classifier,
     check_length,
-    is_strand_invariant,
-    pool_features,
     pooled_width,
 )
+from dnadiff.supervised.heads import Mean
 from dnadiff.supervised.items import (
     Items,
     Report,
@@ -34,7 +34,6 @@ from dnadiff.supervised.items import (
     TaskModel,
     flipped_rows,
     no_report,
-    strand_batches,
 )
 from dnadiff.supervised.targets import RegressionTarget, TaskTarget
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     Features: TypeAlias = "ndarray | csr_matrix"  # (S, F)
 
 _CLEAR = 0.05  # an accuracy of the length alone that much above chance is reported
-_BLOCK = 1 << 22  # positions whose k-mers are counted at once
 
 
 _LEAST = 1e-12  # probability of a class without training items
@@ -295,29 +293,22 @@ class GCAlone(OneFeature):
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
 
 
-def kmer_counts(bases: ndarray, k: int, both_strands: bool, block: int = _BLOCK) -> csr_matrix:
+def kmer_counts(bases: ndarray, k: int, both_strands: bool) -> csr_matrix:
     """How often each k-mer occurs in each row, (S, 4**k) float64.
 
     Args:
         bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
         both_strands: count a k-mer and its reverse complement together, under the smaller code.
-        block: positions that are counted at once: one long sequence does not set the memory for
-            all.
     """
-    from scipy.sparse import csr_matrix, vstack
+    from scipy.sparse import csr_matrix
 
-    step = max(1, block // (bases.shape[1] + 1))
-    parts = [csr_matrix((0, 4**k))]
-    for first in range(0, len(bases), step):
-        # An unknown base after every row: no k-mer spans two rows.
-        rows = np.pad(bases[first : first + step], ((0, 0), (0, 1)), constant_values=UNKNOWN)
-        kmers, known = codes(rows.ravel(), k)
-        if both_strands:
-            kmers = np.minimum(kmers, reverse_complement_codes(kmers, k))
-        start = np.flatnonzero(known)
-        at = (start // rows.shape[1], kmers[start].astype(np.int64))
-        parts.append(csr_matrix((np.ones(len(start)), at), shape=(len(rows), 4**k)))
-    return vstack(parts, format="csr")
+    read = canonical if both_strands else codes
+    found = [kmers[known] for kmers, known in (read(row, k) for row in bases)]
+    ends = np.cumsum([0, *map(len, found)])
+    kmers = np.concatenate([np.empty(0, np.uint64), *found]).astype(np.int64)
+    counts = csr_matrix((np.ones(len(kmers)), kmers, ends), shape=(len(bases), 4**k))
+    counts.sum_duplicates()
+    return counts
 
 
 # The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic
@@ -412,34 +403,6 @@ class PromoterMotif(SklearnModel):
         return estimators.linear(StandardScaler(), [1.0])
 
 
-@torch.no_grad()
-def embed(
-    backbone: Backbone,
-    items: Items,
-    batch_size: int,
-    both_strands: bool,
-    report: Report = no_report,
-) -> ndarray:
-    """Mean features (S, D) float32 of each item; with `both_strands` averaged over the two strands.
-
-    The network is put into evaluation mode. One that reads both strands itself processes an item
-    once, and then returns D/2 features.
-    """
-    backbone.eval()
-    device = next(backbone.parameters()).device
-    stranded = not both_strands
-    result = torch.empty(len(items), pooled_width(backbone, stranded))
-    two_passes = both_strands and not is_strand_invariant(backbone, stranded)
-    for index, strands in strand_batches(items, batch_size, backbone.vocab, two_passes):
-        total = torch.zeros(len(index), result.shape[1])
-        for batch in strands:
-            read = batch.to(device)[:3]
-            total += pool_features(backbone, *read, stranded=stranded).cpu()
-            report(0, batch.ids.numel())
-        result[index] = total / len(strands)
-    return result.numpy()
-
-
 class FrozenModel(SklearnModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
@@ -467,14 +430,16 @@ class FrozenModel(SklearnModel):
 
     def prepare(self, data: TaskData, seed: int, report: Report) -> None:
         self.network = self.backbone(seed).to(self.device)
-        self.report = report
         check_length(self.network, data)
         if self.random:
             self._embeddings.clear()
 
     def features(self, items: Items, stranded: bool) -> ndarray:
-        """As `embed`, with sequences of earlier calls (under another division of the data) taken
-        from memory."""
+        """Mean features (S, D) float32 of each item, averaged over the strands unless `stranded`,
+        with sequences of earlier calls (under another division of the data) taken from memory.
+
+        A network that reads both strands itself has D/2 features then.
+        """
         keys = [
             (stranded, ids[:length].tobytes())
             for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
@@ -484,7 +449,10 @@ class FrozenModel(SklearnModel):
         missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
         if missing:
             new = items.select(torch.tensor(missing))
-            vectors = embed(self.network, new, self.batch_size, not stranded, self.report)
+            width = pooled_width(self.network, stranded)
+            reader = Classifier(self.network, Mean(width, width), stranded)
+            reader.target = RegressionTarget()  # whose predictions are the mean over the strands
+            vectors = reader.predict(new, self.batch_size, not stranded).numpy()
             self._embeddings |= {keys[row]: vector for row, vector in zip(missing, vectors)}
         return np.stack([self._embeddings[key] for key in keys])
 
@@ -505,7 +473,6 @@ class NearestNeighbors(FrozenModel):
     """k nearest neighbors on standardized features of unit length, with k chosen on the validation
     items."""
 
-    kind = "NearestNeighbours"  # as in the digests of earlier versions
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:

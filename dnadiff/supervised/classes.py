@@ -13,7 +13,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from dnadiff.fields import Json, JsonDict
+from dnadiff.fields import JsonDict
 from dnadiff.supervised.metrics import (
     LABEL_METRICS,
     METRICS,
@@ -114,9 +114,6 @@ class ClassTarget(TaskTarget):
     @property
     def summary(self) -> str:
         return " vs. ".join(self.names)
-
-    def identity(self) -> list[Json]:
-        return []  # as in earlier versions
 
     def parse(self, cells: Sequence[str], where: str, columns: Sequence[str]) -> int:
         if cells[0] not in self._numbers:

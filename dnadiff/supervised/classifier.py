@@ -16,10 +16,10 @@ from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Config, PositiveInt, checked
 from dnadiff.networks.backbone.base import Backbone
-from dnadiff.networks.backbone.layers import invariant, strands
+from dnadiff.networks.backbone.layers import strands
 from dnadiff.store.objects import PACKAGE, build, locate
 from dnadiff.supervised.classes import ClassTarget
-from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of, mean_of_valid
+from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import (
     Items,
     TaskData,
@@ -166,32 +166,14 @@ MEAN_HEAD: Config = {"_target_": "dnadiff.supervised.heads.MeanHead"}
 
 
 def is_strand_invariant(backbone: Backbone, stranded: bool) -> bool:
-    """Whether `pool_features` is the same for a sequence and its reverse complement."""
+    """Whether what a head reads is merged over both strands, the same for a sequence and its reverse
+    complement."""
     return backbone.reads_both_strands and not stranded
 
 
 def pooled_width(backbone: Backbone, stranded: bool) -> int:
-    """The number of features per sequence that `pool_features` returns."""
+    """The number of features of each position, of one strand for a strand-invariant network."""
     return backbone.d_model // 2 if is_strand_invariant(backbone, stranded) else backbone.d_model
-
-
-def pool_features(
-    backbone: Backbone,
-    ids: Tensor,
-    valid: Tensor | None = None,
-    cond: Tensor | None = None,
-    stranded: bool = True,
-) -> Tensor:
-    """Mean over the valid positions of the features of `ids (B, L)`, (B, D) float32; `valid (B, L)`
-    is False on padding, and `cond` has the columns of an alignment.
-
-    Unless the class is `stranded`, the features of a network that reads both strands are averaged
-    over the strands: (B, D/2).
-    """
-    features = backbone.features(ids, None, backbone.beside(cond), valid).float()  # (B, L, D)
-    if is_strand_invariant(backbone, stranded):
-        features = invariant(features)
-    return mean_of_valid(features, lengths_of(ids, valid), valid)
 
 
 class SequenceClassifier(nn.Module, ABC):

@@ -142,7 +142,6 @@ class FineTuned(BaseEstimator):
             head=head,
             inputs=HeadInputs(one_hot=True),
             device=device,
-            trainer={"accelerator": "gpu" if "cuda" in device else "cpu"},
             epochs=None if is_automatic else self.epochs,
             patience=finetuning.PATIENCE if is_automatic else None,
             batch_size=self.batch_size,

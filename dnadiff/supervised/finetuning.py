@@ -121,7 +121,6 @@ class TaskStudy:
     head_is_named: bool
     device: str
     trust: Sequence[str]
-    accelerator: str
     baselines: Config | None
     head: Config
     adapter: Config
@@ -205,7 +204,6 @@ class TaskStudy:
                 )
             built = build(dict(baseline), self.tokenizer, trust=None)
             if isinstance(built, NetworkModel):
-                built.trainer.setdefault("accelerator", self.accelerator)
                 built.device = device
             models.setdefault(self.row(name), built)
         trained: dict[str, Any] = {"about": about_trained, "device": device}
@@ -314,7 +312,6 @@ class TaskStudy:
             "minutes": None if minutes is None else minutes / len(candidates),
             "weight_decay": self.weight_decay,
             "warmup": self.protocol.warmup if self.warmup is None else self.warmup,
-            "trainer": {"accelerator": self.accelerator, "devices": 1},
             "patience": resolve(self.patience, PATIENCE if epochs is None else None),
             "mixup": self.mixup,
             "balanced": self.class_weights == "balanced",

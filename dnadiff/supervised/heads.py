@@ -125,7 +125,17 @@ class HeadWithBases(Head):
         return self.features(first, valid) + self.bases(last, valid)
 
 
-class MeanHead(Head):
+class Mean(Head):
+    """The mean of the features (B, D), with nothing to learn."""
+
+    def __init__(self, width: int, num_outputs: int, max_length: int = 0) -> None:
+        super().__init__(width, num_outputs, max_length)
+
+    def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
+        return mean_of_valid(features, lengths_of(features, valid), valid)
+
+
+class MeanHead(Mean):
     """A linear map of the mean of the features. It cannot express where in the sequence something
     is."""
 
@@ -134,8 +144,7 @@ class MeanHead(Head):
         self.weight, self.bias = nn.Linear(width, num_outputs).parameters()
 
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
-        pooled = mean_of_valid(features, lengths_of(features, valid), valid)
-        return nn.functional.linear(pooled, self.weight, self.bias)
+        return nn.functional.linear(super().forward(features, valid), self.weight, self.bias)
 
 
 @checked

@@ -11,12 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy import ndarray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dnadiff.data.kmers import canonical, reverse_complement
 from dnadiff.data.records import Interval, padded_groups
@@ -88,27 +89,21 @@ class Items:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """What there is of each item."""
+        return self.ids, self.lengths, self.labels, self.groups, self.pieces
+
     def select(self, index: Tensor) -> Items:
         """The items at `index` (item numbers or a boolean mask)."""
-        every = (self.ids, self.lengths, self.labels, self.groups, self.pieces)
-        return Items(*(None if x is None else x[index] for x in every), self.source)  # type: ignore
+        return Items(*(None if x is None else x[index] for x in self.tensors), self.source)  # type: ignore
 
     def concatenate(self, other: Items, pad_id: int) -> Items:
         """These items followed by those of `other`."""
-        width = max(self.ids.shape[1], other.ids.shape[1])
-        both = (self, other)
-        ids = [
-            torch.nn.functional.pad(items.ids, (0, width - items.ids.shape[1]), value=pad_id)
-            for items in both
-        ]
-        lengths, labels = (
-            torch.cat([getattr(items, name) for items in both]) for name in ("lengths", "labels")
-        )
-        optional = ((self.groups, other.groups), (self.pieces, other.pieces))
-        groups, pieces = (
-            None if x is None or y is None else torch.cat([x, y]) for x, y in optional
-        )
-        return Items(torch.cat(ids), lengths, labels, groups, pieces, self.source)
+        rows = pad_sequence([*self.ids, *other.ids], batch_first=True, padding_value=pad_id)
+        pairs = zip(self.tensors[1:], other.tensors[1:])
+        rest = (None if x is None or y is None else torch.cat([x, y]) for x, y in pairs)
+        return Items(rows, *rest, self.source)  # type: ignore
 
     def columns(self, index: Tensor) -> Tensor | None:
         """The columns (B, L, CHANNELS) of an alignment for the items at `index (B,)`; None without
@@ -455,8 +450,6 @@ class TaskModel(ABC):
     """Predicts what the target of a task asks of sequences.
 
     Attributes:
-        kind: name of the class in the digests of stored predictions, where it differs from the
-            class's own name.
         random: False if every seed gives the same result on the same items; the model then runs
             once per division of the data.
         fit_info: plain values that the last call recorded, such as the settings tried on validation
@@ -466,7 +459,6 @@ class TaskModel(ABC):
             call used; None if it has none.
     """
 
-    kind: ClassVar[str | None] = None
     random = True
     fit_info: Mapping[str, Json] = MappingProxyType({})
     valid_predictions: Tensor | None = None
@@ -475,7 +467,7 @@ class TaskModel(ABC):
     def describe(self) -> JsonDict:
         """Everything the predictions depend on, except task and seed. Stored predictions are reused
         only if it is unchanged."""
-        return {"kind": self.kind or type(self).__name__}
+        return {"kind": type(self).__name__}
 
     def check(self, data: TaskData) -> None:
         """ValueError if the task does not fit the model; called before any model is fitted."""

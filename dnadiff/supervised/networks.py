@@ -52,7 +52,6 @@ from dnadiff.supervised.training import (
 )
 
 _WEIGHT = "weight"
-_OF_MACHINE = ("accelerator", "devices")  # of the trainer: the results do not depend on them
 
 
 class NetworkModel(TaskModel):
@@ -60,8 +59,7 @@ class NetworkModel(TaskModel):
 
     Args:
         lr: peak learning rate. Of several, short trials choose one on the validation items.
-        trainer: further arguments of `lightning.Trainer`, such as the accelerator.
-        device: where the head alone is trained.
+        device: where it is trained.
         **recipe: see `Recipe`.
 
     Attributes:
@@ -71,15 +69,12 @@ class NetworkModel(TaskModel):
     def __init__(
         self,
         lr: float | Sequence[float],
-        trainer: Config | None = None,
         device: str = "cpu",
         **recipe: Annotated[Any, Recipe],
     ) -> None:
         self.rates = tuple(lr) if isinstance(lr, Sequence) else (lr,)
         self.recipe = Recipe(**recipe)
         self.device = device
-        # Lightning's default, all devices, would divide the batches.
-        self.trainer: Config = {"devices": 1, **(trainer or {})}
         self.valid_score = ValidScore(-1.0, 0.0)
 
     @abstractmethod
@@ -92,9 +87,7 @@ class NetworkModel(TaskModel):
 
     def describe(self) -> JsonDict:
         lr = self.rates[0] if len(self.rates) == 1 else list(self.rates)
-        trainer = {key: value for key, value in self.trainer.items() if key not in _OF_MACHINE}
-        described = super().describe() | {"lr": lr} | self.recipe.describe()
-        return described | ({"trainer": trainer} if trainer else {})
+        return super().describe() | {"lr": lr} | asdict(self.recipe)
 
     def num_steps(self, data: TaskData) -> int:
         batches = self.recipe.batches(data.train)
@@ -124,14 +117,14 @@ class NetworkModel(TaskModel):
             classifier.load_state_dict(start)
             return ShortRun(classifier, data, lr, recipe, seed, report)
 
-        trials = Trials(short_run, self.trainer)
+        trials = Trials(short_run, self.device)
         batches = recipe.batches(data.train)
         found = find_rate_and_plan(trials, self.rates, recipe.epochs, batches, budget)
         if found.searched or budget.is_limited:
             log.info(f"{data.name}, seed {seed}: {found}")
         classifier.load_state_dict(start)
         module = FineTuningModule(classifier, data, found.lr, recipe, seed, report, budget, first)
-        train(module, found.plan, self.trainer)
+        train(module, found.plan, self.device)
         classifier.load_state_dict(module.best_weights)
         # Lightning moves the network to the CPU; predict on the device that trained it.
         classifier.to(next(iter(module.best_weights.values())).device)
@@ -299,8 +292,6 @@ class FineTunedModel(NetworkModel):
         **settings: as in `NetworkModel`.
     """
 
-    kind = "Network"
-
     def __init__(
         self,
         backbone: Callable[[int], Backbone],
@@ -321,16 +312,14 @@ class FineTunedModel(NetworkModel):
         self.adapter = adapter
 
     def describe(self) -> JsonDict:
-        described = super().describe() | self.about  # the defaults are those of earlier versions
-        if self.head != MEAN_HEAD:
-            described["head"] = dict(self.head)
-        if self.inputs != HeadInputs():
-            described["inputs"] = asdict(self.inputs)
-        if self.frozen != Frozen():
-            described["frozen"] = self.frozen._asdict()
-        if self.adapter is not None:
-            described["adapter"] = {type(self.adapter).__name__: asdict(self.adapter)}
-        return described
+        return {
+            **super().describe(),
+            **self.about,
+            "head": dict(self.head),
+            "inputs": asdict(self.inputs),
+            "frozen": self.frozen._asdict(),
+            "adapter": None if self.adapter is None else asdict(self.adapter),
+        }
 
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         classifier = super().fit(data, seed, report)
@@ -359,8 +348,6 @@ class GridSearch(TaskModel):
     A candidate is its settings, as they are to be recorded, and the model. Each seed chooses on its
     own validation items. `fit_info` records all candidates and the fit of the chosen one.
     """
-
-    kind = "Grid"
 
     def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
         self.candidates = candidates
@@ -423,8 +410,7 @@ class OneHotModel(NetworkModel):
         self.inputs = HeadInputs(one_hot=True, length=length)
 
     def describe(self) -> JsonDict:
-        described = super().describe() | {"head": repr(self.head)}
-        return described | {"inputs": asdict(self.inputs)} if self.inputs.length else described
+        return super().describe() | {"head": repr(self.head), "inputs": asdict(self.inputs)}
 
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
         torch.manual_seed(hash64(seed, "one-hot") % 2**63)

@@ -316,13 +316,12 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     """12 hexadecimal digits that change with any item, label, division or entry of `about`."""
-    settings = [data.classes, data.stranded, about, *data.target.identity()]
+    settings = [data.classes, data.stranded, about, data.target.settings()]
     if data.train.source is not None:
         settings.append(data.train.source.identity)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     for items in (data.train, data.valid, data.test):
-        pieces = [] if items.pieces is None else [items.pieces]
-        for tensor in (items.ids, items.lengths, items.labels, items.groups, *pieces):
+        for tensor in items.tensors:
             digest.update(
                 b"none"
                 if tensor is None

@@ -22,7 +22,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor, nn
 
-from dnadiff.fields import Json, JsonDict
+from dnadiff.fields import JsonDict
 from dnadiff.progress import log
 from dnadiff.supervised.metrics import (
     REGRESSION_METRICS,
@@ -176,10 +176,6 @@ class TaskTarget(ABC):
         """The configuration that `dnadiff.store.objects.build` makes this target from."""
         target = f"{type(self).__module__}.{type(self).__name__}"
         return {"_target_": target, "names": list(self.names)}
-
-    def identity(self) -> list[Json]:
-        """What the digest of stored predictions covers besides the names."""
-        return [self.settings()]
 
     # Reading.
 

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import (
-    Config,
     Fraction,
     Json,
     JsonDict,
@@ -164,12 +163,6 @@ class Recipe:
                 f"minutes {self.minutes:g} sets the epochs, and epochs is {self.epochs}; leave one "
                 "of them out"
             )
-
-    def describe(self) -> JsonDict:
-        """What stored predictions depend on: the first five, and others that are not off."""
-        always = ("epochs", "batch_size", "weight_decay", "warmup", "patience")
-        off = vars(Recipe())
-        return {k: v for k, v in vars(self).items() if k in always or v != off[k]}
 
     def batches(self, items: Items) -> int:
         """Batches of all items."""
@@ -343,13 +336,11 @@ class FineTuningModule(lightning.LightningModule):
         self.num_sequences += len(batch.labels)
         self.report(1, batch.ids.numel(), **{"sequences/s": f"{self.sequences_per_second:,.0f}"})
 
-    def validate(self, items: Items) -> Validation:
-        """The predictions of validation items and their score."""
-        return validate(self.classifier, items, self.recipe.batch_size, self.data.stranded)
-
     def on_train_epoch_end(self) -> None:
         self.num_epochs += 1
-        predictions, score = self.validate(self.data.valid)
+        data = self.data
+        size = self.recipe.batch_size
+        predictions, score = validate(self.classifier, data.valid, size, data.stranded)
         if self.budget.left < 0 and self.global_step >= MIN_STEPS:
             self.trainer.should_stop = True
         if not self.best_weights or score > self.best_score:
@@ -374,13 +365,10 @@ class FineTuningModule(lightning.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
 
-def train(
-    module: FineTuningModule, plan: TrainingPlan, settings: Config, max_steps: int = -1
-) -> None:
+def train(module: FineTuningModule, plan: TrainingPlan, device: str, max_steps: int = -1) -> None:
     """Run the training loop.
 
     Args:
-        settings: further arguments of `lightning.Trainer`.
         max_steps: stop after so many optimizer steps; -1 runs the whole plan.
     """
     trainer = lightning.Trainer(
@@ -393,7 +381,8 @@ def train(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **settings,
+        accelerator=torch.device(device).type,
+        devices=1,  # the default, all devices, would divide the batches
     )
     module.train()  # a loaded network is in evaluation mode, which Lightning would keep
     with frozen_objects():
@@ -460,7 +449,8 @@ class ShortRun(FineTuningModule):
             items = every.select(some.sort().values)
         start = time.perf_counter()
         # Here, because Lightning then moves the network to the CPU.
-        self.valid_loss = -self.validate(items).score.negative_loss
+        found = validate(self.classifier, items, self.recipe.batch_size, self.data.stranded)
+        self.valid_loss = -found.score.negative_loss
         self.validation_seconds = (time.perf_counter() - start) * len(every) / len(items)
 
 
@@ -469,12 +459,12 @@ class Trials:
 
     Args:
         short_run: a new run at a learning rate, whose network has its first weights.
-        trainer: as in `train`.
+        device: as in `train`.
     """
 
-    def __init__(self, short_run: Callable[[float], ShortRun], trainer: Config) -> None:
+    def __init__(self, short_run: Callable[[float], ShortRun], device: str) -> None:
         self.short_run = short_run
-        self.trainer = trainer
+        self.device = device
         self.step_seconds: list[float] = []
         self.validation_seconds = 0.0  # of all validation items, from the last trial
 
@@ -482,7 +472,7 @@ class Trials:
         """The validation loss of the target after `steps`, see `ShortRun`."""
         module = self.short_run(lr)
         batches = min(module.recipe.batches(module.data.train), steps)
-        train(module, TrainingPlan(-(-steps // batches), batches), self.trainer, steps)
+        train(module, TrainingPlan(-(-steps // batches), batches), self.device, steps)
         self.step_seconds += module.step_seconds[_WARM_UP_STEPS:]
         self.validation_seconds = module.validation_seconds
         return module.valid_loss

@@ -48,14 +48,6 @@ def test_both_strands_share_one_count():
     assert counts("AAC", reverse_complement("AAC"), both_strands=True) == [{0: 1, 1: 1}] * 2
 
 
-def test_rows_are_counted_in_blocks_with_the_same_result():
-    bases = np.random.default_rng(3).integers(0, 5, (50, 40)).astype(np.uint8)
-    whole = kmer_counts(bases, 3, True)
-    for block in (1, 100, 41 * 7):
-        assert (kmer_counts(bases, 3, True, block) != whole).nnz == 0
-    assert kmer_counts(bases[:0], 3, True).shape == (0, 64)
-
-
 def test_two_repeats_are_classified_and_permuted_labels_give_chance():
     random = np.random.default_rng(0)
 

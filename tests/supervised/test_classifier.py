@@ -24,7 +24,7 @@ from dnadiff.supervised.items import (
     no_report,
     reverse_complement_rows,
 )
-from dnadiff.supervised.networks import FineTunedModel, PublishedCNN
+from dnadiff.supervised.networks import FineTunedModel
 from dnadiff.supervised.training import FineTuningModule, Recipe
 
 DNA = DNATokenizer()
@@ -124,7 +124,6 @@ def learner() -> FineTunedModel:
         lr=2e-2,
         epochs=3,
         batch_size=16,
-        trainer={"accelerator": "cpu"},
     )
 
 
@@ -142,9 +141,7 @@ def test_a_network_learns_composition_and_the_same_seed_gives_the_same_numbers(l
 def test_fine_tuning_does_not_change_the_loaded_network():
     start = network("caduceus").eval()
     before = copy.deepcopy(start.state_dict())
-    FineTunedModel(
-        lambda seed: copy.deepcopy(start), lr=1e-2, batch_size=40, trainer={"accelerator": "cpu"}
-    ).fit_predict(task(), 0)
+    FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-2, batch_size=40).fit_predict(task(), 0)
     assert all(torch.equal(before[name], tensor) for name, tensor in start.state_dict().items())
 
 
@@ -189,7 +186,6 @@ def test_training_stops_when_validation_no_longer_improves():
         epochs=9,
         batch_size=40,
         patience=2,
-        trainer={"accelerator": "cpu"},
     )
     patient.fit_predict(task(), 0, lambda n, tokens, **_: steps.append(n))
     assert len(steps) == 3 * 4  # the first epoch is the best, then patience is 2
@@ -281,9 +277,7 @@ def test_keep_first_layers_removes_the_others():
 
 def test_diverged_training_raises_and_an_earlier_epoch_is_kept():
     start = network("caduceus")
-    wild = FineTunedModel(
-        lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40, trainer={"accelerator": "cpu"}
-    )
+    wild = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e30, batch_size=40)
     with pytest.raises(ValueError, match=r"gc: training at lr 1e\+30 diverged"):
         wild.fit_predict(task(), 0)
     training = FineTuningModule(
@@ -297,15 +291,8 @@ def test_diverged_training_raises_and_an_earlier_epoch_is_kept():
     assert training.best_weights["head.bias"].tolist() == [0, 0]
 
 
-def test_training_uses_one_device_by_default():
-    assert PublishedCNN(DNA).trainer == {"devices": 1}
-    assert FineTunedModel(lambda seed: None, 1e-3, trainer={"devices": 2}).trainer["devices"] == 2
-
-
 @pytest.mark.gpu
 def test_test_items_are_scored_on_the_training_device():
     start = network("caduceus")
-    model = FineTunedModel(
-        lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, trainer={"accelerator": "gpu"}
-    )
+    model = FineTunedModel(lambda seed: copy.deepcopy(start), lr=1e-3, batch_size=40, device="cuda")
     assert next(model.fit(task(), 0).parameters()).is_cuda

@@ -43,8 +43,6 @@ def test_cnn_learns_a_motif_with_confident_predictions():
         return Items.from_sequences(list(sequences), labels, DNA.vocab.pad_id)
 
     data = TaskData("motif", ["no", "yes"], items(600), items(100), items(200), stranded=True)
-    log_probs = PublishedCNN(
-        DNA, lr=5e-3, epochs=8, batch_size=32, trainer={"accelerator": "cpu"}
-    ).fit_predict(data, 0)
+    log_probs = PublishedCNN(DNA, lr=5e-3, epochs=8, batch_size=32).fit_predict(data, 0)
     assert (log_probs.argmax(-1) == data.test.labels).float().mean() > 0.9
     assert log_probs.exp().max() > 0.95  # two sigmoids are limited to 0.73

@@ -76,7 +76,6 @@ def test_a_head_without_a_network_is_trained_in_the_same_two_stages():
             head_epochs=head_epochs,
             epochs=1,
             batch_size=16,
-            trainer={"accelerator": "cpu"},
         )
         made[head_epochs] = model.fit_predict(data, 1)
         found = {key: value for key, value in model.fit_info.items() if key.startswith("head")}
@@ -256,7 +255,6 @@ def fine_tuned(**settings) -> FineTunedModel:
         1e-3,
         head=CONV,
         batch_size=40,
-        trainer={"accelerator": "cpu"},
         **settings,
     )
 
@@ -275,8 +273,7 @@ def test_fine_tuning_starts_from_the_trained_head_and_never_ends_below_it():
     assert torch.equal(wild.valid_predictions, head_alone.predict(data.valid, 160, True))
 
 
-def test_a_model_without_the_stage_is_described_as_before():
-    assert "head_epochs" not in fine_tuned().describe()
+def test_the_epochs_of_the_stage_are_described_and_checked():
     assert fine_tuned(head_epochs=None).describe()["head_epochs"] is None
     with pytest.raises(ValueError, match="head_epochs -1 must be an integer of at least 0"):
         fine_tuned(head_epochs=-1)

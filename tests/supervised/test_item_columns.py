@@ -14,7 +14,7 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.columns import PosteriorColumns
-from dnadiff.supervised.baselines import LinearProbe, embed
+from dnadiff.supervised.baselines import LinearProbe
 from dnadiff.supervised.classifier import MEAN_HEAD, HeadInputs, build_classifier
 from dnadiff.supervised.items import make_batch
 from dnadiff.supervised.networks import FineTunedModel
@@ -178,9 +178,11 @@ def test_an_unstranded_classifier_has_the_same_outputs_on_both_strands(world, st
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
     mean = torch.stack([one, other]).exp().mean(0).log()
     torch.testing.assert_close(both, mean, atol=1e-5, rtol=1e-3)
-    vectors = embed(network(kind), items, 4, both_strands=True)
+    probe = LinearProbe(lambda seed: network(kind), batch_size=4)
+    probe.network = network(kind)
+    vectors = probe.features(items, False)
     assert vectors.shape == (len(items), 16) and genome.digest
-    plain = embed(network(kind), task.load(DNA).test, 4, both_strands=True)
+    plain = probe.features(task.load(DNA).test, False)
     assert np.abs(vectors - plain).max() > 1e-3
 
 
@@ -203,7 +205,7 @@ def test_features_of_a_frozen_network_and_fine_tuning_use_the_columns(data):
     with_columns, without = data["columns"], data["none"]
     assert accuracy(probe.fit_predict(with_columns), with_columns) == 1
     assert accuracy(LinearProbe(lambda seed: network()).fit_predict(without), without) < 0.9
-    settings = {"epochs": 3, "batch_size": 8, "mixup": 0.2, "trainer": {"accelerator": "cpu"}}
+    settings = {"epochs": 3, "batch_size": 8, "mixup": 0.2}
     for head_epochs in (0, 2):
         model = FineTunedModel(lambda seed: network(), 5e-3, head_epochs=head_epochs, **settings)
         assert accuracy(model.fit_predict(with_columns, 1), with_columns) == 1

@@ -8,7 +8,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
 from dnadiff.networks.backbone.dit import DiT
-from dnadiff.supervised.baselines import LinearProbe, NearestNeighbors, embed
+from dnadiff.supervised.baselines import LinearProbe, NearestNeighbors
 from dnadiff.supervised.items import Items, TaskData, reverse_complement_rows
 from dnadiff.supervised.targets import RegressionTarget
 
@@ -39,6 +39,12 @@ def task() -> TaskData:
     )
 
 
+def embed(network, items, batch_size, both_strands):
+    probe = LinearProbe(lambda seed: network, batch_size=batch_size)
+    probe.network = network
+    return probe.features(items, not both_strands)
+
+
 def test_features_do_not_depend_on_padding_or_strand(network):
     items = rich_or_poor(9, 3)
     both = embed(network, items, 4, both_strands=True)
@@ -63,7 +69,9 @@ def test_a_network_that_reads_both_strands_processes_an_item_once():
         items.lengths,
         items.labels,
     )
-    both = embed(network, items, 9, True, lambda _, n: tokens.append(n))
+    features = network.features
+    network.features = lambda ids, *more: tokens.append(ids.numel()) or features(ids, *more)
+    both = embed(network, items, 9, True)
     assert both.shape == (9, 16) and tokens == [9 * int(items.lengths.max())]
     assert np.allclose(both, embed(network, other, 4, both_strands=True), atol=1e-6)
     assert embed(network, items, 9, both_strands=False).shape == (9, 32)

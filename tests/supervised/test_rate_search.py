@@ -130,7 +130,7 @@ def network() -> Caduceus:
 
 
 def model(network: Caduceus, lr, **settings) -> FineTunedModel:
-    settings = {"epochs": 2, "batch_size": 16, "trainer": {"accelerator": "cpu"}, **settings}
+    settings = {"epochs": 2, "batch_size": 16, **settings}
     return FineTunedModel(lambda seed: copy.deepcopy(network), lr, **settings)
 
 

@@ -8,11 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.store.disk import locked
-from dnadiff.supervised.baselines import KmerLogistic, NearestNeighbors
 from dnadiff.supervised.items import Items, TaskData, TaskModel
-from dnadiff.supervised.networks import FineTunedModel, GridSearch
 from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold, PaperSplit
 from dnadiff.supervised.saved import ResultsFolder, add_row, compute_digest, slug
 from dnadiff.supervised.study import run_study
@@ -258,40 +255,6 @@ def test_a_truncated_line_is_left_out(tmp_path):
     assert (tmp_path / "t.csv").read_text() == "digest,b\n1,2\n5,6\n"
 
 
-def test_digests_use_the_class_names_of_earlier_versions():
-    model = FineTunedModel(lambda seed: None, 1e-3, {"step": 7})
-    settings = {
-        "lr": 1e-3,
-        "weight_decay": 0.1,
-        "warmup": 0.05,
-        "epochs": 1,
-        "batch_size": 32,
-        "patience": None,
-    }
-    assert model.describe() == {"kind": "Network", "step": 7, **settings}
-    assert GridSearch([({"lr": 1e-3}, model)]).describe() == {
-        "kind": "Grid",
-        "candidates": [model.describe()],
-    }
-    assert NearestNeighbors(lambda seed: None, about={"step": 7}).describe() == {
-        "kind": "NearestNeighbours",
-        "step": 7,
-    }
-    assert KmerLogistic(DNATokenizer(), 3, [1.0]).describe() == {
-        "kind": "KmerLogistic",
-        "k": 3,
-        "strengths": (1.0,),
-    }
-    about = {
-        "model": "m",
-        "seed": 1,
-        "version": "1",
-        "protocol": "fixed",
-        "settings": model.describe(),
-    }
-    assert compute_digest(data(), about) == "2632d6ba7b60"
-
-
 def test_a_slug_has_no_spaces():
     assert slug("6-mer logistic regression") == "6-mer_logistic_regression"
 
@@ -303,11 +266,6 @@ def test_damaged_results_are_refused_by_name(tmp_path):
     content = path.read_bytes()
     path.write_bytes(content[:400] + bytes([content[400] ^ 1]) + content[401:])
     with pytest.raises(ValueError, match=r"\.npz is damaged or cut short"):
-        run_study(data(), {"m": Counted()}, [1], [], results=folder)
-    np.savez(path, predictions=np.zeros(3), labels=np.zeros(3, int), seconds=1.0, about="{}")
-    with pytest.raises(
-        ValueError, match=r"\.npz is damaged: not the arrays of a prediction; remove it"
-    ):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
     for text in ("{", "[1]", "[" * 100_000):
         (tmp_path / "results.json").write_text(text)
