@@ -12,11 +12,14 @@ import pytest
 
 from dnadiff.data.alignment import write_alignment
 from dnadiff.data.genome.inputs import open_input
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.options.compose import import_plugins
 from dnadiff.store.disk import read_yaml
 from dnadiff.store.objects import build
-from dnadiff.supervised.predictions import Columns, fasta_rows
+from dnadiff.supervised.classes import ClassTarget
+from dnadiff.supervised.ensemble import LengthLimits
+from dnadiff.supervised.predictions import Columns, SequenceFile
 
 MIXTURES = Path(__file__).parent / "diffusion" / "process" / "test_mixture.py"
 PAGE = Path(__file__).parents[1] / "docs" / "extending.md"
@@ -105,8 +108,10 @@ def test_its_file_format_is_read_by_every_input(project, monkeypatch, tmp_path):
     assert read_sequences(pairs)[0].sequence == read_sequences(fasta)[0].sequence
     assert open_input(pairs, None, None, None).digest == open_input(fasta, None, None, None).digest
     assert open_input(None, pairs, "phage:1-8", None).lengths == [8]
-    columns = Columns()
-    assert [row.name for row in fasta_rows(pairs, columns)] == ["phage"]
+    (query,) = SequenceFile(
+        pairs, DNATokenizer(), ClassTarget(), Columns(), None, None, LengthLimits()
+    )
+    assert query.name == "phage"
 
 
 def test_its_process_is_right_by_enumeration(project, monkeypatch):

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.genome.inputs import open_input as open_input
@@ -41,22 +42,12 @@ from dnadiff.supervised.ensemble import (
 from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.labeled import filled_rows
 from dnadiff.supervised.metrics import summarize_metrics, title
-from dnadiff.supervised.targets import Predicted, TaskTarget
+from dnadiff.supervised.targets import Label, Predicted, TaskTarget
 from dnadiff.supervised.tasks import label_keys
 
 PARQUET = ".parquet"
 _GENOMIC = ("chrom", "start", "end", "strand")
 NUMBERS = frozenset({"start", "end", "length"})  # columns of integers
-
-
-class LabeledRow(NamedTuple):
-    """A sequence in a file: `where` is its place for messages, `label` the cells of its label, or
-    None."""
-
-    where: str
-    name: str
-    letters: str | bytes
-    label: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,38 +58,6 @@ class Columns:
     sequence: str = "sequence"
     name: str | None = None
     label: Sequence[str] | None = None
-
-
-def fasta_rows(
-    path: str, columns: Columns, source: SequenceInput | None = None
-) -> Iterator[LabeledRow]:
-    """The records of a FASTA file, or the sequences of an input; ValueError if a column is
-    named."""
-    if columns != Columns():
-        raise ValueError(
-            f"input {path} is FASTA, and sequence_column, name_column and label_column are of "
-            "tables; give a table, or leave them out"
-        )
-    if source is None:
-        for record in iter_sequences(path):
-            yield LabeledRow(f"{path}: record {record.name}", record.name, record.sequence)
-        return
-    letters = map(DNATokenizer().decode, source.windows(source.whole()))
-    for name, sequence in zip(source.names, letters):
-        yield LabeledRow(f"{path}: {name}", name, sequence)
-
-
-def table_rows(path: str, columns: Columns, empty_labels: bool = False) -> Iterator[LabeledRow]:
-    """The rows of a table, see `dnadiff.supervised.labeled.filled_rows`; with `empty_labels`, cells
-    of labels may be empty."""
-    labels = label_keys("label_column", columns.label or ())
-    named = {} if columns.name is None else {"name_column": columns.name}
-    wanted = {"sequence_column": columns.sequence, **named, **labels}
-    rows = filled_rows(path, wanted, labels if empty_labels else ())
-    for number, where, (letters, *cells) in rows:
-        name = cells.pop(0) if named else str(number)
-        refuse_controls(where, name)
-        yield LabeledRow(where, name, letters, cells or None)
 
 
 @dataclass(frozen=True)
@@ -129,21 +88,43 @@ class SequenceFile:
     source: SequenceInput | None = None
 
     def __iter__(self) -> Iterator[Query]:
-        rows = (
-            table_rows(self.path, self.columns, self.target.can_be_missing)
-            if is_table(self.path) and self.source is None
-            else fasta_rows(self.path, self.columns, self.source)
-        )
-        for number, row in enumerate(rows):
-            ids = encoded(self.tokenizer, row.letters, row.where)
-            label = (
-                UNLABELED
-                if row.label is None
-                else self.target.parse(row.label, row.where, self.columns.label or ())
-            )
+        for number, (where, name, ids, label) in enumerate(self._records()):
             for start, end in window_bounds(len(ids), self.window, self.stride):
-                self.limits.check(row.where, len(ids), end - start)
-                yield Query(row.name, start, end, ids[start:end], label, number)
+                self.limits.check(where, len(ids), end - start)
+                yield Query(name, start, end, ids[start:end], label, number)
+
+    def _records(self) -> Iterator[tuple[str, str, ndarray, Label]]:
+        """Place for messages, name, token ids (L,) and label of each record."""
+        path = self.path
+        if self.source is None and is_table(path):
+            yield from self._rows()
+        elif self.columns != Columns():
+            raise ValueError(
+                f"input {path} is FASTA, and sequence_column, name_column and label_column are of "
+                "tables; give a table, or leave them out"
+            )
+        elif self.source is None:
+            for record in iter_sequences(path):
+                where = f"{path}: record {record.name}"
+                ids = encoded(self.tokenizer, record.sequence, where)
+                yield where, record.name, ids, UNLABELED
+        else:
+            for name, ids in zip(self.source.names, self.source.windows(self.source.whole())):
+                yield f"{path}: {name}", name, ids, UNLABELED
+
+    def _rows(self) -> Iterator[tuple[str, str, ndarray, Label]]:
+        """The rows of a table, see `dnadiff.supervised.labeled.filled_rows`."""
+        columns = self.columns
+        names = columns.label or ()
+        labels = label_keys("label_column", names)
+        named = {} if columns.name is None else {"name_column": columns.name}
+        wanted = {"sequence_column": columns.sequence, **named, **labels}
+        rows = filled_rows(self.path, wanted, labels if self.target.can_be_missing else ())
+        for number, where, (letters, *cells) in rows:
+            name = cells.pop(0) if named else str(number)
+            refuse_controls(where, name)
+            ids = encoded(self.tokenizer, letters, where)
+            yield where, name, ids, self.target.parse(cells, where, names) if cells else UNLABELED
 
 
 def window_bounds(

@@ -11,7 +11,9 @@ from dnadiff.formats.regions import Rows, open_source, read_bed, read_gtf
 from dnadiff.formats.sequences import read_sequences, write_fasta
 from dnadiff.progress import PrintableOutput
 from dnadiff.report.page import ENVIRONMENT
-from dnadiff.supervised.predictions import Columns, table_rows
+from dnadiff.supervised.classes import ClassTarget
+from dnadiff.supervised.ensemble import LengthLimits
+from dnadiff.supervised.predictions import Columns, SequenceFile
 from dnadiff.supervised.tasks import CsvTask
 
 BAD = [
@@ -67,7 +69,17 @@ READERS = {
     "table": (
         "x.csv",
         'sequence,id\nACGT,"{0}"\n',
-        lambda path: list(table_rows(str(path), Columns("sequence", "id"))),
+        lambda path: list(
+            SequenceFile(
+                str(path),
+                DNATokenizer(),
+                ClassTarget(),
+                Columns("sequence", "id"),
+                None,
+                None,
+                LengthLimits(),
+            )
+        ),
     ),
     "labels": (
         "x.csv",

@@ -17,7 +17,9 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.table import read_rows
 from dnadiff.options.compose import Composition
 from dnadiff.store.objects import build, config_dir
-from dnadiff.supervised.predictions import Columns, table_rows
+from dnadiff.supervised.classes import ClassTarget
+from dnadiff.supervised.ensemble import LengthLimits
+from dnadiff.supervised.predictions import Columns, SequenceFile
 from dnadiff.supervised.tasks import (
     CsvTask,
     FastaTask,
@@ -60,6 +62,10 @@ def folder(tmp_path: Path) -> Path:
                     random_letters(random, 10 + number % 3) + "\n"
                 )
     return tmp_path / "toy"
+
+
+def queries(path: Path) -> SequenceFile:
+    return SequenceFile(str(path), DNA, ClassTarget(), Columns(), None, None, LengthLimits())
 
 
 def test_a_folder_of_classes_is_read_and_classes_are_numbered_by_name(folder):
@@ -448,7 +454,7 @@ def test_words_for_missing_values_are_neither_sequences_nor_classes(tmp_path, wo
             CsvTask(tmp_path / "t.csv").load(DNA)
     (tmp_path / "p.csv").write_text(f"sequence\n{word}\n")
     with pytest.raises(ValueError, match=rf"p\.csv: line 2 has '{word}' in column 'sequence'"):
-        list(table_rows(str(tmp_path / "p.csv"), Columns()))
+        list(queries(tmp_path / "p.csv"))
 
 
 def test_none_is_a_class(tmp_path):
@@ -611,7 +617,7 @@ def test_another_delimiter_is_named_with_the_key_that_sets_it(tmp_path, name, de
 def test_another_delimiter_of_a_table_of_predict_is_named(tmp_path, name, delimiter, message):
     path = write_rows(tmp_path / name, ["sequence", "label"], case_rows(4), delimiter)
     with pytest.raises(ValueError, match=message):
-        list(table_rows(str(path), Columns()))
+        list(queries(path))
 
 
 @pytest.mark.parametrize(
