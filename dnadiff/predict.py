@@ -54,7 +54,7 @@ class PredictOptions(PlacedOptions, Reported, ShardedOptions):
     """.bedgraph, .bedgraph.gz or .bw file of the probability of track_class (.bw needs pip install
     -e '.[tracks]')"""
     track_class: Name | None = None
-    """a class, or a column of a regression; null: the only one"""
+    """a class, or a column of a regression; null: the only one, or the second of two classes"""
     batch_size: PositiveInt | None = None
     """null: as the test items of the task were predicted"""
     output: str | None = None
@@ -100,13 +100,7 @@ def predict(options: PredictOptions) -> list[Job]:
         source.align(alignment)
     track_class = options.track_class
     if options.track is not None:
-        only = model.classes[0] if len(model.classes) == 1 else None
-        track_class = track_class or only
-        if track_class not in model.classes:
-            got = f"{track_class!r} is not a class of this model" if track_class else "is missing"
-            raise ValueError(
-                f"track_class {got}; the track can be of {', '.join(map(repr, model.classes))}"
-            )
+        track_class = model.classes[model.number_of(track_class, "track_class")]
     labels = None if options.label_column is None else as_list(options.label_column)
     several = len(model.target.label_columns)
     target = model.target

@@ -374,7 +374,7 @@ def test_a_mean_of_small_probabilities_has_no_rounding_errors_of_large_ones():
 
 
 def test_chunks_bound_the_padded_size_and_can_be_resumed_at_each_of_them():
-    queries = [Query.whole(str(n), np.zeros(n, np.uint8)) for n in (3, 5, 1, 30, 2, 2, 9)]
+    queries = [Query(str(n), 0, n, np.zeros(n, np.uint8)) for n in (3, 5, 1, 30, 2, 2, 9)]
     found = list(chunks(queries, size=10))
     assert [[len(q.ids) for q in chunk] for chunk in found] == [[3, 5], [1], [30], [2, 2], [9]]
     done = 0
@@ -508,12 +508,8 @@ def test_a_process_that_is_killed_before_it_writes_the_json_file_is_completed(
         (["input=long.fa", "window=41"], "set window=40 or less"),
         (["input=x.fa", "stride=3"], "stride=3 needs window="),
         (
-            ["input=x.fa", "track=t.bedgraph"],
-            "track_class is missing; the track can be of 'poor', 'rich'",
-        ),
-        (
             ["input=x.fa", "track=t.bedgraph", "track_class=x"],
-            "track_class 'x' is not a class of this model",
+            "track_class 'x' is not predicted by this model; set it to 'poor', 'rich'",
         ),
         (["input=x.fa", "track_class=rich"], "track_class=rich needs track="),
         (

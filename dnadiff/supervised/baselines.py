@@ -145,9 +145,6 @@ class SklearnModel(TaskModel):
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases
 
-    def prepare(self, data: TaskData, seed: int, report: Report) -> None:
-        """What `features` needs for a fit; nothing by default."""
-
     @abstractmethod
     def features(self, items: Items, stranded: bool) -> Features:
         """(S, F), dense or sparse."""
@@ -168,7 +165,6 @@ class SklearnModel(TaskModel):
         }
 
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        self.prepare(data, seed, report)
         labels = data.train.labels
         train, valid, test = (
             self.features(items, data.stranded) for items in (data.train, data.valid, data.test)
@@ -274,12 +270,10 @@ def length_alone(data: TaskData) -> dict[str, float] | None:
     ):
         return None
     model = LengthAlone(DNATokenizer())
-    labels = data.valid.labels
     model.fit_predict(replace(data, test=data.valid.select(torch.arange(1))))
-    assert model.valid_predictions is not None
-    accuracy = float((model.valid_predictions.argmax(-1) == labels).double().mean())
-    frequent = data.target.chance(labels.numpy())
-    clear = max(_CLEAR, 3 * (frequent * (1 - frequent) / len(labels)) ** 0.5)
+    accuracy = float(model.fit_info["valid_accuracy"])
+    frequent = data.target.chance(data.valid.labels.numpy())
+    clear = max(_CLEAR, 3 * (frequent * (1 - frequent) / len(data.valid)) ** 0.5)
     return {"accuracy": accuracy, "chance": frequent} if accuracy - frequent > clear else None
 
 
@@ -428,11 +422,12 @@ class FrozenModel(SklearnModel):
     def describe(self) -> JsonDict:
         return TaskModel.describe(self) | self.about
 
-    def prepare(self, data: TaskData, seed: int, report: Report) -> None:
+    def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         self.network = self.backbone(seed).to(self.device)
         check_length(self.network, data)
         if self.random:
             self._embeddings.clear()
+        return super().fit_predict(data, seed, report)
 
     def features(self, items: Items, stranded: bool) -> ndarray:
         """Mean features (S, D) float32 of each item, averaged over the strands unless `stranded`,

@@ -98,6 +98,8 @@ class ClassTarget(TaskTarget):
 
     predicted_kind = ClassProbabilities
     tally_header = ("predicted", "number", "of all")
+    output_form = "log_p_{}"
+    contrast_form = "log-odds of class {}"
     primary = "accuracy"
     shown = ("mcc", "auroc")
     takes_several = False
@@ -253,9 +255,6 @@ class ClassTarget(TaskTarget):
         assert isinstance(label, int)
         return [self.names[label]]
 
-    def seed_columns(self, seed: int) -> list[str]:
-        return [f"log_p_{name}_seed_{seed}" for name in self.names]
-
     def reported(self, predictions: ndarray) -> ndarray:
         return np.exp(predictions)
 
@@ -266,15 +265,14 @@ class ClassTarget(TaskTarget):
     def contrast(self, predictions: Tensor) -> Tensor:
         return log_odds(predictions)
 
-    def contrast_name(self, name: str) -> str:
-        return f"log-odds of class {name}"
-
 
 class MultiLabelTarget(TaskTarget):
     """Presence of each of the labels `names`: binary cross-entropy; predictions are log-odds,
     averaged over the strands."""
 
     tally_header = ("label", "mean probability")
+    output_form = "log_odds_{}"
+    contrast_form = "log-odds of label {}"
     primary = "auroc"
     shown = ("auprc",)
     column_metrics = LABEL_METRICS
@@ -304,9 +302,6 @@ class MultiLabelTarget(TaskTarget):
     def reported(self, predictions: ndarray) -> ndarray:
         return 1 / (1 + np.exp(-predictions))
 
-    def contrast_name(self, name: str) -> str:
-        return f"log-odds of label {name}"
-
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         # The log-odds of mean probabilities, without probabilities that are rounded to 0 or 1.
         log_odds = [one.double() for one in predictions]
@@ -318,9 +313,6 @@ class MultiLabelTarget(TaskTarget):
     ) -> ScoredValues:
         # Equal predictions stay ties in spite of rounding.
         return super().scored(np.asarray(predictions, np.float64).round(9), labels, folds)
-
-    def seed_columns(self, seed: int) -> list[str]:
-        return [f"log_odds_{name}_seed_{seed}" for name in self.names]
 
 
 def _log_mean(log_probs: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

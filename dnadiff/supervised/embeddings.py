@@ -124,7 +124,6 @@ NO_VECTOR = "without a known base (all N), as nan"
 # sequences in memory together: so many batches, and so many bases
 _BATCHES = 16
 _BASES = 1 << 22
-DTYPES: dict[str, type[np.floating]] = {"float32": np.float32, "float16": np.float16}
 
 
 class Embedder:
@@ -157,13 +156,11 @@ class Embedder:
         stranded: bool = False,
         dtype: str = "float32",
     ) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"dtype {dtype!r} is not known; choose {', '.join(DTYPES)}")
         self.denoiser = denoiser
         self.backbone = denoiser.backbone
         self.layer = layer
         self.pool = pool or POOLS["mean"]
-        self.dtype = np.dtype(DTYPES[dtype])
+        self.dtype = np.dtype(dtype)
         self.stranded = stranded or denoiser.vocab.complement is None
         self.width = pooled_width(self.backbone, self.stranded)
         with first_layers(self.backbone, layer):
@@ -426,25 +423,22 @@ def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None
         for key, values in job.columns().items()
     }
     names = pd.Index(columns.pop("name"), dtype=object)
-    features = [f"feature_{i}" for i in range(job.embedder.width)]
+    features = pd.Index([f"feature_{i}" for i in range(job.embedder.width)], dtype=object)
+    about = package.AnnData(
+        obs=pd.DataFrame(columns).set_index(names),
+        var=pd.DataFrame(index=features),
+        uns={"dnadiff": json.dumps(job.about)},
+    )
     # HDF5 reads what it writes, and a file without a name does not outlive a killed process.
     with tempfile.TemporaryFile(dir=job.output.parent) as scratch:
         with h5py.File(scratch, "w") as h5:
-            h5.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            package.io.write_elem(h5, "/", about)
             values = h5.create_dataset("X", (len(names), len(features)), job.embedder.dtype)
             values.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
             done = 0
             for group in groups:
                 values[done : done + len(group)] = np.stack(group)
                 done += len(group)
-            parts = {
-                "obs": pd.DataFrame(columns).set_index(names),
-                "var": pd.DataFrame(index=pd.Index(features, dtype=object)),
-                "uns": {"dnadiff": json.dumps(job.about)},
-                **{key: {} for key in ("layers", "obsm", "varm", "obsp", "varp")},
-            }
-            for key, part in parts.items():
-                package.io.write_elem(h5, key, part)
         scratch.seek(0)
         shutil.copyfileobj(scratch, file, 1 << 22)
 

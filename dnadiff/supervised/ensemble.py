@@ -103,11 +103,6 @@ class Query(NamedTuple):
     label: Label = UNLABELED
     record: int = 0
 
-    @classmethod
-    def whole(cls, name: str, ids: ndarray, record: int = 0) -> Query:
-        """A complete record, without a label."""
-        return cls(name, 0, len(ids), ids, record=record)
-
     @property
     def is_unknown(self) -> bool:
         """Whether no base is known: such a query has no prediction."""
@@ -218,23 +213,23 @@ class ClassifierEnsemble:
                 that the networks do not accept.
         """
         named = ((f"sequence {place}", letters) for place, letters in several(sequences))
-        queries = [
-            Query.whole(where, encoded(self.tokenizer, letters, where), number)
-            for number, (where, letters) in enumerate(named)
-        ]
-        source = ArrayInput([query.ids for query in queries], columns)
-        found = self._each_seed(queries, batch_size, source)
+        ids = [(where, encoded(self.tokenizer, letters, where)) for where, letters in named]
+        found = self._each_seed(ids, batch_size, columns)
         if unknown := int(np.isnan(found).all((0, 2)).sum()):
             log.warning(f"{unknown:,} of {found.shape[1]:,} sequences {NO_PREDICTION}")
         return self.target.predicted(found)
 
     def _each_seed(
         self,
-        queries: Iterable[Query],
+        sequences: Sequence[tuple[str, ndarray]],
         batch_size: int | None,
-        source: SequenceInput | None = None,
+        columns: Columns,
     ) -> ndarray:
-        """The predictions (R, S, K) of queries of any number."""
+        """The predictions (R, S, K) of names, for messages, and token ids (L_i,)."""
+        source = ArrayInput([ids for _, ids in sequences], columns)
+        queries = (
+            Query(name, 0, len(ids), ids, record=i) for i, (name, ids) in enumerate(sequences)
+        )
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
         found = (self.classify(chunk, batch_size, source=source) for chunk in chunks(queries))
         return np.concatenate([empty, *(each.each_seed for each in found)], axis=1)
@@ -258,23 +253,22 @@ class ClassifierEnsemble:
         number = self.number_of(name)
 
         def predict(sequences: Sequence[ndarray], columns: Columns = None) -> ndarray:
-            queries = (Query.whole(f"window {i}", ids, i) for i, ids in enumerate(sequences))
-            source = ArrayInput(sequences, columns)
-            found = torch.from_numpy(self._each_seed(queries, batch_size, source)).double()
+            named = [(f"window {i}", ids) for i, ids in enumerate(sequences)]
+            found = torch.from_numpy(self._each_seed(named, batch_size, columns)).double()
             return self.target.contrast(found)[..., number].numpy()
 
         return predict
 
-    def number_of(self, name: str | None) -> int:
+    def number_of(self, name: str | None, key: str = "target") -> int:
         """The number of a class or column; None is the only one, or the second of two classes.
-        ValueError if there is none of that name."""
+        ValueError, which names the `key`, if there is none of that name."""
         if name is None and (
             len(self.classes) == 1 or (len(self.classes) == 2 and not self.target.takes_several)
         ):
             name = self.classes[-1]
         if name not in self.classes:
             got = "is missing" if name is None else f"{name!r} is not predicted by this model"
-            raise ValueError(f"target {got}; set it to {', '.join(map(repr, self.classes))}")
+            raise ValueError(f"{key} {got}; set it to {', '.join(map(repr, self.classes))}")
         return self.classes.index(name)
 
     def window_of(self, window: int | None) -> int:

@@ -218,7 +218,8 @@ class TaskStudy:
         network = partial(FineTunedModel, inputs=self.head_inputs, device=device)
         first_stage: JsonDict = {}
         if self.fine_tune:
-            frozen = Frozen.of(self.freeze)
+            freeze = self.freeze
+            frozen = Frozen(freeze == "backbone", freeze if isinstance(freeze, int) else 0)
             adapter = self._adapter()
             only_new = frozen.backbone or adapter is not None
             decay = 1.0 if only_new or self.is_published else LAYER_DECAY

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, JsonDict, Positive, PositiveInt, check_value, checked
+from dnadiff.fields import Config, Json, JsonDict, Positive, PositiveInt, checked
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import log
 from dnadiff.supervised.classifier import (
@@ -147,10 +147,6 @@ class NetworkModel(TaskModel):
         target = data.target.fit(data.train.labels)
         return target.balanced(data.train.labels) if self.recipe.balanced else target
 
-    def record(self, score: ValidScore, data: TaskData) -> JsonDict:
-        """The validation score of a fit on `data`, as it is stored in `fit_info`."""
-        return self._target(data).record(score)
-
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         self.trained = self.fit(data, seed, report)
         return self.predict(self.trained, data)
@@ -177,13 +173,6 @@ class Frozen(NamedTuple):
 
     backbone: bool = False
     layers: int = 0
-
-    @classmethod
-    def of(cls, freeze: str | int) -> Frozen:
-        """From `freeze=` of the command: `none`, `backbone`, or a number of layers."""
-        if isinstance(freeze, str):
-            return cls(backbone=freeze == "backbone")
-        return cls(layers=check_value("freeze", freeze, PositiveInt))
 
     def apply(self, backbone: Backbone) -> None:
         """Leave the parameters without gradients.
@@ -369,7 +358,7 @@ class GridSearch(TaskModel):
         for settings, model in self.candidates:
             classifier = model.fit(data, seed, report)
             settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that it chose
-            tried.append({**settings, **model.record(model.valid_score, data)})
+            tried.append({**settings, **classifier.target.record(model.valid_score)})
             # Only the best classifier stays in memory.
             if len(tried) == 1 or model.valid_score > best.valid_score:
                 best = model

@@ -138,6 +138,7 @@ class TaskTarget(ABC):
         tally_header: the columns of the printed summary of predictions.
         averaged_name: what predictions averaged over the seeds are called in tables.
         value_prefix: of the columns of predictions in a table.
+        output_form, contrast_form: what predictions, and their `contrast`, are called for a name.
         takes_several: whether several columns can be given.
         can_be_missing: whether a cell may be empty.
         published: whether there are published protocols for tasks of this kind.
@@ -152,6 +153,8 @@ class TaskTarget(ABC):
     tally_header: ClassVar[tuple[str, ...]]
     averaged_name = "averaged probabilities"
     value_prefix = "p"
+    output_form: str
+    contrast_form: str
     shown: ClassVar[tuple[str, ...]]
     takes_several = True
     can_be_missing = True
@@ -354,9 +357,9 @@ class TaskTarget(ABC):
         values = label if isinstance(label, tuple) else (label,)
         return [f"{value!r}" for value in values]
 
-    @abstractmethod
     def seed_columns(self, seed: int) -> list[str]:
         """The columns of the predictions (K,) of one seed."""
+        return [f"{self.output_form.format(name)}_seed_{seed}" for name in self.names]
 
     def track_column(self, name: str) -> str:
         """The column that a track of one of the names shows."""
@@ -367,9 +370,9 @@ class TaskTarget(ABC):
         difference."""
         return predictions
 
-    @abstractmethod
     def contrast_name(self, name: str) -> str:
         """What `contrast` contains for a class or column, such as "log-odds of class enhancer"."""
+        return self.contrast_form.format(name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.summary})"
@@ -478,6 +481,7 @@ class RegressionTarget(TaskTarget):
         self.transform_name = transform
         self.loss_function = LOSSES[loss]
         self.transform = TRANSFORMS[transform]
+        self.output_form = self.contrast_form = self.transform.form
         if min(self.loss_function.lowest, self.transform.lower) > -math.inf:
             raise ValueError(
                 f"task.loss={loss} is for counts, and task.transform={transform} changes them; set "
@@ -489,9 +493,6 @@ class RegressionTarget(TaskTarget):
     def summary(self) -> str:
         columns = ", ".join(map(self.transform.name, self.names))
         return f"regression of {columns}, loss {self.loss_name}"
-
-    def contrast_name(self, name: str) -> str:
-        return self.transform.name(name)
 
     def settings(self) -> JsonDict:
         return {
@@ -598,6 +599,3 @@ class RegressionTarget(TaskTarget):
 
     def reported(self, predictions: ndarray) -> ndarray:
         return self.transform.invert(predictions)
-
-    def seed_columns(self, seed: int) -> list[str]:
-        return [f"{self.transform.name(name)}_seed_{seed}" for name in self.names]

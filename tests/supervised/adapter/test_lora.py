@@ -140,11 +140,3 @@ def test_frozen_parts_keep_their_weights_and_have_no_dropout():
         ValueError, match="freeze 3 is more than the 2 layers of this Caduceus; set freeze=backbone"
     ):
         fitted(start, frozen=Frozen(layers=3))
-
-
-def test_freeze_is_read_from_the_command_line():
-    assert (Frozen.of("none"), Frozen.of("backbone"), Frozen.of(2)) == (
-        Frozen(),
-        Frozen(backbone=True),
-        Frozen(layers=2),
-    )
