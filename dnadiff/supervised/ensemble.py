@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from dnadiff.progress import log
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
+from dnadiff.supervised.attribution import Mutagenesis, hypothetical
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
@@ -164,10 +165,8 @@ class ClassifierEnsemble:
         self.task = task
         self.longest = longest
         self.batch_size = batch_size
-        self.device = torch.device(device)
-        classifiers = [one.classifier for one in members]
-        for one in classifiers:
-            one.to(device).eval()
+        self.to(device)
+        classifiers = [one.classifier.eval() for one in members]
         self.stranded = classifiers[0].stranded
         self.head_inputs = classifiers[0].inputs
         longest_read = [one.max_length for one in classifiers if one.max_length is not None]
@@ -212,12 +211,15 @@ class ClassifierEnsemble:
             ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length
                 that the networks do not accept.
         """
-        named = ((f"sequence {place}", letters) for place, letters in several(sequences))
-        ids = [(where, encoded(self.tokenizer, letters, where)) for where, letters in named]
-        found = self._each_seed(ids, batch_size, columns)
+        found = self._each_seed(self._encoded(sequences), batch_size, columns)
         if unknown := int(np.isnan(found).all((0, 2)).sum()):
             log.warning(f"{unknown:,} of {found.shape[1]:,} sequences {NO_PREDICTION}")
         return self.target.predicted(found)
+
+    def _encoded(self, sequences: Sequence[DNASequence]) -> list[tuple[str, ndarray]]:
+        """Names, for messages, and token ids (L_i,)."""
+        named = ((f"sequence {place}", letters) for place, letters in several(sequences))
+        return [(where, encoded(self.tokenizer, letters, where)) for where, letters in named]
 
     def _each_seed(
         self,
@@ -225,7 +227,7 @@ class ClassifierEnsemble:
         batch_size: int | None,
         columns: Columns,
     ) -> ndarray:
-        """The predictions (R, S, K) of names, for messages, and token ids (L_i,)."""
+        """The predictions (R, S, K) of what `_encoded` returns."""
         source = ArrayInput([ids for _, ids in sequences], columns)
         queries = (
             Query(name, 0, len(ids), ids, record=i) for i, (name, ids) in enumerate(sequences)
@@ -270,6 +272,23 @@ class ClassifierEnsemble:
             got = "is missing" if name is None else f"{name!r} is not predicted by this model"
             raise ValueError(f"{key} {got}; set it to {', '.join(map(repr, self.classes))}")
         return self.classes.index(name)
+
+    def explain(self, sequences: Sequence[DNASequence], target: str | None = None) -> list[ndarray]:
+        """What A, C, G and T would contribute at each position of each sequence, (L_i, 4), by
+        in-silico mutagenesis (docs/explaining.md); `target` as in `contrasts`.
+
+        The contribution of a base of the sequence is that of its letter. At other letters than A,
+        C, G and T it is 0.
+        """
+        effects = Mutagenesis(self.contrasts(target))
+        return [hypothetical(effects(ids)[0]) for _, ids in self._encoded(sequences)]
+
+    def to(self, device: torch.device | str) -> Self:
+        """Move the networks to a device, such as `cuda`."""
+        for member in self.members:
+            member.classifier.to(device)
+        self.device = torch.device(device)
+        return self
 
     def window_of(self, window: int | None) -> int:
         """The bases of a window: those of the longest sequence of the task, unless given;

@@ -167,6 +167,20 @@ def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_clas
     assert np.isnan(target.predicted(found.log_probs[:1]).spread).all()
 
 
+def test_what_each_base_would_contribute_is_that_of_predictions(tmp_path):
+    for seed in (1, 2):
+        put(tmp_path, classifier(seed=seed), seed, seeds=[1, 2])
+    model = ensemble.load(tmp_path).to("cpu")
+    rows = ["AAGT", "ACGT", "AGGT", "ATGT"]
+    predict = model.contrasts("b")
+    (found,) = model.explain(["ACGT"], "b")
+    expected = predict([DNA.encode(row) for row in rows]).mean(0)
+    np.testing.assert_allclose(found[1], expected - expected.mean(), atol=1e-5)
+    assert found.shape == (4, 4) and not model.explain(["ANNT"], "b")[0][1].any()
+    with pytest.raises(ValueError, match="target is missing; set it to 'a', 'b', 'c'"):
+        model.explain(["ACGT"])
+
+
 def test_a_sequence_that_cannot_be_read_is_named(tmp_path):
     put(tmp_path, classifier())
     model = ensemble.load(tmp_path)
