@@ -35,6 +35,8 @@ class EmbedOptions(PlacedOptions, ShardedOptions, Reported):
     """or float16"""
     batch_size: PositiveInt = 32
     """sequences in a batch"""
+    resume: bool = False
+    """resume an interrupted run; the output is byte-identical to that of an uninterrupted one"""
     accelerator: Accelerator = "auto"
     """where the network computes"""
 

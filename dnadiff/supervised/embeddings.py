@@ -1,6 +1,5 @@
 """Embeddings of sequences: how the features of the positions of a sequence become its vector, and
-files of them: npz, Parquet and AnnData's h5ad (extra `anndata`), which are written group by group,
-in the order of the input."""
+files of them: npz, Parquet and AnnData's h5ad (extra `anndata`)."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import shutil
 import tempfile
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -24,8 +23,9 @@ from torch import Tensor
 from dnadiff.data.genome.inputs import SequenceInput
 from dnadiff.data.records import Interval, grouped, padded_batches
 from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.fields import JsonDict
 from dnadiff.formats.nucleotides import N_ID
-from dnadiff.jobs.job import Job, Result
+from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant
 from dnadiff.progress import log, table
@@ -247,8 +247,9 @@ def first_layers(backbone: Backbone, num_layers: int | None) -> Iterator[None]:
             backbone.trunk.extend(layers[len(backbone.trunk) :])
 
 
-class EmbedJob(Job):
-    """The embeddings of all sequences of an input. Items are sequences.
+class EmbedJob(ResumableJob):
+    """The embeddings of all sequences of an input. Items are sequences. Until the file is complete,
+    its vectors are in a file next to it.
 
     Raises:
         ValueError: if the format of the file does not fit, or a sequence is too long.
@@ -257,6 +258,7 @@ class EmbedJob(Job):
     stream = "vectors"
     label = "embed"
     items = "sequences"
+    converts = True
 
     def __init__(
         self,
@@ -270,6 +272,7 @@ class EmbedJob(Job):
         stranded: bool,
         dtype: str,
     ) -> None:
+        super().__init__()
         self.path = model.path
         self.source = source
         self.output = output
@@ -284,6 +287,10 @@ class EmbedJob(Job):
         inputs = source.identity | {"batch_size": batch_size, "device": device}
         self.settings = self.about | inputs
         self.unknown = 0
+
+    @property
+    def collected(self) -> Path:
+        return self.output.with_name(f".{self.output.name}.values")
 
     @property
     def total(self) -> int:
@@ -308,10 +315,21 @@ class EmbedJob(Job):
             done += len(group)
             yield Result(len(group), b"".join(vectors.tobytes() for vectors in group))
 
-    def write(self, results: Iterator[Result]) -> None:
-        size = int(self.offsets[-1]) * self.embedder.width * self.embedder.dtype.itemsize
-        with atomic_write(self.output, overwrite=True, size=size) as file:
-            self.write_file(file, self, self._vectors(results))
+    def convert(self, collected: Path) -> None:
+        values = np.memmap(collected, self.embedder.dtype, "r").reshape(-1, self.embedder.width)
+        with atomic_write(self.output, overwrite=True, size=values.nbytes) as file:
+            self.write_file(file, self, values)
+
+    def finish(self, collected: Path) -> JsonDict:
+        values = np.memmap(collected, self.embedder.dtype, "r").reshape(-1, self.embedder.width)
+        self.unknown = int(np.isnan(values[self.offsets[:-1], 0]).sum())
+        lengths = self.source.lengths
+        content = {
+            "sequences": len(lengths),
+            "bases": sum(lengths),
+            "without_known_base": self.unknown,
+        }
+        return content | self.about
 
     @property
     def offsets(self) -> ndarray:
@@ -327,20 +345,6 @@ class EmbedJob(Job):
             found[key] = [getattr(region, key) for region in self.source.regions]
         names = self.source.region_names
         return found if names is None else found | {"region_name": list(names)}
-
-    def _vectors(self, results: Iterator[Result]) -> Iterator[Vectors]:
-        """The embeddings of each result: (D,), or (L_i, D) of a pool for each position."""
-        done = 0
-        lengths = self.source.lengths
-        for result in results:
-            values = np.frombuffer(result.content, self.embedder.dtype)
-            values = values.reshape(-1, self.embedder.width)
-            vectors = list(values)
-            if self.embedder.pool.per_position:
-                vectors = np.split(values, np.cumsum(lengths[done : done + result.items])[:-1])
-            self.unknown += num_unknown(vectors)
-            yield vectors
-            done += result.items
 
     def closing(self, seconds: float) -> str:
         each = "base" if self.embedder.pool.per_position else "sequence"
@@ -359,29 +363,22 @@ def num_unknown(vectors: Vectors) -> int:
     return sum(bool(np.isnan(vector).all()) for vector in vectors)
 
 
-def write_npz(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
+def write_npz(file: BinaryIO, job: EmbedJob, values: ndarray) -> None:
     """Arrays `embeddings` (S, D), `name`, `chrom`, `start`, `end`, `strand` and, of named regions,
     `region_name` (S,), and `settings`, a JSON text.
 
     With a vector for each position `embeddings` has the rows of all sequences, and those of
     sequence i are `offsets[i]:offsets[i + 1]`.
     """
-    dtype = job.embedder.dtype.newbyteorder("<")
-    about: dict[str, ndarray] = {key: np.array(x) for key, x in job.columns().items()}
+    about = {key: np.array(x) for key, x in job.columns().items()}
     about["settings"] = np.array(json.dumps(job.about))
     if job.embedder.pool.per_position:
         about["offsets"] = job.offsets
-    shape = (int(job.offsets[-1]), job.embedder.width)
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     with zipfile.ZipFile(file, "w") as archive:
-        with archive.open(zipfile.ZipInfo("embeddings.npy"), "w", force_zip64=True) as entry:
-            np.lib.format.write_array_header_1_0(entry, header)
-            for vectors in itertools.chain.from_iterable(groups):
-                entry.write(np.ascontiguousarray(vectors, dtype).tobytes())
-        add_arrays(archive, about)
+        add_arrays(archive, {"embeddings": values, **about})
 
 
-def write_parquet(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
+def write_parquet(file: BinaryIO, job: EmbedJob, values: ndarray) -> None:
     """A row for each sequence: name, coordinates and `embedding`, a list of D numbers, or of such
     lists with one for each position.
 
@@ -394,24 +391,22 @@ def write_parquet(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> N
     per_position = job.embedder.pool.per_position
     vector = pa.list_(pa.from_numpy_dtype(job.embedder.dtype), job.embedder.width)
     columns = job.columns()
-    done = 0
+    offsets = job.offsets
     kinds = {key: pa.int64() if key in ("start", "end") else pa.string() for key in columns}
     fields = [*kinds.items(), ("embedding", pa.list_(vector) if per_position else vector)]
     schema = pa.schema(fields, metadata={"dnadiff": json.dumps(job.about)})
     with parquet.ParquetWriter(file, schema, write_page_checksum=True) as writer:
-        for group in groups:
-            stacked = np.concatenate(group) if per_position else np.stack(group)
-            values = pa.FixedSizeListArray.from_arrays(pa.array(stacked.ravel()), type=vector)
+        for first, last in itertools.pairwise(job.starts()):
+            part = pa.array(values[offsets[first] : offsets[last]].ravel())
+            vectors = pa.FixedSizeListArray.from_arrays(part, type=vector)
             if per_position:
-                offsets = np.cumsum([0, *map(len, group)])
-                values = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
-            rows = slice(done, done + len(group))
-            about = [pa.array(columns[key][rows], kind) for key, kind in kinds.items()]
-            writer.write_table(pa.Table.from_arrays([*about, values], schema=schema))
-            done += len(group)
+                ends = pa.array(offsets[first : last + 1] - offsets[first], pa.int32())
+                vectors = pa.ListArray.from_arrays(ends, vectors)
+            about = [pa.array(columns[key][first:last], kind) for key, kind in kinds.items()]
+            writer.write_table(pa.Table.from_arrays([*about, vectors], schema=schema))
 
 
-def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None:
+def write_h5ad(file: BinaryIO, job: EmbedJob, values: ndarray) -> None:
     """AnnData: `X` (S, D), names in `obs_names`, coordinates and `region_name` in `obs`, the
     settings in `uns["dnadiff"]`."""
     import h5py
@@ -433,17 +428,12 @@ def write_h5ad(file: BinaryIO, job: EmbedJob, groups: Iterable[Vectors]) -> None
     with tempfile.TemporaryFile(dir=job.output.parent) as scratch:
         with h5py.File(scratch, "w") as h5:
             package.io.write_elem(h5, "/", about)
-            values = h5.create_dataset("X", (len(names), len(features)), job.embedder.dtype)
-            values.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-            done = 0
-            for group in groups:
-                values[done : done + len(group)] = np.stack(group)
-                done += len(group)
+            package.io.write_elem(h5, "X", np.asarray(values))
         scratch.seek(0)
         shutil.copyfileobj(scratch, file, 1 << 22)
 
 
-WriteFile: TypeAlias = Callable[[BinaryIO, EmbedJob, Iterable[Vectors]], None]
+WriteFile: TypeAlias = Callable[[BinaryIO, EmbedJob, ndarray], None]
 FORMATS: dict[str, WriteFile] = {".npz": write_npz, ".parquet": write_parquet, ".h5ad": write_h5ad}
 
 
