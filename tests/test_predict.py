@@ -466,7 +466,7 @@ def test_a_process_that_is_killed_before_it_writes_the_json_file_is_completed(
     assert (tmp_path / "p.tsv.json").read_bytes() == expected
     status, _, err = predict(*args, "track=t.bdg", "track_class=poor", "resume=true")
     assert status == 1 and not (tmp_path / "t.bdg").exists()
-    assert "p.tsv is complete, but the track t.bdg is missing or of another class or run" in err
+    assert "p.tsv exists, and p.tsv.json names other settings or bytes" in err
 
 
 @pytest.mark.parametrize(

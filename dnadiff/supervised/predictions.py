@@ -26,10 +26,9 @@ from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table, write_parquet
 from dnadiff.formats.tracks import mean_coverage, write_track
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.jobs.journal import json_path
 from dnadiff.progress import log, table
-from dnadiff.store.address import expand_user, refuse_controls
-from dnadiff.store.disk import hash_file, read_json
+from dnadiff.store.address import refuse_controls
+from dnadiff.store.disk import hash_file
 from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.ensemble import (
     NO_PREDICTION,
@@ -309,6 +308,7 @@ class PredictJob(ResumableJob):
     stream = "rows"
     label = "predict"
     items = "predictions"
+    of_convert = ("track", "track_class")
     model: ClassifierEnsemble
     source: SequenceFile
     predictions: PredictionTable
@@ -330,12 +330,13 @@ class PredictJob(ResumableJob):
             ),
             "networks": [member.sha256 for member in self.model.members],
             **self.settings,
+            "track": None if self.track is None else self.track.name,
+            "track_class": self.track_class,
             "batch_size": self.batch_size or self.model.batch_size,
             "device": self.model.device.type,
         }
         self.side_files = () if self.track is None else (self.track,)
         self.converts = self.output.name.lower().endswith(PARQUET)
-        self.predicted: Counter[str] = Counter()  # sums may be of numbers that are not counts
         self.count = self.unknown = 0
         self.metrics: Json = None
 
@@ -397,16 +398,15 @@ class PredictJob(ResumableJob):
             about = {"predicted": found.tally()}
             yield Result(len(chunk), self.predictions.rows(chunk, found), about)
 
-    def resume(self, done: int, notes: JsonMap) -> None:
-        super().resume(done, notes)
-        self.predicted = Counter(notes.get("predicted"))
-
     def header(self) -> bytes:
         return self.predictions.header()
 
     def fold(self, result: Result) -> tuple[bytes, int]:
-        self.predicted.update(result.about["predicted"])
-        self.totals = {"predicted": dict(self.predicted)}
+        predicted: Counter[str] = Counter(
+            self.totals.get("predicted")
+        )  # sums may be of numbers, not counts
+        predicted.update(result.about["predicted"])
+        self.totals = {"predicted": dict(predicted)}
         return super().fold(result)
 
     def convert(self, collected: Path) -> None:
@@ -414,7 +414,8 @@ class PredictJob(ResumableJob):
 
     @property
     def _tally(self) -> dict[str, float]:
-        return {name: self.predicted[name] for name in self.model.classes}
+        found = self.totals.get("predicted", {})
+        return {name: found.get(name, 0) for name in self.model.classes}
 
     def finish(self, collected: Path) -> JsonDict:
         model = self.model
@@ -441,27 +442,12 @@ class PredictJob(ResumableJob):
             "inputs": self.inputs,
         }
 
-    def side_file(self, head: JsonMap, content: JsonMap) -> Json:
-        about = {"file": head["file"], **content, "settings": self.settings}
-        return {**about, "sha256": head["sha256"]}
-
     def found_complete(self) -> None:
-        """ValueError if the run that completed the table did not write the track of this one, or
-        the track is missing."""
-        if self.track is None:
-            return
-        known = read_json(json_path(self.output), ("inputs",))["inputs"]
-        same = (
-            isinstance(known, Mapping)
-            and known.get("track") is not None
-            and known.get("track_class") == self.track_class
-            and self.track.is_file()
-            and expand_user(known["track"]).resolve() == self.track.resolve()
-        )
-        if not same:
+        """ValueError if the track is missing."""
+        if self.track is not None and not self.track.is_file():
             raise ValueError(
-                f"{self.output} is complete, but the track {self.inputs['track']} is missing or of "
-                "another class or run: start over with overwrite=true, without resume"
+                f"{self.output} is complete, but the track {self.inputs['track']} is missing: start "
+                "over with overwrite=true, without resume"
             )
 
     def closing(self, seconds: float) -> str:
