@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from dnadiff.data.genome.inputs import SequenceInput
 
 Starts = list[tuple[int, int]]  # (record, start) of windows
-_BACKGROUND = re.compile(r"_bg(\d+:\d+)")
-_CONTROLS = ("neg", "pos")
 METADATA = "metadata.yaml"
 COLUMNS = {name: name for name in ("region", "start", "end", "strand")}
 SEQUENCE = ("sequence", "seq")
@@ -64,6 +62,11 @@ class CsvTask(LabeledTask):
     Args:
         split_column: None: the column `split`, if it has such values (`splits`).
         delimiter: None: a tab if the name ends in .tsv or .tab (before any .gz), else a comma.
+        group_column: rows of one group stay in one part; None: no groups.
+        group_pattern: the regular expression whose match in that column is the group. Rows without
+            a match, such as controls, are left out.
+        start, end: the bases of each sequence that are read, 0-based and half-open, such as those
+            between adapters; None: to its end.
     """
 
     def __init__(
@@ -74,6 +77,10 @@ class CsvTask(LabeledTask):
         split_column: Name | None = None,
         delimiter: Any = None,  # which may be white space
         name: Name | None = None,
+        group_column: Name | None = None,
+        group_pattern: str = ".+",
+        start: Natural = 0,
+        end: PositiveInt | None = None,
         **settings: Annotated[Any, LabeledTask],
     ) -> None:
         if delimiter == r"\t":
@@ -86,6 +93,10 @@ class CsvTask(LabeledTask):
         self.delimiter = delimiter
         self.sequence_column = sequence_column
         self.split_column = split_column
+        self.group_column = group_column
+        self.group_pattern = group_pattern
+        self.start = start
+        self.end = end
         self.label_columns = as_list(label_column)
         bare = Path(self.path).name.removesuffix(".gz")
         super().__init__(name or bare.rpartition(".")[0] or bare, **settings)
@@ -108,6 +119,11 @@ class CsvTask(LabeledTask):
             found.divided = True
             found.split_source = f"column {split!r}"
         self._add_rows(self.path, "train", split, found, tokenizer)
+        if not found.labels:
+            raise ValueError(
+                f"{self.path} has no row with {self.group_pattern!r} in column "
+                f"{self.group_column!r}; set another task.group_pattern"
+            )
         return found
 
     def _given_split(self) -> str | None:
@@ -139,8 +155,10 @@ class CsvTask(LabeledTask):
         if split_column is not None:
             columns["task.split_column"] = split_column
         labels = label_keys("task.label_column", self.label_columns)
+        groups = {} if self.group_column is None else {"task.group_column": self.group_column}
         optional = labels if self.target.can_be_missing else ()
-        rows = filled_rows(path, columns | labels, optional, self.delimiter)
+        rows = filled_rows(path, columns | labels | groups, optional, self.delimiter)
+        left_out = 0
         for _, where, (sequence, *cells) in rows:
             if split_column is not None:
                 word = cells.pop(0)
@@ -150,8 +168,19 @@ class CsvTask(LabeledTask):
                         "or test"
                     )
                 part = PART_NAMES[word.lower()]
+            if groups:
+                if (group := re.search(self.group_pattern, cells.pop())) is None:
+                    left_out += 1
+                    continue
+                found.groups.append(group[0])
+            if len(sequence) < (self.end or 0):
+                raise ValueError(
+                    f"{where} has {len(sequence)} bases, and task.end is {self.end}; set it to less"
+                )
             self.target.check(cells, where)
-            found.add(tokenizer, sequence, part, where, *cells)
+            found.add(tokenizer, sequence[self.start : self.end], part, where, *cells)
+        if groups:
+            found.notes = {"rows_left_out": left_out, "groups": len(set(found.groups))}
 
 
 def label_keys(key: str, columns: Sequence[str]) -> dict[str, str]:
@@ -248,71 +277,6 @@ class FastaTask(LabeledTask):
                 where = f"{file}: record {record.name}"
                 letters = record.sequence.decode("latin-1")
                 found.add(tokenizer, letters, part, where, name)
-        return found
-
-
-@checked
-class PromoterGrid(LabeledTask):
-    """A table of designed promoters with a column of names.
-
-    Args:
-        start, end: the bases of a sequence that are the promoter, 0-based and half-open; the rest
-            are adapters.
-    """
-
-    def __init__(
-        self,
-        path: PathName,
-        sequence_column: Name = "sequence",
-        label_column: Name = "expression",
-        name_column: Name = "name",
-        start: Natural = 24,
-        end: PositiveInt = 174,
-        name: Name = "ecoli_sigma70",
-        **settings: Annotated[Any, LabeledTask],
-    ) -> None:
-        self.path = str(path)
-        self.columns = {
-            "task.sequence_column": sequence_column,
-            "task.label_column": label_column,
-            "task.name_column": name_column,
-        }
-        self.start = start
-        self.end = end
-        if self.end <= self.start:
-            raise ValueError(
-                f"task.end {self.end} is not after task.start {self.start}; give the bases of the "
-                "promoter, such as 24 and 174"
-            )
-        self.label_columns = [label_column]
-        super().__init__(name, **settings)
-
-    def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
-        label_source = f"column {self.columns['task.label_column']!r}"
-        found = LabeledSequences(self.path, label_source=label_source)
-        controls = 0
-        for number, (sequence, label, name) in read_rows(self.path, self.columns):
-            where = f"{self.path}: line {number}"
-            if name.startswith(_CONTROLS):
-                controls += 1
-                continue
-            background = _BACKGROUND.search(name)
-            if background is None:
-                raise ValueError(
-                    f"{where} has the name {name!r}, which has no background such as "
-                    "_bg977040:977190; complete or remove it"
-                )
-            if len(sequence) < self.end:
-                raise ValueError(
-                    f"{where} has {len(sequence)} bases, and the promoter ends at {self.end}; set "
-                    "task.end to less"
-                )
-            self.target.check([label], where)
-            found.add(tokenizer, sequence[self.start : self.end], "train", where, label)
-            found.groups.append(background[1])
-        if not found.labels:
-            raise ValueError(f"{self.path} has no promoter of the grid; add some")
-        found.notes = {"controls_left_out": controls, "backgrounds": len(set(found.groups))}
         return found
 
 

@@ -12,7 +12,6 @@ from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.store.objects import build
 from dnadiff.supervised.baselines import PromoterMotif, best_scores, log_odds
 from dnadiff.supervised.items import Items
-from dnadiff.supervised.tasks import PromoterGrid
 
 DNA = DNATokenizer()
 PERFECT = sum(np.log2(p / 25) for p in (78, 82, 68, 58, 51, 55, 82, 90, 52, 59, 49, 89))
@@ -54,7 +53,7 @@ def test_promoters_of_one_background_are_in_one_part(tmp_path):
         and not parts[1] & parts[2]
     )
     assert [len(items) for items in (data.train, data.valid, data.test)] == [50, 10, 20]
-    assert (data.notes["controls_left_out"], data.notes["backgrounds"]) == (6, 8)
+    assert (data.notes["rows_left_out"], data.notes["groups"]) == (6, 8)
     assert set(data.train.lengths.tolist()) == {150} and data.stranded
     assert not {"A" * 24, "C" * 24} & {
         DNA.decode(row[:24]) for row in data.test.ids.numpy()
@@ -65,7 +64,6 @@ def test_promoters_of_one_background_are_in_one_part(tmp_path):
 def test_a_promoter_that_cannot_be_used_is_named(tmp_path):
     row = "sequence,expression,name\n" + "A" * 198
     for line, message in (
-        (",1,lac_promoter\n", "line 2 has the name 'lac_promoter', which has no background"),
         (
             ",0,x_bg1:2\n",
             "line 2 has 0 in column 'expression', and task.transform=log2 with task.loss=mse takes "
@@ -75,14 +73,15 @@ def test_a_promoter_that_cannot_be_used_is_named(tmp_path):
             ",strong,x_bg1:2\n",
             "line 2 has 'strong' in column 'expression', and a regression expects a number",
         ),
-        (",1,neg_1\n", "has no promoter of the grid"),
+        (",1,neg_1\n", r"has no row with '_bg\\d+:\\d+' in column 'name'"),
     ):
         (tmp_path / "t.csv").write_text(row + line)
         with pytest.raises(ValueError, match=r"t\.csv") as error:
             task("ecoli_sigma70", str(tmp_path / "t.csv")).load(DNA)
         assert message in str(error.value)
-    with pytest.raises(ValueError, match=r"task\.end 10 is not after task\.start 24"):
-        PromoterGrid("x", end=10)
+    (tmp_path / "t.csv").write_text("sequence,expression,name\nACGT,1,x_bg1:2\n")
+    with pytest.raises(ValueError, match=r"line 2 has 4 bases, and task\.end is 174"):
+        task("ecoli_sigma70", str(tmp_path / "t.csv")).load(DNA)
 
 
 def test_the_genome_split_of_measured_starts_is_used_and_overlapping_sequences_share_validation(

@@ -148,13 +148,13 @@ def test_trials_leave_no_trace_in_the_training(network):
 
 
 def test_trials_are_validated_on_the_device_that_trains(network, monkeypatch):
-    validate, status = ShortRun.validate, []
+    end, status = ShortRun.on_train_end, []
 
-    def recorded(run, items):
+    def recorded(run):
         status.append(run.trainer.state.status)
-        return validate(run, items)
+        end(run)
 
-    monkeypatch.setattr(ShortRun, "validate", recorded)
+    monkeypatch.setattr(ShortRun, "on_train_end", recorded)
     model(network, (1e-9, 2e-2)).fit(task(), 0)
     assert status == ["running"] * 2  # when it has finished, the network is on the CPU
 
