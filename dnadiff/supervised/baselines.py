@@ -166,9 +166,7 @@ class SklearnModel(TaskModel):
 
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         labels = data.train.labels
-        train, valid, test = (
-            self.features(items, data.stranded) for items in (data.train, data.valid, data.test)
-        )
+        train, valid, test = (self.features(items, data.stranded) for items in data.parts.values())
         models = Estimators(data.target.fit(labels))
         fitted = {}
         tried = dict[str, float]()

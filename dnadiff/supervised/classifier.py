@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -297,22 +297,17 @@ def build_classifier(
         build(head, width=width, num_outputs=num_classes, max_length=max_length, trust=trust)
         for width in widths
     ]
-    _check_is_head(type(heads[0]), head)
     return Classifier(backbone, HeadWithBases(*heads) if bases else heads[0], stranded, inputs)
 
 
 def check_head(head: Config, data: TaskData) -> None:
     """Raise ValueError if a head does not take the lengths of a task."""
-    kind = _check_is_head(locate(head.get("_target_"), None), head)
-    kind.check_lengths(data.min_length, data.max_length)
-
-
-def _check_is_head(kind: object, head: Config) -> type[Head]:
+    kind: Any = locate(head.get("_target_"), None)
     if not isinstance(kind, type) or not issubclass(kind, Head):
         raise ValueError(
             f"head {head.get('_target_')} is not a head (dnadiff.supervised.heads.Head)"
         )
-    return kind
+    kind.check_lengths(data.min_length, data.max_length)
 
 
 def keep_first_layers(backbone: Backbone, num_layers: int | None) -> Backbone:

@@ -3,6 +3,7 @@ files of them: npz, Parquet and AnnData's h5ad (extra `anndata`)."""
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import shutil
@@ -10,7 +11,6 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias
@@ -26,7 +26,6 @@ from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.fields import JsonDict
 from dnadiff.formats.nucleotides import N_ID
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.networks.backbone.base import Backbone
 from dnadiff.networks.backbone.layers import invariant
 from dnadiff.progress import log, table
 from dnadiff.store.disk import add_arrays, atomic_write
@@ -156,15 +155,12 @@ class Embedder:
         stranded: bool = False,
         dtype: str = "float32",
     ) -> None:
-        self.denoiser = denoiser
-        self.backbone = denoiser.backbone
-        self.layer = layer
+        self.denoiser = denoiser if layer is None else copy.deepcopy(denoiser)
+        self.backbone = keep_first_layers(self.denoiser.backbone, layer)
         self.pool = pool or POOLS["mean"]
         self.dtype = np.dtype(dtype)
         self.stranded = stranded or denoiser.vocab.complement is None
         self.width = pooled_width(self.backbone, self.stranded)
-        with first_layers(self.backbone, layer):
-            pass  # refuses a layer that the network does not have
 
     @torch.no_grad()
     def __call__(
@@ -181,28 +177,27 @@ class Embedder:
         vocab = self.backbone.vocab
         tensors = [torch.from_numpy(np.asarray(ids, np.int64)) for ids in sequences]
         found = [np.empty(0)] * len(tensors)
-        with first_layers(self.backbone, self.layer):
-            for number, ids, valid in padded_batches(tensors, batch_size, vocab.pad_id):
-                cond = None if source is None else source.columns(places[i] for i in number)
-                ids = ids.to(device)
-                valid, cond = (None if x is None else x.to(device) for x in (valid, cond))
-                lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
-                features = self.denoiser.features(ids, valid, cond).float()
-                other = None
-                if is_strand_invariant(self.backbone, self.stranded):
-                    features = invariant(features)
-                elif not self.stranded:
-                    reverse = reverse_complement_rows(ids, lengths, vocab)
-                    if cond is not None:
-                        cond = reverse_complement_columns(cond, lengths)
-                    other = self.denoiser.features(reverse, valid, cond).float()
-                for row, i in enumerate(number):
-                    own = features[row, : len(tensors[i])]
-                    if other is not None:
-                        own = (own + other[row, : len(tensors[i])].flip(0)) / 2
-                    found[i] = self.pool.reduce(own).cpu().numpy().astype(self.dtype)
-                    if vocab.complement is not None and bool((tensors[i] == N_ID).all()):
-                        found[i][:] = np.nan
+        for number, ids, valid in padded_batches(tensors, batch_size, vocab.pad_id):
+            cond = None if source is None else source.columns(places[i] for i in number)
+            ids = ids.to(device)
+            valid, cond = (None if x is None else x.to(device) for x in (valid, cond))
+            lengths = torch.tensor([len(tensors[i]) for i in number], device=device)
+            features = self.denoiser.features(ids, valid, cond).float()
+            other = None
+            if is_strand_invariant(self.backbone, self.stranded):
+                features = invariant(features)
+            elif not self.stranded:
+                reverse = reverse_complement_rows(ids, lengths, vocab)
+                if cond is not None:
+                    cond = reverse_complement_columns(cond, lengths)
+                other = self.denoiser.features(reverse, valid, cond).float()
+            for row, i in enumerate(number):
+                own = features[row, : len(tensors[i])]
+                if other is not None:
+                    own = (own + other[row, : len(tensors[i])].flip(0)) / 2
+                found[i] = self.pool.reduce(own).cpu().numpy().astype(self.dtype)
+                if vocab.complement is not None and bool((tensors[i] == N_ID).all()):
+                    found[i][:] = np.nan
         return found
 
     def check_lengths(self, source: SequenceInput) -> None:
@@ -232,19 +227,6 @@ class Embedder:
         )
         for group in self.groups(source, batch_size, first):
             yield self(list(islice(windows, len(group))), batch_size, source, group)
-
-
-@contextmanager
-def first_layers(backbone: Backbone, num_layers: int | None) -> Iterator[None]:
-    """The network without the layers after the first `num_layers`, in the block; None keeps all.
-    Errors as `keep_first_layers`."""
-    layers = [] if backbone.trunk is None else list(backbone.trunk)
-    keep_first_layers(backbone, num_layers)
-    try:
-        yield
-    finally:
-        if backbone.trunk is not None:
-            backbone.trunk.extend(layers[len(backbone.trunk) :])
 
 
 class EmbedJob(ResumableJob):

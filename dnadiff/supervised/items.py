@@ -142,25 +142,23 @@ class TaskData:
             object.__setattr__(self, "target", ClassTarget(self.classes))
 
     @property
+    def parts(self) -> dict[str, Items]:
+        """The parts by name."""
+        return {"train": self.train, "valid": self.valid, "test": self.test}
+
+    @property
     def max_length(self) -> int:
         """Tokens in the longest sequence."""
-        return max(
-            int(items.lengths.max()) for items in (self.train, self.valid, self.test) if len(items)
-        )
+        return max(int(items.lengths.max()) for items in self.parts.values() if len(items))
 
     @property
     def min_length(self) -> int:
         """Tokens in the shortest sequence."""
-        return min(
-            int(items.lengths.min()) for items in (self.train, self.valid, self.test) if len(items)
-        )
+        return min(int(items.lengths.min()) for items in self.parts.values() if len(items))
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Items of each class in each part; for another target all of them."""
-        return {
-            part: self.target.counts(items.labels)
-            for part, items in (("train", self.train), ("valid", self.valid), ("test", self.test))
-        }
+        return {part: self.target.counts(items.labels) for part, items in self.parts.items()}
 
 
 class ItemBatch(NamedTuple):

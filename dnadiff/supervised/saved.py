@@ -320,7 +320,7 @@ def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:
     if data.train.source is not None:
         settings.append(data.train.source.identity)
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
-    for items in (data.train, data.valid, data.test):
+    for items in data.parts.values():
         for tensor in items.tensors:
             digest.update(
                 b"none"

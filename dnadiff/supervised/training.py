@@ -589,24 +589,6 @@ class StoredFeatures:
         return -score.negative_loss if math.isfinite(score.negative_loss) else math.inf
 
 
-class Clock:
-    """The part of a training that is over, by its steps or by its wall-clock time."""
-
-    def __init__(
-        self, steps: int, seconds: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.steps = steps
-        self.seconds = seconds
-        self.clock = clock
-        self.start = clock()
-
-    def progress(self, step: int) -> float:
-        """From 0 to 1, which is the end; without time, the end."""
-        if self.seconds <= 0:
-            return 1.0
-        return min(1.0, max(step / self.steps, (self.clock() - self.start) / self.seconds))
-
-
 def read_features(
     classifier: Classifier,
     batches: Iterable[ItemBatch],
@@ -707,16 +689,23 @@ def train_head(
     if epochs is None:
         epochs = min(MAX_HEAD_EPOCHS, max(MIN_HEAD_EPOCHS, round(HEAD_STEPS / per_epoch)))
     steps = per_epoch * epochs
-    clock = Clock(steps, TRAIN_SHARE * budget.left)
+    end = TRAIN_SHARE * budget.left
+    begin = time.monotonic()
+
+    def progress_at(step: int) -> float:
+        """The part of the training that is over, by its steps or by its time."""
+        over = step / steps if end > 0 else 1.0
+        return min(1.0, max(over, (time.monotonic() - begin) / max(end, 1e-9)))
+
     optimizer = torch.optim.AdamW(parameter_groups(head, recipe.weight_decay))
     best_loss = valid.loss(classifier, batch_size)
     best_weights = copy.deepcopy(head.state_dict())
     step = epoch = best_epoch = 0
-    while clock.progress(step) < 1 and epoch - best_epoch < PATIENCE:
+    while progress_at(step) < 1 and epoch - best_epoch < PATIENCE:
         head.train()
         order = torch.Generator().manual_seed(hash64(seed, "head training", epoch) % 2**63)
         for rows in torch.randperm(len(train), generator=order).split(batch_size):
-            progress = clock.progress(step)
+            progress = progress_at(step)
             if progress == 1:
                 break
             rising = lr * min(1.0, (progress + 1 / steps) / WARMUP)

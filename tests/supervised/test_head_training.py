@@ -23,7 +23,7 @@ from dnadiff.supervised.items import (
 )
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 from dnadiff.supervised.targets import RegressionTarget, ValidScore
-from dnadiff.supervised.training import BATCH_SIZE, Budget, Clock, Recipe, read_features, train_head
+from dnadiff.supervised.training import BATCH_SIZE, Budget, Recipe, read_features, train_head
 
 DNA = DNATokenizer()
 CONV = {
@@ -227,14 +227,6 @@ def test_a_spent_budget_leaves_one_batch_and_no_training(left):
     Spent.left = left
     info = trained(classifier_of(), task(), 5, budget=Spent(1))
     assert info["head_sequences"] == BATCH_SIZE and info["head_epochs"] <= 1
-
-
-def test_a_training_ends_with_its_steps_or_its_time():
-    times = iter([100.0, 101.0, 104.0, 120.0])
-    clock = Clock(10, 8.0, lambda: next(times))
-    assert [clock.progress(0), clock.progress(9), clock.progress(2)] == [1 / 8, 0.9, 1.0]
-    unlimited = Clock(10, math.inf, lambda: 1e9)
-    assert [unlimited.progress(step) for step in (0, 3, 10, 11)] == [0.0, 0.3, 1.0, 1.0]
 
 
 def test_a_small_batch_size_limits_what_is_in_memory():
