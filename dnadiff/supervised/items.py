@@ -6,7 +6,6 @@ module.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -235,8 +234,7 @@ def strand_batches(
 
 
 class ShuffledBatches:
-    """One epoch of training batches in random order, a function of (seed, epoch) alone; `seconds`
-    were spent on making them so far.
+    """One epoch of training batches in random order, a function of (seed, epoch) alone.
 
     If lengths differ, the items of `bucket_batches` batches at a time are sorted by length before
     they are cut into batches, and the batches are then shuffled: there is hardly any padding. Items
@@ -262,13 +260,11 @@ class ShuffledBatches:
         self.both_strands = both_strands
         self.other_strand = other_strand
         self.key = hash64(seed, "batches", epoch)
-        self.seconds = 0.0
 
     def __len__(self) -> int:
         return -(-len(self.items) // self.batch_size)
 
     def __iter__(self) -> Iterator[ItemBatch]:
-        start = time.perf_counter()
         generator = torch.Generator().manual_seed(self.key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
         reverse = (torch.rand(len(self.items), generator=generator) < 0.5) ^ self.other_strand
@@ -284,10 +280,7 @@ class ShuffledBatches:
             batches = [batches[i] for i in shuffled.tolist()]
         for index in batches:
             flipped = reverse[index] if self.both_strands else None
-            batch = make_batch(self.items, index, self.vocab, flipped)
-            self.seconds += time.perf_counter() - start
-            yield batch
-            start = time.perf_counter()
+            yield make_batch(self.items, index, self.vocab, flipped)
 
 
 def log_task(data: TaskData) -> None:

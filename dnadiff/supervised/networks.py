@@ -137,7 +137,6 @@ class NetworkModel(TaskModel):
             "best_epoch": module.best_epoch,
             "epochs": module.num_epochs,
             "sequences_per_second": round(module.sequences_per_second, 1),
-            "waiting_share": round(module.data_wait_fraction, 5),
         }
         if found.searched:
             self.fit_info["chosen"] = {"lr": found.lr, "batch_size": recipe.batch_size}

@@ -267,14 +267,13 @@ class FineTuningModule(lightning.LightningModule):
         self.best_valid: Tensor | None = None
         self.start = start
         self.num_epochs = self.num_sequences = self.epochs_without_improvement = 0
-        self.loaders: list[ShuffledBatches] = []
         self.step_seconds: list[float] = []  # of each training step, waiting for data included
         self.last_batch_end = 0.0
 
     def train_dataloader(self) -> ShuffledBatches:
         data = self.data
         size = self.recipe.batch_size
-        batches = ShuffledBatches(
+        return ShuffledBatches(
             data.train,
             size,
             self.classifier.vocab,
@@ -282,8 +281,6 @@ class FineTuningModule(lightning.LightningModule):
             self.current_epoch,
             not data.stranded,
         )
-        self.loaders.append(batches)
-        return batches
 
     def on_train_start(self) -> None:
         # Here, because the weights are now on the device of the training.
@@ -302,11 +299,6 @@ class FineTuningModule(lightning.LightningModule):
     def sequences_per_second(self) -> float:
         """Training throughput, waiting for data included and validation excluded."""
         return self.num_sequences / max(sum(self.step_seconds), 1e-9)
-
-    @property
-    def data_wait_fraction(self) -> float:
-        """Fraction of the training time spent waiting for the next batch."""
-        return sum(loader.seconds for loader in self.loaders) / max(sum(self.step_seconds), 1e-9)
 
     def transfer_batch_to_device(
         self, batch: ItemBatch, device: torch.device, dataloader_idx: int
