@@ -228,17 +228,14 @@ def finetune(options: FinetuneOptions) -> Result:
     for name, task in chosen.items():
         try:
             reader = build(task, trust=None)
-            study = options.into(
-                finetuning.TaskStudy,
+            study = finetuning.TaskStudy(
                 loaded=loaded,
                 task=task,
                 data=reader.load(tokenizer, alignment),
                 protocol=protocol.build_protocol(
                     reader.protocol, tokenizer.vocab.pad_id, options.train_items
                 ),
-                config=dict(options),
-                overrides=options.overrides,
-                head_is_named=head_is_named,
+                asked=options,
             )
             study.check()
             if not is_training:

@@ -451,19 +451,6 @@ def test_the_result_names_the_published_counterpart(tmp_path, table):
     assert json.loads((run_dir / "finetune.json").read_text())["counterpart"] == "Caduceus MDLM"
 
 
-def test_digests_of_predictions_include_how_strands_are_merged(tmp_path):
-    for network, merges in ((CADUCEUS, False), (("backbone=caduceus_ps", *CADUCEUS[1:]), True)):
-        loaded = load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), network))
-        models = models_of_network(loaded, "probe=true")
-        for name in (
-            finetuning.FINE_TUNED,
-            finetuning.SCRATCH,
-            finetuning.PROBE,
-            finetuning.RANDOM_PROBE,
-        ):
-            assert ("strands" in models[name].describe()) == merges
-
-
 def test_the_result_is_written_last_so_that_an_interrupted_command_can_be_started_again(
     tmp_path, table
 ):
@@ -505,14 +492,8 @@ def study_of_data(loaded: Loaded, overrides, protocol=None) -> finetuning.TaskSt
     """The study of `DATA`, with the protocol of the overrides."""
     options = finetune.finetune.compose(["checkpoint=x", "task=csv", "task.path=x", *overrides])
     protocol = protocol or build_protocol(options.task["protocol"], 4)
-    return options.into(
-        finetuning.TaskStudy,
-        loaded=loaded,
-        data=DATA,
-        protocol=protocol,
-        config=dict(options),
-        overrides=options.overrides,
-        head_is_named=any(options.given("head")),
+    return finetuning.TaskStudy(
+        loaded=loaded, task=options.task, data=DATA, protocol=protocol, asked=options
     )
 
 
@@ -525,7 +506,7 @@ def test_the_defaults_search_rates_and_epochs_and_decay_the_rate_of_the_first_la
         0.8,
         [3e-4, 8e-4, 2e-3, 5e-3],
     )
-    assert scratch["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in scratch
+    assert scratch["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and scratch["layer_decay"] == 1
     set_by_hand = models_of(tmp_path, "epochs=3", "lr=1e-3", "layer_decay=0.5", "minutes=null")[
         "fine-tuned"
     ].describe()
@@ -547,7 +528,7 @@ def test_the_protocol_of_the_paper_keeps_its_epochs_rates_and_one_rate_for_all_l
             10,
             None,
             lr,
-        ) and "layer_decay" not in candidate
+        ) and candidate["layer_decay"] == 1
     with pytest.raises(
         ValueError,
         match=r"minutes 2 sets the number of epochs, and task\.protocol=paper has 10 epochs; set "
@@ -567,7 +548,7 @@ def test_candidates_of_a_grid_share_the_minutes(tmp_path):
 def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
     for override in ("adapter=lora", "freeze=backbone"):
         tuned = models_of(tmp_path, override)["fine-tuned"].describe()
-        assert tuned["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and "layer_decay" not in tuned
+        assert tuned["lr"] == [5e-4, 1.2e-3, 2.5e-3, 6e-3] and tuned["layer_decay"] == 1
     assert (
         models_of(tmp_path, "adapter=lora", "layer_decay=0.5")["fine-tuned"].describe()[
             "layer_decay"
@@ -580,12 +561,13 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
         models_of(tmp_path, "class_weights=balanced", "mixup=0.2", "freeze=1")[name].describe()
         for name in ("fine-tuned", "scratch")
     )
-    weighted = models_of(tmp_path, "class_weights=balanced")["scratch"].record(
-        ValidScore(0.5, -1.0), DATA
-    )
+    balanced = DATA.target.balanced(DATA.train.labels)
+    weighted = balanced.record(ValidScore(0.5, -1.0))
     assert weighted == {"valid_weighted_accuracy": 0.5, "valid_loss": 1.0}
     assert tuned["balanced"] and tuned["mixup"] == scratch["mixup"] == 0.2 and scratch["balanced"]
-    assert tuned["frozen"] == {"backbone": False, "layers": 1} and "frozen" not in scratch
+    assert tuned["frozen"] == {"backbone": False, "layers": 1} and not any(
+        scratch["frozen"].values()
+    )
 
 
 def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):

@@ -140,7 +140,7 @@ class SklearnModel(TaskModel):
     """
 
     random = False
-    not_settings = frozenset(("bases", "fit_info", "valid_predictions", "trained"))
+    not_settings = frozenset(("bases", "fit_info", "valid_predictions"))
 
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases

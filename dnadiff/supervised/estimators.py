@@ -108,7 +108,7 @@ class FineTuned(BaseEstimator):
             with _without_lightning():
                 # The validation items are predicted too: a training that diverged is refused.
                 model.fit_predict(replace(data, test=valid), seed)
-            network: Any = model.take_classifier()
+            network: Any = model.trained
             members.append(SeedClassifier(seed, network, fingerprint(network)[:12], Path()))
             of_seed = data, task, seeds, model.describe(), model.fit_info, asdict(model.inputs)
             described = finetuning.description_of_seed(*of_seed)

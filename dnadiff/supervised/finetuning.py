@@ -102,11 +102,8 @@ class TaskStudy:
 
     Args:
         task: the configuration of its reader.
-        config: of the command, as it is recorded; `overrides` are the arguments of its command
-            line.
-        head: with the published protocol the published one instead, unless `head_is_named`.
-
-    All other arguments are keys of the command.
+        asked: the options of the command; its head is not used with the published protocol, unless
+            it is named.
 
     Raises:
         ValueError: in one line, if the task cannot be divided, or does not fit the network.
@@ -116,62 +113,31 @@ class TaskStudy:
     task: Config
     data: TaskData
     protocol: FixedSplit
-    config: Config
-    overrides: Sequence[str]
-    head_is_named: bool
-    device: str
-    trust: Sequence[str]
-    baselines: Config | None
-    head: Config
-    adapter: Config
-    inputs: JsonMap
-    seed: int
-    seeds: int
-    epochs: Json
-    minutes: float | None
-    patience: Json
-    batch_size: Json
-    lr: Json
-    lr_scratch: Json
-    layer_decay: Json
-    freeze: str | int
-    head_epochs: Json
-    class_weights: str
-    mixup: float
-    average: bool
-    stack: bool
-    weight_decay: float
-    warmup: float | None
-    kmer: int
-    fine_tune: bool
-    scratch: bool
-    probe: bool
-    neighbors: bool
-    layer: int | None
-    train_items: int | None
-    save_models: Sequence[str]
+    asked: Any
 
     def __post_init__(self) -> None:
+        asked = self.asked
         self.tokenizer = dna_tokenizer(self.loaded)
-        self.all_seeds = list(range(self.seed, self.seed + self.seeds))
+        self.all_seeds = list(range(asked.seed, asked.seed + asked.seeds))
         check_length(self.trained(0), self.data)  # now, not after the baselines
-        for seed in self.all_seeds if self.protocol.varies else [self.seed]:
+        for seed in self.all_seeds if self.protocol.varies else [asked.seed]:
             self.protocol.rounds(self.data, seed)  # refuse a task that cannot be divided
         self.is_published = self.protocol.epochs is not None
-        config = {**self.config, "task": self.task}
-        self.settings = recorded(config, self.is_published, self.head_is_named)
+        config = {**dict(asked), "task": self.task}
+        is_named = any(asked.given("head"))
+        self.settings = recorded(config, self.is_published, is_named)
         self.head, self.head_inputs = self.settings["head"], HeadInputs(**self.settings["inputs"])
 
     def trained(self, seed: int) -> Backbone:
         """A copy of the pretrained network."""
-        return keep_first_layers(copy.deepcopy(self.loaded.denoiser.backbone), self.layer)
+        return keep_first_layers(copy.deepcopy(self.loaded.denoiser.backbone), self.asked.layer)
 
     def untrained(self, seed: int) -> Backbone:
         """The same network with random weights."""
         torch.manual_seed(hash64(seed, "scratch") % 2**63)
-        trust = (PACKAGE, *self.trust)
+        trust = (PACKAGE, *self.asked.trust)
         denoiser = build_denoiser(self.loaded.config, self.loaded.tokenizer, trust)[0]
-        return keep_first_layers(denoiser.backbone, self.layer)
+        return keep_first_layers(denoiser.backbone, self.asked.layer)
 
     def row(self, name: str) -> str:
         """The name of a model in the study: of logistic regressions, the estimator that the target
@@ -181,22 +147,20 @@ class TaskStudy:
     @property
     def kmer_row(self) -> str:
         """The name of the linear model on k-mers."""
-        return self.row(f"{self.kmer}-mer logistic regression")
+        return self.row(f"{self.asked.kmer}-mer logistic regression")
 
     def build_models(self) -> dict[str, TaskModel]:
         """The models of the study by name: baselines, the trained network, and the same network
         untrained."""
+        asked = self.asked
         backbone = self.loaded.denoiser.backbone
-        device = self.device
-        about: JsonDict = {} if self.layer is None else {"layer": self.layer}
-        # Predictions stored before these networks became strand-invariant are not reused.
-        if backbone.reads_both_strands:
-            about["strands"] = "merged unless stranded"
+        device = asked.device
+        about: JsonDict = {} if asked.layer is None else {"layer": asked.layer}
         about_untrained = {"untrained": self.loaded.config["backbone"], **about}
         weights = fingerprint(backbone)[:12]
         about_trained = {"weights": weights, "step": self.loaded.step, **about}
-        models: dict[str, TaskModel] = {self.kmer_row: KmerLogistic(self.tokenizer, self.kmer)}
-        for name, baseline in (self.baselines or {}).items():
+        models: dict[str, TaskModel] = {self.kmer_row: KmerLogistic(self.tokenizer, asked.kmer)}
+        for name, baseline in (asked.baselines or {}).items():
             if not is_built(baseline):
                 raise ValueError(
                     f"baselines.{name} is {baseline!r}; give it a _target_, as those of "
@@ -207,44 +171,44 @@ class TaskStudy:
                 built.device = device
             models.setdefault(self.row(name), built)
         trained: dict[str, Any] = {"about": about_trained, "device": device}
-        if self.neighbors:
+        if asked.neighbors:
             models[NEIGHBORS] = NearestNeighbors(self.trained, **trained)
-        if self.probe:
+        if asked.probe:
             models[self.row(PROBE)] = LinearProbe(self.trained, **trained)
             models[self.row(RANDOM_PROBE)] = LinearProbe(
                 self.untrained, about=about_untrained, device=device, random=True
             )
-        rates = from_scratch = self._rates(self.lr_scratch, NEW_RATES)
+        rates = from_scratch = self._rates(asked.lr_scratch, NEW_RATES)
         network = partial(FineTunedModel, inputs=self.head_inputs, device=device)
         first_stage: JsonDict = {}
-        if self.fine_tune:
-            freeze = self.freeze
+        if asked.fine_tune:
+            freeze = asked.freeze
             frozen = Frozen(freeze == "backbone", freeze if isinstance(freeze, int) else 0)
             adapter = self._adapter()
             only_new = frozen.backbone or adapter is not None
             decay = 1.0 if only_new or self.is_published else LAYER_DECAY
-            rates = self._rates(self.lr, NEW_RATES if only_new else PRETRAINED_RATES)
-            epochs = resolve(self.head_epochs, 0 if self.is_published else None)
+            rates = self._rates(asked.lr, NEW_RATES if only_new else PRETRAINED_RATES)
+            epochs = resolve(asked.head_epochs, 0 if self.is_published else None)
             models[FINE_TUNED] = self._search(
                 rates,
                 partial(network, self.trained, about=about_trained, frozen=frozen, adapter=adapter),
-                layer_decay=resolve(self.layer_decay, decay),
+                layer_decay=resolve(asked.layer_decay, decay),
                 head_epochs=epochs,
             )
             strands = 2 if is_strand_invariant(backbone, self.data.stranded) else 1
             width = self.head_inputs.width(backbone, self.tokenizer.vocab, self.data.stranded)
             first_stage = {"head_epochs": epochs, "stored_width": strands * width}
-        if self.scratch:
+        if asked.scratch:
             make = partial(network, self.untrained, about=about_untrained)
             models[SCRATCH] = self._search(from_scratch, make)
-        if self.head_inputs.one_hot and (self.fine_tune or self.scratch):
+        if self.head_inputs.one_hot and (asked.fine_tune or asked.scratch):
             models[SAME_HEAD] = self._search(rates, self._one_hot, **first_stage)
         return models
 
     def _one_hot(self, *, head: Config, **recipe: Any) -> NetworkModel:
         made = build({**head, "_partial_": True}, trust=None)
         length = self.head_inputs.length
-        device = self.device
+        device = self.asked.device
         return OneHotModel(self.tokenizer, made, length=length, device=device, **recipe)
 
     def _rates(self, rates: Json, automatic: tuple[float, ...]) -> list[Json]:
@@ -255,17 +219,18 @@ class TaskStudy:
 
     def _adapter(self) -> LoRA | None:
         """The adapter; ValueError for one that could not change anything."""
-        if "_target_" not in self.adapter:
+        asked = self.asked
+        if "_target_" not in asked.adapter:
             return None
-        if self.freeze == "backbone":
+        if asked.freeze == "backbone":
             raise ValueError(
                 "freeze=backbone trains no layer, and adapter trains updates of them; set "
                 "freeze=none, or adapter=none"
             )
-        made = build(self.adapter, trust=None)
+        made = build(asked.adapter, trust=None)
         if not isinstance(made, LoRA):
             raise ValueError(
-                f"adapter {self.adapter['_target_']} is not an adapter "
+                f"adapter {asked.adapter['_target_']} is not an adapter "
                 "(dnadiff.supervised.networks.LoRA)"
             )
         return made
@@ -294,28 +259,29 @@ class TaskStudy:
         `make` builds a candidate from learning rate, head and recipe, of which `special` are its
         own.
         """
+        asked = self.asked
         heads = self._heads()
-        minutes = self.minutes
-        epochs = resolve(self.epochs, self.protocol.epochs)
+        minutes = asked.minutes
+        epochs = resolve(asked.epochs, self.protocol.epochs)
         if minutes is not None and epochs is not None:
             reason = (
                 f"task.protocol={self.protocol.name} has {epochs} epochs"
-                if self.epochs == AUTO
+                if asked.epochs == AUTO
                 else f"epochs is {epochs}"
             )
             raise ValueError(
                 f"minutes {minutes:g} sets the number of epochs, and {reason}; set minutes=null, "
                 "or epochs=auto"
             )
-        candidates = list(itertools.product(rates, as_list(self.batch_size), heads.items()))
+        candidates = list(itertools.product(rates, as_list(asked.batch_size), heads.items()))
         recipe = {
             "epochs": epochs,
             "minutes": None if minutes is None else minutes / len(candidates),
-            "weight_decay": self.weight_decay,
-            "warmup": self.protocol.warmup if self.warmup is None else self.warmup,
-            "patience": resolve(self.patience, PATIENCE if epochs is None else None),
-            "mixup": self.mixup,
-            "balanced": self.class_weights == "balanced",
+            "weight_decay": asked.weight_decay,
+            "warmup": self.protocol.warmup if asked.warmup is None else asked.warmup,
+            "patience": resolve(asked.patience, PATIENCE if epochs is None else None),
+            "mixup": asked.mixup,
+            "balanced": asked.class_weights == "balanced",
             **special,
         }
         grid = [
@@ -330,23 +296,24 @@ class TaskStudy:
     def check(self) -> None:
         """Build the models that are compared; ValueError if one of them does not fit the task."""
         self.models = self.build_models()
-        first = self.protocol.rounds(self.data, self.seed)[0].data
+        first = self.protocol.rounds(self.data, self.asked.seed)[0].data
         for model in self.models.values():
             model.check(first)
 
     def combinations(self) -> list[study.Combination]:
         """The rows that combine others: averaged seeds of the fine-tuned network, and its stack
         with the k-mers."""
+        asked = self.asked
         found: list[study.Combination] = []
         if FINE_TUNED not in self.models:
             return found
         # Seeds with other items would add up to more, and a mean over seeds with other folds cannot
         # be ranked within folds.
-        varies = self.train_items is not None or self.protocol.tests_all_items
-        if self.average and self.seeds > 1 and not varies:
-            found.append(study.SeedAverage(FINE_TUNED, self.seeds))
-        if self.stack:
-            name = f"{FINE_TUNED} + {self.kmer}-mers, stacked"
+        varies = asked.train_items is not None or self.protocol.tests_all_items
+        if asked.average and asked.seeds > 1 and not varies:
+            found.append(study.SeedAverage(FINE_TUNED, asked.seeds))
+        if asked.stack:
+            name = f"{FINE_TUNED} + {asked.kmer}-mers, stacked"
             found.append(study.Stack(FINE_TUNED, self.kmer_row, name))
         return found
 
@@ -356,7 +323,7 @@ class TaskStudy:
         probe = self.row(PROBE)
         random = self.row(RANDOM_PROBE)
         pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
-        others = [SAME_HEAD, *map(self.row, self.baselines or {})]
+        others = [SAME_HEAD, *map(self.row, self.asked.baselines or {})]
         pairs += [(FINE_TUNED, other) for other in others]
         pairs += [(one.name, other) for one in combined for other in (FINE_TUNED, baseline)]
         known = {*self.models, *(one.name for one in combined)}
@@ -365,31 +332,32 @@ class TaskStudy:
     def run(self, folder: Path, networks: Path, kmers: KmerSet | None) -> JsonDict:
         """Compare the models, with the `kmers` of the pretraining data also on the items inside and
         outside it; save networks in `networks`."""
+        asked = self.asked
         loaded = self.loaded
         data = self.data
         protocol = self.protocol
         seeds = self.all_seeds
-        rounds = protocol.rounds(data, self.seed)
-        log_task(protocol.example(data, self.seed))
+        rounds = protocol.rounds(data, asked.seed)
+        log_task(protocol.example(data, asked.seed))
         subsets = labeled.tested_subsets(data, protocol, self.tokenizer, kmers)
         origin = {"checkpoint": str(loaded.path), "step": loaded.step}
-        kept = [name for name in self.save_models if name in self.models]
-        if self.save_models and protocol.tests_all_items:
+        kept = [name for name in asked.save_models if name in self.models]
+        if asked.save_models and protocol.tests_all_items:
             kept = []
             log.info(
                 f"no network is saved with task.protocol={protocol.name}, which trains one for "
                 "each fold; fixed and paper save one for each seed"
             )
         network = loaded.denoiser.backbone
-        version = saved.code_version(type(network), self.config | self.settings)
-        provenance = {**origin, "command": " ".join(self.overrides)}
+        version = saved.code_version(type(network), {**dict(asked), **self.settings})
+        provenance = {**origin, "command": " ".join(asked.overrides)}
         stored = saved.ResultsFolder(folder, provenance, version, kept)
         steps = sum(
             sum(m.num_steps(r.data) for r in rounds) * len(study.distinct_seeds(m, seeds, protocol))
             for m in self.models.values()
         )
         # A budget ends most networks before the last of their steps.
-        progress = Progress(None if self.minutes else steps, "finetune")
+        progress = Progress(None if asked.minutes else steps, "finetune")
         rows = self.combinations()
         compare = (seeds, self.pairs(rows), progress.update, protocol, stored, subsets, rows)
         try:
@@ -401,12 +369,12 @@ class TaskStudy:
             **origin,
             "seeds": seeds,
             "inputs": self.settings["inputs"],
-            "counterpart": published_counterpart(loaded, self.layer),
-            "class_weights": self.class_weights,
+            "counterpart": published_counterpart(loaded, asked.layer),
+            "class_weights": asked.class_weights,
             **compared,
         }
         stored.write_summary(data.name, result)
-        about = description_of_run(loaded, data, self.layer, self.trust)
+        about = description_of_run(loaded, data, asked.layer, asked.trust)
         for (name, seed), weights in stored.networks.items():
             if name in SAVED:
                 model = result["models"][name]

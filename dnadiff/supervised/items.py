@@ -311,8 +311,9 @@ def cluster_copies(sequences: Sequence[ndarray]) -> ndarray:
 
 def numbered(keys: Iterable[bytes]) -> ndarray:
     """The number of each key, (S,) int64, in order of appearance."""
-    number: dict[bytes, int] = {}
-    return np.array([number.setdefault(key, len(number)) for key in keys], dtype=np.int64)
+    import pandas
+
+    return pandas.factorize(np.array([*keys], object))[0].astype(np.int64)
 
 
 def conflicts(copies: ndarray, labels: ndarray) -> tuple[int, int]:
@@ -323,12 +324,10 @@ def conflicts(copies: ndarray, labels: ndarray) -> tuple[int, int]:
         copies: (S,) the same number for items of one sequence.
         labels: as in `Items`.
     """
-    values = labels.reshape(len(labels), -1)
-    low = np.full((copies.max() + 1, values.shape[1]), np.nan)
-    high = low.copy()
-    np.fmin.at(low, copies, values)
-    np.fmax.at(high, copies, values)
-    differs = np.any(low < high, axis=1)
+    import pandas
+
+    values = pandas.DataFrame(labels.reshape(len(labels), -1)).groupby(copies)
+    differs = (values.min() < values.max()).any(axis=1).to_numpy()
     return int(differs.sum()), int(differs[copies].sum())
 
 
@@ -445,7 +444,7 @@ class TaskModel(ABC):
             once per division of the data.
         fit_info: plain values that the last call recorded, such as the settings tried on validation
             or the speed.
-        trained: the network of the last call, until it is taken.
+        trained: the network of the last call; None for a model without one.
         valid_predictions: predictions (V, C) of the validation items under the model that the last
             call used; None if it has none.
     """
@@ -466,13 +465,6 @@ class TaskModel(ABC):
     def num_steps(self, data: TaskData) -> int:
         """Upper bound on the steps that one call reports, for the progress display."""
         return 0
-
-    def take_classifier(self) -> SequenceClassifier | None:
-        """The network that the last call trained, which the model then forgets; None for a model
-        without one."""
-        taken = self.trained
-        self.trained = None
-        return taken
 
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:

@@ -306,7 +306,7 @@ class FineTunedModel(NetworkModel):
             "head": dict(self.head),
             "inputs": asdict(self.inputs),
             "frozen": self.frozen._asdict(),
-            "adapter": None if self.adapter is None else asdict(self.adapter),
+            "adapter": self.adapter and {type(self.adapter).__name__: asdict(self.adapter)},
         }
 
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:

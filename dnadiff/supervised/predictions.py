@@ -138,11 +138,10 @@ def window_bounds(
     if window is None or length <= window:
         yield 0, length
         return
-    stride = window if stride is None else stride
-    last = (length - window) // stride * stride
-    for start in range(0, last + 1, stride):
+    start = 0
+    for start in range(0, length - window + 1, stride or window):
         yield start, start + window
-    if last + window < length:
+    if start + window < length:
         yield length - window, length
 
 

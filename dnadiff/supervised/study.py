@@ -342,7 +342,7 @@ def predict_rounds(
         time.monotonic() - start,
         fit_info,
         valid_predictions=torch.cat(valid) if len(valid) == len(rounds) else None,
-        classifier=model.take_classifier(),
+        classifier=model.trained,
     )
 
 

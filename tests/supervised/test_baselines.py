@@ -94,7 +94,7 @@ def test_a_fit_does_not_change_what_predictions_depend_on():
     model = KmerLogistic(DNA, k=2)
     before = model.describe()
     model.fit_predict(TaskData("t", ["a", "b"], items, items, items))
-    assert model.take_classifier() is None and model.describe() == before
+    assert model.trained is None and model.describe() == before
 
 
 def drawn(number: int, seed: int) -> TaskData:

@@ -122,7 +122,7 @@ def test_fine_tuning_with_lora_returns_plain_weights_of_which_only_the_maps_chan
     }
     found = changed(start, classifier)
     assert found and all(name.rpartition(".")[0].endswith("proj") for name in found), found - maps
-    assert model.describe()["adapter"] == {"rank": 2, "alpha": 16.0}
+    assert model.describe()["adapter"] == {"LoRA": {"rank": 2, "alpha": 16.0}}
     log_probs = model.predict(classifier, task())
     assert torch.equal(log_probs, model.fit_predict(task(), 0))
 
