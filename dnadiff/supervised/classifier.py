@@ -166,8 +166,8 @@ MEAN_HEAD: Config = {"_target_": "dnadiff.supervised.heads.MeanHead"}
 
 
 def is_strand_invariant(backbone: Backbone, stranded: bool) -> bool:
-    """Whether what a head reads is merged over both strands, the same for a sequence and its reverse
-    complement."""
+    """Whether what a head reads is merged over both strands: the same for a sequence and its
+    reverse complement."""
     return backbone.reads_both_strands and not stranded
 
 

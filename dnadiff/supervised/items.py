@@ -95,7 +95,8 @@ class Items:
 
     def select(self, index: Tensor) -> Items:
         """The items at `index` (item numbers or a boolean mask)."""
-        return Items(*(None if x is None else x[index] for x in self.tensors), self.source)  # type: ignore
+        chosen = (None if x is None else x[index] for x in self.tensors)
+        return Items(*chosen, self.source)  # type: ignore
 
     def concatenate(self, other: Items, pad_id: int) -> Items:
         """These items followed by those of `other`."""

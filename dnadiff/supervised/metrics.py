@@ -133,8 +133,8 @@ class ScoredPredictions(ScoredValues):
 
 
 def log_odds(log_probs: Tensor) -> Tensor:
-    """log p - log(1 - p) of each class, of log-probabilities (..., C); exact also where p is rounded
-    to 1, because those of the other classes are not rounded to 0."""
+    """log p - log(1 - p) of each class, of log-probabilities (..., C); exact also where p is
+    rounded to 1, because the probabilities of the other classes are not rounded to 0."""
     own = torch.eye(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
     return log_probs - log_probs[..., None, :].masked_fill(own, -math.inf).logsumexp(-1)
 

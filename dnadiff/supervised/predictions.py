@@ -445,8 +445,8 @@ class PredictJob(ResumableJob):
         """ValueError if the track is missing."""
         if self.track is not None and not self.track.is_file():
             raise ValueError(
-                f"{self.output} is complete, but the track {self.inputs['track']} is missing: start "
-                "over with overwrite=true, without resume"
+                f"{self.output} is complete, but the track {self.inputs['track']} is missing: "
+                "start over with overwrite=true, without resume"
             )
 
     def closing(self, seconds: float) -> str:

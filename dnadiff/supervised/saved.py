@@ -92,8 +92,8 @@ def code_version(
     """What the code that computes predictions is identified by: a digest of its sources, and the
     versions of the libraries.
 
-    The digest covers `SOURCES` of the package, and your own modules of `network` and of each `_target_` in `config`, such as a head. Other modules that yours import
-    are not covered.
+    The digest covers `SOURCES` of the package, and your own modules of `network` and of each
+    `_target_` in `config`, such as a head. Other modules that yours import are not covered.
     """
     digest = hashlib.sha256()
     root = package or Path(__file__).parents[1]
