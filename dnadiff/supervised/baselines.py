@@ -310,8 +310,6 @@ MINUS_10 = ("TATAAT", (82, 90, 52, 59, 49, 89))
 # 92 % of these promoters have 17 bases between the hexamers, or one more or less.
 SPACERS = range(15, 20)
 BEST_SPACER = 17
-HEXAMER = 6
-SHORTEST = 2 * HEXAMER + min(SPACERS)
 
 
 def log_odds(consensus: str, percent: tuple[int, ...]) -> ndarray:
@@ -324,13 +322,14 @@ def log_odds(consensus: str, percent: tuple[int, ...]) -> ndarray:
     return found
 
 
-def hexamer_scores(bases: ndarray, matrix: ndarray) -> ndarray:
-    """The score of the hexamer that starts at each base: (S, L - 5) for `bases (S, L)`."""
-    count = bases.shape[1] - len(matrix) + 1
-    return sum(
-        (row[bases[:, shift : shift + count]] for shift, row in enumerate(matrix)),
-        np.zeros((len(bases), count)),
-    )
+def match_scores(bases: ndarray, matrix: ndarray) -> ndarray:
+    """The score of a matrix (W, 5) at each base that it can begin with: (S, L - W + 1) for
+    `bases (S, L)`."""
+    count = max(bases.shape[1] - len(matrix) + 1, 0)
+    scores = np.zeros((len(bases), count))
+    for shift in np.flatnonzero(matrix.any(1)):
+        scores += matrix[shift][bases[:, shift : shift + count]]
+    return scores
 
 
 def best_scores(bases: ndarray, lengths: ndarray, spacer_penalty: float) -> ndarray:
@@ -344,23 +343,13 @@ def best_scores(bases: ndarray, lengths: ndarray, spacer_penalty: float) -> ndar
     """
     first = log_odds(*MINUS_35)
     second = log_odds(*MINUS_10)
-    best = np.full(
-        len(bases),
-        first.min(1).sum() + second.min(1).sum() - spacer_penalty * (max(SPACERS) - BEST_SPACER),
-    )
-    if bases.shape[1] < SHORTEST:
-        return best
-    scores_35 = hexamer_scores(bases, first)
-    scores_10 = hexamer_scores(bases, second)
+    worst = first.min(1).sum() + second.min(1).sum()
+    best = np.full(len(bases), worst - spacer_penalty * (max(SPACERS) - BEST_SPACER))
     for spacer in SPACERS:
-        offset = HEXAMER + spacer
-        pairs = (
-            scores_35[:, : max(scores_35.shape[1] - offset, 0)]
-            + scores_10[:, offset:]
-            - spacer_penalty * abs(spacer - BEST_SPACER)
-        )
-        inside = np.arange(pairs.shape[1]) + offset + HEXAMER <= lengths[:, None]
-        best = np.maximum(best, np.where(inside, pairs, -np.inf).max(1, initial=-np.inf))
+        pair = np.concatenate([first, np.zeros((spacer, UNKNOWN + 1)), second])
+        scores = match_scores(bases, pair) - spacer_penalty * abs(spacer - BEST_SPACER)
+        inside = np.arange(scores.shape[1]) + len(pair) <= lengths[:, None]
+        best = np.maximum(best, np.where(inside, scores, -np.inf).max(1, initial=-np.inf))
     return best
 
 
@@ -443,7 +432,7 @@ class FrozenModel(SklearnModel):
         if missing:
             new = items.select(torch.tensor(missing))
             width = pooled_width(self.network, stranded)
-            reader = Classifier(self.network, Mean(width, width), stranded)
+            reader = Classifier(self.network, Mean(width, width, 0), stranded)
             reader.target = RegressionTarget()  # whose predictions are the mean over the strands
             vectors = reader.predict(new, self.batch_size, not stranded).numpy()
             self._embeddings |= {keys[row]: vector for row, vector in zip(missing, vectors)}

@@ -99,7 +99,6 @@ class FineTuned(BaseEstimator):
         data = TaskData("X", list(target.names), *parts, self.stranded, target=target)
         model = self._model(loaded.denoiser.backbone, data)
         model.check(data)
-        about = finetuning.description_of_run(loaded, data) | {"name": finetuning.FINE_TUNED}
         seeds = range(self.seed, self.seed + self.seeds)
         task = {"longest": data.max_length, "settings": {}}
         members = []
@@ -111,8 +110,8 @@ class FineTuned(BaseEstimator):
             network: Any = model.trained
             members.append(SeedClassifier(seed, network, fingerprint(network)[:12], Path()))
             of_seed = data, task, seeds, model.describe(), model.fit_info, asdict(model.inputs)
-            described = finetuning.description_of_seed(*of_seed)
-            self._described.append({**about, **described, "metrics": {}})
+            described = finetuning.description(loaded, *of_seed)
+            self._described.append({**described, "name": finetuning.FINE_TUNED, "metrics": {}})
         self.ensemble_ = ClassifierEnsemble(
             members[0].classifier.target,
             members,

@@ -374,38 +374,47 @@ class TaskStudy:
             **compared,
         }
         stored.write_summary(data.name, result)
-        about = description_of_run(loaded, data, asked.layer, asked.trust)
         for (name, seed), weights in stored.networks.items():
             if name in SAVED:
                 model = result["models"][name]
-                settings = self.models[name].describe()
                 number = seeds.index(seed)
-                trained = protocol.rounds(data, seed)[-1].data  # the network is of the last round
-                found = model["found"][number][0]
-                content = {
-                    **about,
-                    "name": name,
-                    **description_of_seed(
-                        trained,
-                        {"longest": data.max_length, "settings": self.task},
-                        sorted(other for of, other in stored.networks if of == name),
-                        settings,
-                        found,
-                        result["inputs"],
-                    ),
-                    "metrics": {
-                        key: each["per_seed"][number] for key, each in model["metrics"].items()
-                    },
-                }
+                content = description(
+                    loaded,
+                    protocol.rounds(data, seed)[-1].data,  # the network is of the last round
+                    {"longest": data.max_length, "settings": self.task},
+                    sorted(other for of, other in stored.networks if of == name),
+                    self.models[name].describe(),
+                    model["found"][number][0],
+                    result["inputs"],
+                    asked.layer,
+                    asked.trust,
+                )
+                of_seed = {key: each["per_seed"][number] for key, each in model["metrics"].items()}
+                content |= {"name": name, "metrics": of_seed}
                 saved.save(networks / SAVED[name], seed, weights, content)
         return result
 
 
-def description_of_run(
-    loaded: Loaded, data: TaskData, layer: int | None = None, trust: Sequence[str] = ()
+def description(
+    loaded: Loaded,
+    data: TaskData,
+    task: JsonMap,
+    seeds: Sequence[int],
+    settings: JsonMap,
+    found: JsonMap,
+    inputs: JsonMap,
+    layer: int | None = None,
+    trust: Sequence[str] = (),
 ) -> JsonDict:
-    """What the descriptions of saved networks (`saved.save`) have in common: what is predicted, the
-    first `layer` layers of the pretrained network, and its configuration."""
+    """What the description of a saved network (`saved.save`) says: what is predicted, the first
+    `layer` layers of the pretrained network and its configuration, and how it was trained.
+
+    Args:
+        data: that it was trained on.
+        task: its `longest` sequence and its `settings`.
+        seeds: of all networks of the run.
+        settings, found: those of its model, and what its fit recorded.
+    """
     columns = loaded.config.get("columns")  # how the network reads an alignment
     return {
         "classes": list(data.target.names),
@@ -419,27 +428,8 @@ def description_of_run(
             "weights": fingerprint(loaded.denoiser.backbone)[:12],
             **({"columns": columns} if columns else {}),
         },
-    }
-
-
-def description_of_seed(
-    data: TaskData,
-    task: JsonMap,
-    seeds: Sequence[int],
-    settings: JsonMap,
-    found: JsonMap,
-    inputs: JsonMap,
-) -> JsonDict:
-    """What the description of one saved network adds: its `data`, the `longest` sequence and the
-    `settings` of the task, all `seeds`, and the `settings` and the `found` values of its model."""
-    return {
         "target": data.target.fit(data.train.labels).settings(),
-        "task": {
-            "name": data.name,
-            "longest": task["longest"],
-            "items": data.counts(),
-            "settings": task["settings"],
-        },
+        "task": {"name": data.name, "items": data.counts(), **task},
         "seeds": list(seeds),
         "settings": settings,
         "found": found,
@@ -455,7 +445,7 @@ def published_counterpart(loaded: Loaded, layer: int | None) -> str | None:
     or if only some layers are used."""
     objective = loaded.config["objective"]["_target_"].rpartition(".")[2]
     network = type(loaded.denoiser.backbone).__name__
-    return study.published_model_of(network, objective) if layer is None else None
+    return study.PUBLISHED_MODELS.get((network, objective)) if layer is None else None
 
 
 def print_tables(studies: Sequence[JsonMap], is_suite: bool) -> None:

@@ -128,9 +128,6 @@ class HeadWithBases(Head):
 class Mean(Head):
     """The mean of the features (B, D), with nothing to learn."""
 
-    def __init__(self, width: int, num_outputs: int, max_length: int = 0) -> None:
-        super().__init__(width, num_outputs, max_length)
-
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         return mean_of_valid(features, lengths_of(features, valid), valid)
 

@@ -5,11 +5,9 @@ The published accuracies are in `genomic_benchmarks/published.csv`, which ships 
 each comes with the number of training sequences behind it.
 """
 
-import csv
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +18,7 @@ from torch import Tensor
 from dnadiff.data.kmers import NOVELTY
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
 from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.formats.table import read_csv
 from dnadiff.progress import log
 from dnadiff.store.objects import config_dir
 from dnadiff.supervised.baselines import length_alone
@@ -464,43 +463,33 @@ class PublishedResult(NamedTuple):
         return f"{self.accuracy:.3f}" + ("" if self.spread is None else f" ± {self.spread:.3f}")
 
 
-def table_path() -> Path:
-    """The CSV file: inside the installed package, or next to it in a checkout; FileNotFoundError if
-    it is missing."""
-    if not (found := config_dir().parent / "genomic_benchmarks" / "published.csv").is_file():
-        raise FileNotFoundError(f"{found} is missing; reinstall dnadiff")
-    return found
-
-
 def published_accuracies(task: str) -> list[PublishedResult]:
     """All published results on the task of that name; an empty list for your own task."""
-    with table_path().open(encoding="utf-8", newline="") as file:
-        return [
-            PublishedResult(
-                row["model"],
-                float(row["accuracy"]),
-                float(row["spread"]) if row["spread"] else None,
-                int(row["train"]),
-            )
-            for row in csv.DictReader(file)
-            if row["task"] == task
-        ]
+    rows = read_csv(config_dir().parent / "genomic_benchmarks" / "published.csv")[1]
+    return [
+        PublishedResult(
+            row["model"],
+            float(row["accuracy"]),
+            float(row["spread"]) if row["spread"] else None,
+            int(row["train"]),
+        )
+        for row in rows
+        if row["task"] == task
+    ]
 
 
-def published_model_of(backbone: str, objective: str) -> str | None:
-    """The published model with that network and pretraining objective, both given as class names;
-    None if there is none."""
-    return {
-        ("Caduceus", "MDLM"): "Caduceus MDLM",
-        ("Caduceus", "MLM"): "Caduceus MLM",
-        ("CaduceusPS", "MLM"): "Caduceus-PS",
-        ("Mamba", "AR"): "Mamba AR",
-    }.get((backbone, objective))
+# Published models by the class names of their network and pretraining objective.
+PUBLISHED_MODELS = {
+    ("Caduceus", "MDLM"): "Caduceus MDLM",
+    ("Caduceus", "MLM"): "Caduceus MLM",
+    ("CaduceusPS", "MLM"): "Caduceus-PS",
+    ("Mamba", "AR"): "Mamba AR",
+}
 
 
 def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:
-    """The published result that corresponds to a model of a study, if any; `pretrained` is
-    `published_model_of` the network."""
+    """The published result that corresponds to a model of a study, if any; `pretrained` is that of
+    `PUBLISHED_MODELS`."""
     name = {"fine-tuned": pretrained, "CNN": "CNN"}.get(model)
     return next((row for row in published_accuracies(task) if row.model == name), None)
 

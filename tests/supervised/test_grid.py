@@ -1,4 +1,5 @@
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -31,13 +32,13 @@ class Candidate:
     def fit(self, data, seed, report):
         self.fitted.append(seed)
         self.valid_score, self.fit_info = self.final_score, {"best_epoch": 2}
-        return self.name
+        return self.trained(data)
 
-    def record(self, score, data):
-        return ClassTarget(data.classes, [1.0, 3.0]).record(score)
+    def trained(self, data):
+        return SimpleNamespace(name=self.name, target=ClassTarget(data.classes, [1.0, 3.0]))
 
     def predict(self, classifier, data):
-        return f"{classifier} on test"
+        return f"{classifier.name} on test"
 
 
 def task() -> TaskData:
@@ -72,7 +73,7 @@ def test_every_seed_chooses_for_itself(seed):
             self.valid_score = (
                 ValidScore(seed / 10, 0.0) if self.name == "a" else ValidScore(0.15, 0.0)
             )
-            return self.name
+            return self.trained(data)
 
     grid = GridSearch([({"name": name}, SeedDependent(name, 0, 0)) for name in "ab"])
     grid.fit_predict(task(), seed)
