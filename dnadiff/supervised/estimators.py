@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -101,10 +100,11 @@ class FineTuned(BaseEstimator):
         model.check(data)
         seeds = range(self.seed, self.seed + self.seeds)
         task = {"longest": data.max_length, "settings": {}}
+        logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.ERROR)
         members = []
         self._described = []
         for seed in seeds:
-            with _without_lightning():
+            with warnings.catch_warnings(action="ignore"):  # those of Lightning
                 # The validation items are predicted too: a training that diverged is refused.
                 model.fit_predict(replace(data, test=valid), seed)
             network: Any = model.trained
@@ -167,20 +167,6 @@ class FineTuned(BaseEstimator):
             (place := networks / f"seed_{member.seed}").mkdir(parents=True, exist_ok=True)
             weights = saved.write_weights(place / WEIGHTS, member.classifier)
             saved.save(networks, member.seed, weights, described)
-
-
-@contextmanager
-def _without_lightning() -> Iterator[None]:
-    """Nothing that Lightning reports of each of many trainings."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 class Classifier(ClassifierMixin, FineTuned):
