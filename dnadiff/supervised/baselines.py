@@ -16,7 +16,7 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from dnadiff.data.kmers import UNKNOWN, canonical, codes, reverse_complement_codes
+from dnadiff.data.kmers import UNKNOWN, canonical, codes
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import JsonDict, NonNegative
 from dnadiff.networks.backbone.base import Backbone
@@ -234,9 +234,6 @@ class KmerBoosting(SklearnModel):
 
     def features(self, items: Items, stranded: bool) -> ndarray:
         counts = kmer_counts(self.bases(items.ids.numpy()), self.k, both_strands=not stranded)
-        if not stranded:
-            kmers = np.arange(4**self.k, dtype=np.uint64)
-            counts = counts[:, np.flatnonzero(kmers <= reverse_complement_codes(kmers, self.k))]
         dense = counts.toarray().astype(np.float32)
         return dense / np.maximum(dense.sum(1, keepdims=True), 1)
 
@@ -404,7 +401,7 @@ class FrozenModel(SklearnModel):
         self.batch_size = batch_size
         self.about = dict(about or {})
         self.device = device
-        self._embeddings: dict[tuple[bool, bytes], ndarray] = {}
+        self._embeddings: dict[bytes, ndarray] = {}
 
     def describe(self) -> JsonDict:
         return TaskModel.describe(self) | self.about
@@ -422,12 +419,10 @@ class FrozenModel(SklearnModel):
 
         A network that reads both strands itself has D/2 features then.
         """
-        keys = [
-            (stranded, ids[:length].tobytes())
-            for ids, length in zip(items.ids.numpy(), items.lengths.tolist())
-        ]
+        rows = zip(items.ids.numpy(), items.lengths.tolist())
+        keys = [ids[:length].tobytes() for ids, length in rows]
         if items.pieces is not None:  # with columns, equal sequences differ
-            keys = [(s, key + p.numpy().tobytes()) for (s, key), p in zip(keys, items.pieces)]
+            keys = [key + piece.tobytes() for key, piece in zip(keys, items.pieces.numpy())]
         missing = [row for row, key in enumerate(keys) if key not in self._embeddings]
         if missing:
             new = items.select(torch.tensor(missing))

@@ -373,7 +373,6 @@ class TaskStudy:
             "class_weights": asked.class_weights,
             **compared,
         }
-        stored.write_summary(data.name, result)
         for (name, seed), weights in stored.networks.items():
             if name in SAVED:
                 model = result["models"][name]

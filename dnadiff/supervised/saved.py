@@ -238,22 +238,11 @@ class ResultsFolder:
         with locked(self.folder / ".results.lock"):
             add_row(path, row, (*FIRST, *metrics, *LAST, *self.version, *self.provenance))
 
-    def write_summary(self, task: str, result: JsonMap) -> None:
-        """Store the summary of a task, replacing an earlier one with as many training items."""
-        number = result.get("task", {}).get("train_items")
-        key = task if number is None else f"{task}, train_items {number}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder / ".results.lock"):
-            path = self.folder / "results.json"
-            known = read_json(path) if path.is_file() else {}
-            write_json(path, known | {key: {**self.provenance, **result}})
-
 
 def check_results(folder: Path) -> None:
-    """ValueError if `results.csv` or `results.json` of a folder is damaged."""
-    for name, read in (("results.csv", read_csv), ("results.json", read_json)):
-        if (path := expand_user(folder) / name).is_file():
-            read(path)
+    """ValueError if the `results.csv` of a folder is damaged."""
+    if (path := expand_user(folder) / "results.csv").is_file():
+        read_csv(path)
 
 
 def add_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:

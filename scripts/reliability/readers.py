@@ -1042,7 +1042,6 @@ def results(folder: Path) -> None:
         )
         row = {"task": "t", "model": 'm, "x"', "seed": n, "digest": f"0123456789a{n}"}
         add_row(folder / "results.csv", dict.fromkeys(LAST, "0.5") | row, (*FIRST, *LAST))
-    write(folder / "results.json", json.dumps({"other": {"seeds": [1], "models": {}}}).encode())
 
 
 def prediction(path: Path) -> object:
@@ -1078,19 +1077,6 @@ def of_result_rows(path: Path) -> object:
     wider = [[*row, *[""] * (len(header) - len(row))] for row in rows[1:]]
     last = [new.get(name, "") for name in header]
     return {row[rows[0].index("digest")] for row in rows[1:]}, [header, *wider, last]
-
-
-def summary(path: Path) -> object:
-    from dnadiff.supervised.saved import ResultsFolder
-
-    folder = ResultsFolder(path.parent, {"checkpoint": "x"}, {"dnadiff": "1"})
-    folder.write_summary("new", {"seeds": [1]})
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def of_summary(path: Path) -> object:
-    new = {"new": {"checkpoint": "x", "seeds": [1]}}
-    return formats.finite(formats.parsed(path.read_bytes()) | new)
 
 
 def classifier(folder: Path) -> None:
@@ -1183,13 +1169,6 @@ STORED = (
         {"results.csv": m.TABLE},
         lambda _, path: result_rows(path),
         lambda _, path: of_result_rows(path),
-    ),
-    Reader(
-        "results.json",
-        results,
-        {"results.json": m.JSON},
-        lambda _, path: summary(path),
-        lambda _, path: of_summary(path),
     ),
     Reader(
         "saved classifier",

@@ -1,5 +1,4 @@
 import csv
-import json
 import multiprocessing
 import time
 from pathlib import Path
@@ -81,16 +80,6 @@ def test_predictions_of_other_code_are_not_reused(tmp_path, other):
     assert (first.seeds, again.seeds, changed.seeds) == ([1], [], [1])
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [row["code"] for row in rows] == ["a", other["code"]]
-
-
-def test_summaries_of_several_tasks_share_one_file(tmp_path):
-    folder = ResultsFolder(tmp_path, {"checkpoint": "c"}, VERSION)
-    folder.write_summary("x", {"accuracy": 0.5})
-    folder.write_summary("y", {"accuracy": 0.6})
-    assert json.loads((tmp_path / "results.json").read_text()) == {
-        "x": {"checkpoint": "c", "accuracy": 0.5},
-        "y": {"checkpoint": "c", "accuracy": 0.6},
-    }
 
 
 def test_the_digest_changes_with_items_division_and_settings():
@@ -267,10 +256,6 @@ def test_damaged_results_are_refused_by_name(tmp_path):
     path.write_bytes(content[:400] + bytes([content[400] ^ 1]) + content[401:])
     with pytest.raises(ValueError, match=r"\.npz is damaged or cut short"):
         run_study(data(), {"m": Counted()}, [1], [], results=folder)
-    for text in ("{", "[1]", "[" * 100_000):
-        (tmp_path / "results.json").write_text(text)
-        with pytest.raises(ValueError, match=r"results\.json "):
-            folder.write_summary("t", {})
 
 
 def test_the_lock_file_of_a_process_that_was_killed_after_its_prediction_is_removed(tmp_path):
@@ -290,14 +275,3 @@ def test_the_items_that_a_seed_was_trained_on_are_recorded(tmp_path, protocol, t
     run_study(data(), {"m": Counted()}, [1, 2], [], protocol=protocol, results=folder)
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     assert [(row["train"], row["train_items"]) for row in rows] == [("40", trained)] * 2
-
-
-def test_summaries_of_fewer_items_have_a_key_of_their_own(tmp_path):
-    folder = ResultsFolder(tmp_path, {}, VERSION)
-    for protocol in (FixedSplit(4), FewItems(4, 12), FewItems(4, 20)):
-        folder.write_summary("t", run_study(data(), {"m": Counted()}, [1], [], protocol=protocol))
-    assert list(json.loads((tmp_path / "results.json").read_text())) == [
-        "t",
-        "t, train_items 12",
-        "t, train_items 20",
-    ]
