@@ -215,16 +215,13 @@ class Embedder:
     ) -> Iterator[list[Interval]]:
         """The sequences from number `first` on, in lists that are computed together, of a size that
         bounds the memory."""
-        whole = (Interval(number, 0, length) for number, length in enumerate(source.lengths))
         number = batch_size * (1 if self.pool.per_position else _BATCHES)
-        return grouped(islice(whole, first, None), number, _BASES)
+        return grouped(iter(source.whole()[first:]), number, _BASES)
 
     def stream(self, source: SequenceInput, batch_size: int, first: int = 0) -> Iterator[Vectors]:
         """The embeddings of the sequences of an input from number `first` on, in order, in the
         lists of `groups`."""
-        windows = source.windows(
-            piece for group in self.groups(source, batch_size, first) for piece in group
-        )
+        windows = source.windows(source.whole()[first:])
         for group in self.groups(source, batch_size, first):
             yield self(list(islice(windows, len(group))), batch_size, source, group)
 

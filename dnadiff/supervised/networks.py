@@ -34,7 +34,6 @@ from dnadiff.supervised.heads import Head
 from dnadiff.supervised.items import EVALUATION, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.targets import TaskTarget, ValidScore
 from dnadiff.supervised.training import (
-    MAX_EPOCHS,
     MIN_TRIAL_STEPS,
     TRIAL_SHARE,
     Budget,
@@ -92,8 +91,6 @@ class NetworkModel(TaskModel):
     def num_steps(self, data: TaskData) -> int:
         batches = self.recipe.batches(data.train)
         epochs = self.recipe.epochs
-        if self.recipe.minutes is not None:
-            return MAX_EPOCHS * batches
         steps = automatic_plan(batches).steps if epochs is None else epochs * batches
         trial = max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * steps))
         return steps + sum(search_steps(len(self.rates), trial))

@@ -497,12 +497,8 @@ def successive_halving(
 
 def search_steps(num_rates: int, steps: int) -> list[int]:
     """The steps of each trial of `successive_halving`."""
-    found = []
-    while num_rates > 1:
-        found += [steps] * num_rates
-        num_rates = num_rates // 2
-        steps = 2 * steps
-    return found
+    tried = successive_halving(lambda lr, steps: 0.0, range(num_rates), steps)[1]
+    return [trial.steps for trial in tried]
 
 
 def affordable(rates: Sequence[float], steps: int, seconds: float, speed: Speed) -> Sequence[float]:
