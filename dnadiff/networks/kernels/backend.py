@@ -365,6 +365,17 @@ def needs_gradient(*tensors: OptionalTensor) -> bool:
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
+def gate_gradient(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
+    """The derivative of a gated sum, from the operator that computes those of y and z."""
+
+    def gradient(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
+        y, y_rev, z = ctx.saved_tensors
+        dy, dz = backward(dout, y, y_rev, z)
+        return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
+
+    return gradient
+
+
 def taps_before_blocks(x: Tensor, num_taps: int, block: int) -> Tensor:
     """The K - 1 inputs before each block of x (Bt, L, E), (Bt, blocks, K - 1, E); zero before the
     first position."""

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.library import CustomOpDef
 
-from dnadiff.networks.kernels.backend import OptionalTensor
+from dnadiff.networks.kernels.backend import OptionalTensor, gate_gradient
 from dnadiff.progress import log
 
 _FOLDER = Path(__file__).parent
@@ -373,17 +373,6 @@ def _gate_backward(
     sizes = y.shape[0] * y.shape[1], y.shape[2], *strides
     call("gate_backward", dout, y, y_rev, z, dy, dz, *sizes)
     return dy, dz
-
-
-def gate_gradient(backward: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., Any]:
-    """The derivative of a gated sum, from the operator that computes those of y and z."""
-
-    def gradient(ctx: Any, dout: Tensor) -> tuple[OptionalTensor, ...]:
-        y, y_rev, z = ctx.saved_tensors
-        dy, dz = backward(dout, y, y_rev, z)
-        return dy, None if y_rev is None else dy.to(y_rev.dtype), dz
-
-    return gradient
 
 
 gated_sum.register_autograd(gate_gradient(_gate_backward), setup_context=save_inputs)

@@ -13,8 +13,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from dnadiff.networks.kernels import triton_scan
-from dnadiff.networks.kernels.backend import Backend, OptionalTensor, ScanInputs, ScanStates, Walk
-from dnadiff.networks.kernels.native import gate_gradient, operator, save_inputs
+from dnadiff.networks.kernels.backend import (
+    Backend,
+    OptionalTensor,
+    ScanInputs,
+    ScanStates,
+    Walk,
+    gate_gradient,
+)
+from dnadiff.networks.kernels.native import operator, save_inputs
 from dnadiff.networks.kernels.triton_scan import (
     alignment,
     device_of,
