@@ -14,7 +14,6 @@ from dnadiff.progress import log
 
 if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
-    from dnadiff.genomics.metrics.sample_quality import SampleQuality
     from dnadiff.jobs.job import Job
 
 
@@ -63,6 +62,7 @@ class JudgeOptions(ShardedOptions):
 def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
     from dnadiff.genomics.metrics import memorization, sample_quality
+    from dnadiff.report.samples import overview
 
     if options.checkpoint is None and options.real is None and not options.data:
         raise ValueError(
@@ -111,14 +111,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     }
     digest = None if searched is None else searched.digest
     output = options.output_path("judge.json")
-    return [sample_quality.JudgeJob(evaluator, output, about, settings, digest, picture)]
-
-
-def picture(quality: SampleQuality) -> bytes:
-    """The picture of the metrics that are curves, as a PNG file."""
-    from dnadiff.report import page, samples
-
-    return page.rendered(samples.overview(quality), "png")
+    return [sample_quality.JudgeJob(evaluator, output, about, settings, digest, overview)]
 
 
 def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:

@@ -19,16 +19,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import pandas
 import torch
 from demo_report import Designs, write_demo_page
-from run_sections import RunResults, headlines, read_metrics, sentences
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.diffusion.denoiser import Conjoined
 from dnadiff.formats.nucleotides import text_of
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.progress import duration, table
+from dnadiff.options.base import Result
+from dnadiff.progress import duration
+from dnadiff.report import evaluate, suite, train
 from dnadiff.weights.checkpoint import load
 
 GENOME = "bundled:ecoli_K12_MG1655.fa.gz"
@@ -187,10 +190,9 @@ def measure(folder: Path) -> Speed:
         f"hydra.run.dir={folder}",
     )
     took = time.monotonic() - begin
-    rows = read_metrics(folder / "metrics.csv")
-    done = rows["train_loss"] == rows["train_loss"]  # not NaN: rows of training
-    tokens = rows["tokens"][done]
-    seconds = rows["seconds"][done]
+    rows = pandas.read_csv(folder / "metrics.csv").dropna(subset=["train_loss"])
+    tokens = rows["tokens"].to_numpy()
+    seconds = rows["seconds"].to_numpy()
     half = len(tokens) // 2  # the first steps are slower: memory is allocated and caches are cold
     training = (tokens[-1] - tokens[half]) / (seconds[-1] - seconds[half])
     loaded = load("ecoli")
@@ -352,32 +354,17 @@ def main() -> None:
     def content(*parts: str) -> dict:
         return json.loads(folder.joinpath(*parts).read_text(encoding="utf-8"))
 
-    bundled = RunResults(
-        evaluation=content("evaluate.json"), finetune=content("finetune", "finetune.json")
-    )
-    own = RunResults(
-        metrics=read_metrics(folder / "train" / "metrics.csv"),
-        evaluation=content("train", "evaluate.json"),
-    )
-    training = content("train", "metrics.json")
-    details = {
-        "tokens seen in training": training["tokens"],
-        "tokens per second": training["tokens_per_second"],
-    }
-    write_demo_page(
-        folder / "report.html",
-        designs_in(folder),
-        folder / "variants_heat_map_1.png",
-        bundled,
-        own,
-        details,
-        lines,
-    )
-
-    for title, results in (("The bundled model", bundled), ("The model trained here", own)):
-        rows = [(h.name, h.value, h.interval) for h in headlines(results)]
-        print(f"\n{title}\n\n" + table(rows, ("result", "value", "95 % interval")))
-        print("\n" + "\n".join(sentences(results)))
+    made = Result(content("train", "metrics.json"), (folder / "train",))
+    parts = [
+        evaluate.page(Result(content("evaluate.json")), None),
+        suite.page_of([content("finetune", "finetune.json")]),
+        train.page(made, SimpleNamespace(seed=1)),
+        evaluate.page(Result(content("train", "evaluate.json")), None),
+    ]
+    effects = pandas.read_csv(folder / "variants.tsv", sep="\t")
+    write_demo_page(folder / "report.html", designs_in(folder), effects, parts, lines)
+    print("\n" + "\n".join(f"{part.title}: {part.sentence}" for part in parts))
+    training = made.content
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // (
         1 << 20 if sys.platform == "darwin" else 1 << 10
     )

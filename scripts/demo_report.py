@@ -1,21 +1,20 @@
-"""The page of the demo: what the bundled model does, stored results, and the training of a model of
-its own."""
+"""The page of the demo: what the bundled model does, and the training of a model of its own."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas
 from matplotlib.figure import Figure
-from run_sections import TEMPLATES, RunResults
 
-from dnadiff.fields import Json
-from dnadiff.report.page import figure, logo, write_page
+from dnadiff.plot.figures import saturation
+from dnadiff.plot.style import figure, logo
+from dnadiff.report import charts
+from dnadiff.report.page import Page, Picture, Section, write
 
-STORED = Path(__file__).parents[1] / "docs" / "label_efficiency.svg"
 SHOWN_FLANK = 12  # bases on either side of a design
 
 
@@ -72,29 +71,34 @@ class Designs:
 def write_demo_page(
     path: Path,
     designs: Designs,
-    heat_map: Path,
-    bundled: RunResults,
-    own: RunResults,
-    details: dict[str, Json],
+    variants: pandas.DataFrame,
+    parts: Sequence[Page],
     commands: Sequence[str],
 ) -> Path:
-    """Write the page."""
-    TEMPLATES.filters["data_address"] = data_address
-    return write_page(
-        path,
-        TEMPLATES.get_template("demo_report.html.j2"),
-        title="dnadiff: a demonstration on E. coli",
-        designs=designs,
-        heat_map=heat_map,
-        stored=STORED,
-        bundled=bundled,
-        own=own,
-        details=details,
-        commands=commands,
+    """Write the page: designs, the effects of variants of a region, and the pages of commands as
+    sections."""
+    shown = (
+        f"{len(designs.sequences)} designs of {designs.name}, conditioned on its flanks (outside "
+        f"the dotted lines). Height: share of designs. {100 * designs.identity():.0f} % of the "
+        "designed bases are those of the genome; 25 % is chance."
     )
-
-
-def data_address(path: Path) -> str:
-    """A PNG or SVG file as an address that contains it."""
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f"data:image/{'svg+xml' if path.suffix == '.svg' else 'png'};base64,{data}"
+    effects = saturation(variants)
+    meaning = "Log-likelihood ratio of each base to that of the genome: red is less likely."
+    pictures = [
+        Picture("designs", "designs above the genome", shown, figure=designs.figure(), wide=True),
+        Picture("variants", effects.name, meaning, chart=charts.heat_map(effects), wide=True),
+    ]
+    sections = [
+        Section(part.title, [part.sentence, *part.pictures, *[part.table] * bool(part.table)])
+        for part in parts
+    ]
+    page = Page(
+        "dnadiff: a demonstration on E. coli",
+        "Designs, variant effects, likelihoods and a classifier of a model of E. coli that ships "
+        "with the package, and the training of a small one.",
+        pictures,
+        sections=sections,
+        commands=commands,
+        synthetic=True,
+    )
+    return write(page, path)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.fields import Json, is_number
+from dnadiff.fields import Json, JsonDict, is_number
 from dnadiff.plot import style
 
 if TYPE_CHECKING:
@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 BASES = "ACGT"
 ROWS = (*BASES, "-")
 _ARROWS = {"+": "→", "-": "←"}
-SCORES = ("LLR", "difference")  # columns of effects: of a language model, of a fine-tuned one
+# Columns of effects of a language model and of a fine-tuned one, with their labels.
+SCORES = {"LLR": "LLR, nats", "difference": "change of the prediction"}
 # Columns of metrics.csv, with their labels and colors.
 LOSSES = {
     "train_nll": ("training", style.FAINT),
     "valid_nll": ("validation, averaged weights", style.MODEL),
-    "valid_nll_live": ("validation", style.OTHER),
+    "valid_nll_live": ("validation, live weights", style.OTHER),
 }
 
 
@@ -43,7 +44,7 @@ class Saturation(NamedTuple):
         bases: (n,) letters of the genome; N where there is no variant.
         letters: (n, 4) heights of the logo: information in bits, divided by the probabilities; or
             the contribution of the base itself, minus the mean effect of the four bases.
-        score: LLR or difference.
+        score: LLR, difference, or what the effects are on.
         information: (n,) bits; NaN where there is none.
     """
 
@@ -73,6 +74,18 @@ class Saturation(NamedTuple):
                 values = float(self.effects[place, row]), float(self.information[place])
                 yield self.start + place + 1, base, allele, *values
 
+    def overlapping(self, genes: Genes) -> list[JsonDict]:
+        """The parts of genes (record, start, end, name, strand) in the region, from `low` to `high`,
+        where the middle of a base is at its position."""
+        first, last = self.start + 0.5, self.start + len(self.bases) + 0.5
+        parts = [
+            {"low": max(gene[1] + 0.5, first), "high": min(gene[2] + 0.5, last)}
+            | {"gene": gene[3], "strand": gene[4]}
+            for gene in genes
+            if gene[0] == self.chrom
+        ]
+        return [part for part in parts if part["low"] < part["high"]]
+
     @property
     def limit(self) -> float:
         """The end of the colors: the 99th percentile of the absolute effects."""
@@ -87,7 +100,7 @@ class Saturation(NamedTuple):
     @property
     def unit(self) -> str:
         """The label of the effects."""
-        return "LLR, nats" if self.score == "LLR" else "change of the prediction"
+        return SCORES.get(self.score, self.score)
 
 
 def saturation(frame: pandas.DataFrame, region: tuple[str, int, int] | None = None) -> Saturation:
@@ -118,17 +131,17 @@ def saturation(frame: pandas.DataFrame, region: tuple[str, int, int] | None = No
     effects = np.full((size, len(ROWS)), np.nan)
     information = np.full(size, np.nan)
     bases = ["N"] * size
-    columns = [inside[name] for name in ("pos", "ref", "alt", score)]
-    bits = inside["information"] if "information" in inside else [np.nan] * len(inside)
-    for pos, ref, alt, value, known in zip(*columns, bits):
-        for place in _places(pos, ref, alt):
+    for row in inside.to_dict("records"):
+        ref, alt = row["ref"], row["alt"]
+        for place in _places(row["pos"], ref, alt):
             if not start <= place < end:
                 continue
             if len(ref) > 1:
-                effects[place - start, -1] = value
+                effects[place - start, -1] = row[score]
             elif alt in BASES:
-                effects[place - start, [BASES.index(alt), BASES.index(ref)]] = value, 0.0
-                bases[place - start], information[place - start] = ref, known
+                effects[place - start, [BASES.index(alt), BASES.index(ref)]] = row[score], 0.0
+                bases[place - start] = ref
+                information[place - start] = row.get("information", np.nan)
     of_bases = effects[:, :4]
     if np.isfinite(information).any():
         weight = np.exp(of_bases)
@@ -172,9 +185,18 @@ def heat_map(
     size = len(found.bases)
     lines = -(-size // style.LINE)
     width = -(-size // lines)
-    shown = [] if genes is None else [gene for gene in genes if _overlaps(found, gene)]
-    heights = [1.0, 0.28 * len(found.rows), *[0.5] * bool(shown)]
-    grid = _grid(axes, lines, heights, size)
+    tracks = found.overlapping(genes or ())
+    heights = [1.0, 0.28 * len(found.rows), *[0.5] * bool(tracks)]
+    every = axes
+    if every is None:
+        ratios = {"height_ratios": heights * lines}
+        inches = (
+            max(10.5 * min(size, style.LINE) / style.LINE, 3.0),
+            0.8 * sum(heights) * lines + 0.5,
+        )
+        with style.figure(*inches, len(heights) * lines, gridspec_kw=ratios) as (_, made):
+            every = np.array(made)
+    grid = every.reshape(lines, len(heights))
     if found.has_information:
         low, top = 0.0, style.top_of(found.letters)
     else:
@@ -186,6 +208,7 @@ def heat_map(
         part = slice(line * width, min((line + 1) * width, size))
         first, last = found.start + part.start, found.start + part.stop
         style.logo(above, found.letters[part], width, top, low)
+        above.set_ylabel("bits" if found.has_information else "")
         values = found.effects[part, : len(found.rows)].T
         drawn = middle.imshow(
             values,
@@ -210,7 +233,7 @@ def heat_map(
                     color="#1D2125",
                 )
         for each in below:
-            _draw_genes(each, shown, first, last)
+            _draw_genes(each, tracks, first, last)
             each.set(xlim=(-0.5, width - 0.5), ylim=(-1, 1), xticks=(), yticks=())
             each.set_frame_on(False)
     if axes is None:
@@ -220,65 +243,59 @@ def heat_map(
     return grid
 
 
-def _grid(axes: ndarray | None, lines: int, heights: Sequence[float], size: int) -> ndarray:
-    """Axes (lines, rows) of these relative heights, row by row."""
-    count = len(heights)
-    if axes is not None:
-        return np.asarray(axes).reshape(lines, count)
-    height = 0.8 * sum(heights) * lines + 0.5
-    ratios = {"height_ratios": [*heights] * lines}
-    width = max(10.5 * min(size, style.LINE) / style.LINE, 3.0)
-    with style.figure(width, height, count * lines, gridspec_kw=ratios) as (_, every):
-        return np.array(every).reshape(lines, count)
-
-
-def _overlaps(found: Saturation, gene: Sequence[Json]) -> bool:
-    ends = found.start + len(found.bases)
-    return gene[0] == found.chrom and gene[1] < ends and gene[2] > found.start
-
-
-def _draw_genes(axes: Axes, genes: Genes, first: int, last: int) -> None:
+def _draw_genes(axes: Axes, tracks: Iterable[JsonDict], first: int, last: int) -> None:
     """Bars with names, those of strand - below the others; an arrow is the strand."""
-    for _, start, end, name, strand, *_ in genes:
-        if start >= last or end <= first:
-            continue
-        y = -0.5 if strand == "-" else 0.5
-        left = max(start - first, 0) - 0.5
-        bar = (left, min(end, last) - first - 0.5 - left)
-        axes.broken_barh([bar], (y - 0.4, 0.8), color=style.FAINT, alpha=0.5, lw=0)
-        text = f"{name} {_ARROWS.get(strand, '')}"
-        axes.text(left + 0.3, y, text, size=7, va="center", clip_on=True)
+    for track in tracks:
+        left, right = max(track["low"], first + 0.5), min(track["high"], last + 0.5)
+        if left < right:
+            place = left - first - 1
+            y = -0.5 if track["strand"] == "-" else 0.5
+            bar: Json = {"color": style.FAINT, "alpha": 0.5, "lw": 0}
+            axes.broken_barh([(place, right - left)], (y - 0.4, 0.8), **bar)
+            text = f"{track['gene']} {_ARROWS.get(track['strand'], '')}"
+            axes.text(place + 0.3, y, text, size=7, va="center", clip_on=True)
 
 
 @style.style()
-def logo(values: Json, axes: Axes | None = None, first: int = 1) -> Axes:
-    """A sequence logo.
+def logo(values: Json, axes: Axes | None = None, first: int = 1, unit: str = "") -> Axes:
+    """A sequence logo; without `axes` in lines of at most 60 positions, and the first line is
+    returned.
 
     Args:
         values: heights (L, 4) of A, C, G, T, negative ones below the axis; a frame with these
             columns; or sequences of one length, whose information in bits is computed, with the
             correction for few sequences of Schneider and Stephens (1990).
         first: the number of the first position.
+        unit: of heights; the axis of `bits` ends at .25, .5, 1 or 2.
 
     Raises:
         ValueError: if sequences differ in length.
     """
-    of_sequences = isinstance(values, list | tuple) and isinstance(values[0], str)
-    if of_sequences:
+    if isinstance(values, list | tuple) and isinstance(values[0], str):
         if len({*map(len, values)}) != 1:
             raise ValueError("sequences have different lengths; a logo is of sequences of one")
         letters = np.array([list(sequence.upper()) for sequence in values])
+        unit = "bits"
         heights = style.information(np.stack([(letters == base).sum(0) for base in BASES], 1))
     else:
         heights = np.asarray(values[list(BASES)] if hasattr(values, "columns") else values, float)
-    axes = axes or _axes(max(2.0, 0.22 * len(heights)), 1.6)
+    size = len(heights)
+    lines = -(-size // style.LINE) if axes is None else 1
+    width = -(-size // lines)
+    every: list[Any] = [axes]
+    if axes is None:
+        inches = max(style.WIDTH, 10.5 * width / style.LINE), 1.25 * lines + 0.3
+        with style.figure(*inches, lines) as (_, every):
+            pass
     lowest = float(np.minimum(heights, 0).sum(1).min())
     highest = float(np.maximum(heights, 0).sum(1).max())
-    top = style.top_of(heights) if of_sequences else highest or 1.0
-    style.logo(axes, heights, len(heights), top, lowest)
-    axes.set_ylabel("bits" if of_sequences else "")
-    style.mark_tens(axes, first, len(heights))
-    return axes
+    top = style.top_of(heights) if unit == "bits" else highest or 1.0
+    for start, each in zip(range(0, size, width), every):
+        part = heights[start : start + width]
+        style.logo(each, part, width, top, lowest)
+        each.set_ylabel(unit)
+        style.mark_tens(each, first + start, len(part))
+    return every[0]
 
 
 @style.style()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.fields import Json, is_number
+from dnadiff.fields import Json
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +32,6 @@ OTHER = "#D55E00"
 REAL = "#3D3D3D"
 FAINT = "#B4BCC4"
 BAND: Json = {"color": FAINT, "alpha": 0.55, "lw": 0}  # of real windows
-DOTTED: Json = {"color": REAL, "lw": 1, "ls": (0, (1, 1.5))}
 LOGO_COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
 # of the groups of a chart, in their order
 PALETTE = [MODEL, OTHER, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6F47", "#7F7F7F"]
@@ -71,13 +69,6 @@ def figure(
         yield made, list(made.subplots(rows, columns, squeeze=False, **grid).ravel())
 
 
-def panel(draw: Callable[..., None], height: float = HEIGHT, **values: object) -> Figure:
-    """A figure with one panel: `draw(axes, **values)`."""
-    with figure(WIDTH, height) as (made, (axes,)):
-        draw(axes, **values)
-    return made
-
-
 def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
     """The bytes of a picture, `png` or `svg`, `pixels` wide; None is the size of the figure."""
     buffer = io.BytesIO()
@@ -89,8 +80,7 @@ def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
 
 def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0, low: float = 0.0) -> None:
     """Draw letters of these `heights` (n, 4), the largest farthest from 0, negative ones below it,
-    with room for `width` positions from `low` to `top`; NaN is nothing. The unit is bits where
-    `low` is 0."""
+    with room for `width` positions from `low` to `top`; NaN is nothing."""
     from matplotlib.patches import PathPatch
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
@@ -114,8 +104,6 @@ def logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0, low: float 
     axes.set(xlim=(-0.5, width - 0.5), ylim=(low, top), yticks=ticks, xticks=())
     if low:
         axes.axhline(0, color=REAL, lw=0.6)
-    else:
-        axes.set_ylabel("bits")
     axes.yaxis.set_major_formatter("{x:.2g}")
     axes.grid(False)
 
@@ -142,65 +130,10 @@ def top_of(heights: ndarray) -> float:
     return next((top for top in _LOGO_TOPS if highest <= top), _LOGO_TOPS[-1])
 
 
-def logo_figure(heights: ndarray) -> Figure:
-    """A logo of `heights` (L, 4) in bits, in equal lines of at most 60 positions, on an axis that
-    ends at 0.25, 0.5, 1 or 2 bits."""
-    size = len(heights)
-    lines = -(-size // LINE)
-    width = -(-size // lines)
-    top = top_of(heights)
-    with figure(10.5, 1.25 * lines + 0.3, lines) as (made, every):
-        for first, axes in zip(range(0, size, width), every):
-            part = heights[first : first + width]
-            logo(axes, part, width, top)
-            mark_tens(axes, first + 1, len(part), "{}")
-        every[-1].set_xlabel("position, 1-based")
-    return made
-
-
-def mark_tens(axes: Axes, first: int, count: int, form: str = "{:,}") -> None:
+def mark_tens(axes: Axes, first: int, count: int) -> None:
     """Ticks at those of `count` positions from number `first` on that are multiples of 10."""
     places = [i for i in range(count) if (first + i) % 10 == 0]
-    axes.set(xticks=places, xticklabels=[form.format(first + i) for i in places])
-
-
-def interval_line(axes: Axes, y: float, low: Json, high: Json, color: str, lw: float = 2) -> None:
-    """A horizontal line from `low` to `high`; nothing if one of them is not known."""
-    if is_number(low) and is_number(high):
-        axes.plot([low, high], [y, y], color=color, lw=lw)
-
-
-def forest(axes: Axes, rows: Sequence[tuple[Json, ...]], form: str, better: int) -> None:
-    """Differences (name, value, low, high): blue if the first is better, orange if it is worse,
-    gray if the interval contains 0."""
-    axes.axvline(0, color=REAL, lw=1)
-    for y, (_, value, low, high) in enumerate(rows):
-        known = is_number(low) and is_number(high)
-        sign = int(low > 0) - int(high < 0) if known else 0
-        color = REAL if sign == 0 else (MODEL if sign == better else OTHER)
-        interval_line(axes, y, low, high, color)
-        if is_number(value):
-            axes.plot(value, y, "D", color=color, ms=5, mfc="white" if sign == 0 else color)
-    values = [number(value, form) if is_number(value) else "" for _, value, *_ in rows]
-    label_rows(axes, [name for name, *_ in rows], values)
-    axes.margins(x=0.08)
-
-
-def label_rows(axes: Axes, names: Sequence[str], values: Sequence[str], width: int = 17) -> None:
-    """Label rows with names on the left, in at most three lines, and values on the right, the first
-    row at the top."""
-    wrapped = [
-        [part for line in name.split("\n") for part in textwrap.wrap(line, width)] for name in names
-    ]
-    labels = ["\n".join(lines[:3] + ["…"] * (len(lines) > 3)) for lines in wrapped]
-    axes.set_yticks(range(len(names)), labels)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", visible=False)
-    beside: Json = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-    for y, text in enumerate(values):
-        axes.annotate(text, (1, y), (6, 0), va="center", fontsize=8.5, **beside)
-    axes.spines["left"].set_visible(False)
+    axes.set(xticks=places, xticklabels=[f"{first + i:,}" for i in places])
 
 
 def legend_below(axes: Axes) -> None:
@@ -217,13 +150,3 @@ def legend_below(axes: Axes) -> None:
         columnspacing=1,
         handlelength=1.6,
     )
-
-
-def percentages(values: ndarray, edges: ndarray) -> ndarray:
-    """% of the values in each bin."""
-    return 100 * np.histogram(values, edges)[0] / len(values)
-
-
-def number(value: Json, form: str = "{:.4f}") -> str:
-    """A number in a table, with a true minus sign; a dash if there is none."""
-    return form.format(value).replace("-", "−") if is_number(value) else "—"

@@ -28,11 +28,11 @@ def page(result: Result, options: Any) -> Page:
         return Page("Embeddings", f"{known.sum()} sequences: too few for principal components.")
     points, shares = principal_components(vectors[known])
     about = pandas.DataFrame(columns)[known].reset_index(drop=True)
-    frame = about.assign(PC1=points[:, 0], PC2=points[:, 1])
+    names = [f"PC{i} ({100 * share:.0f} %)" for i, share in enumerate(shares, 1)]
+    frame = about.assign(**dict(zip(names, points.T)))
     groups = [k for k in _SHOWN if k in about and 1 < about[k].nunique() <= _MOST_COLORS]
     color = groups[0] if groups else None
-    titles = {name: f"{name} ({100 * share:.0f} %)" for name, share in zip(("PC1", "PC2"), shares)}
-    drawn = charts.scatter(frame, "PC1", "PC2", color, tooltip=list(about), titles=titles)
+    drawn = charts.scatter(frame, names[0], names[1], color, list(about))
     text = "Each point is a sequence; % of the variance on the axes. Hover for its name."
     label = "first two principal components of the sequences"
     sentence = (

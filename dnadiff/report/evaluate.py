@@ -20,20 +20,17 @@ def page(result: Result, options: Any) -> Page:
     named = {"this model": content["groups"]}
     named |= {f"Markov order {m['order']}": m["groups"] for m in content["markov"]}
     rows = [
-        {"model": name, "group": group, "bits": g["bits"], "perplexity": g["perplexity"]}
+        {"model": name, "group": group, unit: g["bits"], "perplexity": g["perplexity"]}
         | {"low": g.get("bits_low"), "high": g.get("bits_high"), "tokens": g.get("tokens")}
         for name, groups in named.items()
         for group, g in groups.items()
     ]
     frame = pandas.DataFrame(rows)
-    titles = {"bits": unit, "low": "95 % from", "high": "to", "visible": "visible tokens"}
     ends = "low", "high"
     novel = f"; novel: in no 24-mer, {content['novelty']}" if content["novelty"] else ""
     novel += "; in and outside: types of regions" if "annotation" in content else ""
     pictures = [
-        Picture(
-            name, label, text, chart=charts.bars(part, "bits", row, interval=ends, titles=titles)
-        )
+        Picture(name, label, text, chart=charts.bars(part, unit, row, interval=ends))
         for name, label, text, row, part in (
             (
                 "models",
@@ -53,14 +50,16 @@ def page(result: Result, options: Any) -> Page:
         if len(part) > 1
     ]
     if content["curve"]:
-        curve = pandas.DataFrame(content["curve"])
+        visible = "visible tokens"
+        names = {"visible": visible, "bits": unit}
+        curve = pandas.DataFrame(content["curve"]).rename(columns=names)
         error = 1.96 * curve["se"]
-        curve = curve.assign(low=curve["bits"] - error, high=curve["bits"] + error)
-        drawn = charts.lines(curve, "visible", "bits", band=ends, titles=titles)
+        curve = curve.assign(low=curve[unit] - error, high=curve[unit] + error)
+        drawn = charts.lines(curve, visible, unit, band=ends)
         text = "h(n): the cost of one more token, if n random others of its window are visible."
         pictures.append(Picture("curve", "h(n) by visible tokens", text, chart=drawn))
     others = frame[(frame["model"] != "this model") & (frame["group"] == "all")]
-    best = f"; the best Markov model needs {others['bits'].min():.4f}" if len(others) else ""
+    best = f"; the best Markov model needs {others[unit].min():.4f}" if len(others) else ""
     sentence = (
         f"{model['bits']:.4f} {unit} (95 % interval {model['bits_low']:.4f} to "
         f"{model['bits_high']:.4f}) on {model['tokens']:,} tokens of the {content['part']} part"

@@ -12,87 +12,29 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, Template
+from jinja2 import Environment, PackageLoader
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from dnadiff.fields import Json, is_number
-from dnadiff.plot.style import (
-    BAND,
-    DOTTED,
-    FAINT,
-    LINE,
-    MODEL,
-    OTHER,
-    REAL,
-    WIDTH,
-    figure,
-    forest,
-    interval_line,
-    label_rows,
-    legend_below,
-    logo,
-    logo_figure,
-    mark_tens,
-    number,
-    panel,
-    percentages,
-    rendered,
-)
+from dnadiff.plot.style import rendered
 from dnadiff.progress import without_controls
 from dnadiff.renamed import VERSION
-from dnadiff.report.charts import script, specification
+from dnadiff.report.charts import Chart, script, specification
 from dnadiff.store.disk import write_bytes
 from dnadiff.store.objects import config_dir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from dnadiff.report.charts import Chart
-
-__all__ = [
-    "BAND",
-    "DOTTED",
-    "ENVIRONMENT",
-    "FAINT",
-    "LINE",
-    "MODEL",
-    "OTHER",
-    "REAL",
-    "WIDTH",
-    "Facts",
-    "Page",
-    "Picture",
-    "Results",
-    "Section",
-    "Table",
-    "figure",
-    "forest",
-    "inline_svg",
-    "interval",
-    "interval_line",
-    "label_rows",
-    "legend_below",
-    "logo",
-    "logo_figure",
-    "mark_tens",
-    "number",
-    "panel",
-    "percentages",
-    "rendered",
-    "shown",
-    "write",
-    "write_page",
-]
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_ROWS = 1000  # of a table on a page
 # Colors of the figures that follow the text of a page, which is light in dark mode.
 _OF_PAGE = {"#24292e|#4a4f55|#3d3d3d": "currentColor", "#6b7075": "var(--soft)"}
 _OF_PAGE |= {"#e6e8eb": "var(--line)", "#ffffff": "var(--paper)"}
-Results = Mapping[str, Json]  # the content of a JSON file
 _PATHS = {"path": 1, "checkpoint": 3}  # names of files, and how many of their last parts are shown
 _LABELS = {
     "n_policy": "N policy",
@@ -120,16 +62,12 @@ class Table:
         rows: text, or numbers, which are shown with four digits; the first column has the names of
             the rows. The first 1,000 rows are on the page.
         numbers: columns that are aligned on the right; those that hold only numbers are, too.
-        links: addresses of cells (row, column), such as `#section-2`.
-        folded: whether the reader opens it first.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[Json]]
     caption: str = ""
     numbers: Collection[int] = ()
-    links: Mapping[tuple[int, int], str] = field(default_factory=dict)
-    folded: bool = False
 
     @property
     def shown(self) -> Sequence[Sequence[Json]]:
@@ -158,7 +96,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A Matplotlib figure, or an interactive chart of `dnadiff.report.charts`.
+    """A figure of Matplotlib, or an interactive chart of `dnadiff.report.charts`.
 
     Attributes:
         name: unique on the page.
@@ -170,7 +108,7 @@ class Picture:
     name: str
     label: str
     caption: str
-    figure: Figure | None = None
+    figure: Any = None
     chart: Chart | None = None
     wide: bool = False
 
@@ -184,7 +122,6 @@ class Picture:
     def drawn(self) -> Markup:
         """The element that shows it."""
         if self.chart is None:
-            assert self.figure is not None
             return inline_svg(self.figure, self.name, self.label)
         spec = htmlsafe_json_dumps(specification(self.chart, self.label))
         kind = 'type="application/json"'
@@ -204,7 +141,6 @@ class Section:
 
     heading: str
     parts: Sequence[Part]
-    folded: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,10 +183,10 @@ def inline_svg(figure: Figure, name: str, label: str) -> Markup:
     return Markup(text.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
 
 
-def interval(low: Json, high: Json, form: str = "{:.4f}", missing: str = "—") -> str:
-    """An interval in a table."""
+def interval(low: Json, high: Json) -> str:
+    """An interval in a table, with true minus signs; a dash if there is none."""
     both = is_number(low) and is_number(high)
-    return f"{number(low, form)} to {number(high, form)}" if both else missing
+    return f"{low:.4g} to {high:.4g}".replace("-", "−") if both else "—"
 
 
 def shown(value: object, key: str = "") -> str:
@@ -276,7 +212,6 @@ def shown(value: object, key: str = "") -> str:
     return str(value)
 
 
-# Jinja's environment of the templates, with the panels and tables that they show.
 ENVIRONMENT = Environment(
     loader=PackageLoader("dnadiff.report"),
     autoescape=True,
@@ -289,29 +224,14 @@ ENVIRONMENT.filters |= {
     # Long names would push the last columns off the screen.
     "cell": lambda text: escape(text).replace("_", Markup("_<wbr>")),
     "label": lambda key: _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " "),
-    "number": number,
     "shown": shown,
-    "svg": inline_svg,
 }
 ENVIRONMENT.globals |= {
-    "interval": interval,
-    "panel": panel,
-    "is_picture": lambda part: isinstance(part, Picture),
-    "is_table": lambda part: isinstance(part, Table),
-    "is_facts": lambda part: isinstance(part, Facts),
     "sorting": Markup((_TEMPLATES / "table.js").read_text(encoding="utf-8").rstrip("\n")),
     "style": Markup((_TEMPLATES / "style.css").read_text(encoding="utf-8").rstrip("\n")),
     "version": VERSION,
     "responsible_use": lambda: (config_dir().parent / "RESPONSIBLE_USE.md").read_text("utf-8"),
 }
-
-
-def write_page(path: str | os.PathLike[str], template: str | Template, **values: object) -> Path:
-    """Write the page of a template, or of the one of this name, atomically and return its path."""
-    name = f"{template}.html.j2" if isinstance(template, str) else template
-    content = ENVIRONMENT.get_template(name).render(values)
-    write_bytes(Path(path), content.encode())
-    return Path(path)
 
 
 def write(page: Page, path: str | os.PathLike[str]) -> Path:

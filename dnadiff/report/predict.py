@@ -21,19 +21,19 @@ def page(result: Result, options: Any) -> Page:
     value = chosen if chosen in columns else columns[-1]  # the second of two classes
     is_class = "predicted" in frame
     label = "label" if "label" in frame else None
-    titles = {value: value.replace("p_", "probability of ", 1)}
-    chart = charts.histogram(frame.dropna(subset=[value]), value, label, titles)
+    title = value.replace("p_", "probability of ", 1)
+    named = frame.rename(columns={value: title})
+    chart = charts.histogram(named, title, label)
     text = "All predictions; a dashed line is a mean."
     pictures = [Picture("values", f"distribution of {value}", text, chart=chart)]
     if "start" in frame:
         place = "chrom" if "chrom" in frame else "name"
         chart = charts.scatter(
-            frame,
+            named,
             "start",
-            value,
+            title,
             place if frame[place].nunique() <= _COLORS else None,
-            (place, "start", "end", value),
-            titles=titles,
+            (place, "start", "end", title),
         )
         text = "Each prediction at its place; at most 5,000 are drawn."
         pictures.append(Picture("places", f"{value} by place", text, chart=chart))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dnadiff.report.page import MODEL, OTHER, REAL, figure, label_rows, legend_below, rendered
+from dnadiff.plot.style import MODEL, OTHER, REAL, figure, legend_below, rendered
 from dnadiff.store.disk import write_bytes
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def draw_relatives(path: Path, genomes: Sequence[RelatedGenome]) -> None:
         ):
             values = [np.nan if (x := getattr(each, name)) is None else x for each in rows]
             axes.plot(values, range(len(rows)), mark, color=color, label=name)
-        label_rows(axes, names, [f"{each.coverage:.2f}" for each in rows], 40)
-        axes.set(xlim=(-0.02, 1.02), xlabel="share of the target")
+        axes.set_yticks(range(len(rows)), names)
+        axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), xlabel="share of the target")
         legend_below(axes)
     write_bytes(path, rendered(made, "png"))

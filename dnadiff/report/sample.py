@@ -11,6 +11,7 @@ import numpy as np
 import pandas
 from numpy import ndarray
 
+from dnadiff import plot
 from dnadiff.design.designs import unguided_path
 from dnadiff.design.samples import JSONL
 from dnadiff.fields import Json, JsonDict
@@ -22,7 +23,7 @@ from dnadiff.genomics.metrics.designs import (
 )
 from dnadiff.genomics.metrics.memorization import cut, held_out_windows
 from dnadiff.jobs.journal import is_compressed, open_bytes
-from dnadiff.plot.style import information, logo_figure, panel
+from dnadiff.plot.style import HEIGHT, WIDTH, figure, information
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval
@@ -53,7 +54,7 @@ def page(result: Result, options: Any) -> Page:
     pictures = [] if design is None else _rewards(tables, content)
     if ours.counts is not None and len(ours.counts) <= MAX_LOGO:
         label, caption = f"Sequence logo of the {name}.", "Letters are as high as their information"
-        logo = logo_figure(information(ours.counts))
+        logo = plot.logo(information(ours.counts), unit="bits").figure
         caption += f" in bits, corrected for the number of {name}; all count equally."
         pictures.append(Picture("logo", label, caption, figure=logo, wide=True))
     weights = content.get("weights")
@@ -87,13 +88,13 @@ def _rewards(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
     columns = {name: (of.columns["reward"], _per_base(of)) for name, of in tables.items()}
     if real := content.get("real"):
         columns["real"] = np.array(real["reward"]), np.array(real["log_prob"] or np.nan)
+    likelihood = "log-probability under the model, nats per base"
     frames = [
-        pandas.DataFrame({"reward": reward, "log_prob": log_prob, "set": name})
+        pandas.DataFrame({"reward": reward, likelihood: log_prob, "set": name})
         for name, (reward, log_prob) in columns.items()
     ]
     frame = pandas.concat(frames, ignore_index=True)
-    titles = {"log_prob": "log-probability under the model, nats per base"}
-    distribution = charts.histogram(frame, "reward", "set", titles)
+    distribution = charts.histogram(frame, "reward", "set")
     found = [
         Picture(
             "rewards",
@@ -102,14 +103,14 @@ def _rewards(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
             chart=distribution,
         )
     ]
-    known = frame[np.isfinite(frame["log_prob"])]
+    known = frame[np.isfinite(frame[likelihood])]
     if len(known):
         text = (
             "Upwards is a higher reward, to the right more probable without it: a lower bound for "
             "a diffusion model, exact for an autoregressive one."
         )
         label = "Reward against log-probability of designs, unguided samples and real sequences."
-        chart = charts.scatter(known, "log_prob", "reward", "set", titles=titles)
+        chart = charts.scatter(known, likelihood, "reward", "set")
         found.append(Picture("tradeoff", label, text, chart=chart))
     return found
 
@@ -180,14 +181,15 @@ def _comparison(
     rows: list[list[Json]] = []
     for k, distance in ours.divergences.items():
         values = [of.divergences[k].samples for of in found.values()]
-        limits = interval(distance.low, distance.high, "{:.3g}")
+        limits = interval(distance.low, distance.high)
         rows.append([f"{k}-mers, bits", *values, distance.baseline, limits])
-    limits = interval(ours.gc.low, ours.gc.high, "{:.3g}")
+    limits = interval(ours.gc.low, ours.gc.high)
     values = [of.gc.samples for of in found.values()]
     rows.append(["GC content, points", *values, ours.gc.baseline, limits])
     head = ["distance from real windows", *found, "real windows", "95 % of sets of them"]
     lengths, distances = [*ours.divergences], [*ours.divergences.values()]
-    drawn = panel(divergences, lengths=lengths, found=distances, name=name)
+    with figure(WIDTH, HEIGHT) as (drawn, (axes,)):
+        divergences(axes, lengths, distances, name)
     label = "Jensen-Shannon divergence of k-mer frequencies from real windows, for each k."
     strand = "both strands" if both else "the given strand"
     text = f"Compared with {source}, counted on {strand}. Gray: 95 % of random sets of them."

@@ -9,23 +9,22 @@ import numpy as np
 
 from dnadiff.fields import Json
 from dnadiff.genomics.metrics.composition import KMER_LENGTHS
-from dnadiff.report.page import BAND, MODEL, figure, legend_below
+from dnadiff.plot.style import BAND, MODEL, figure, legend_below, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from dnadiff.genomics.metrics.composition import Distance
     from dnadiff.genomics.metrics.sample_quality import SampleQuality
 
 
-def overview(quality: SampleQuality) -> Figure:
-    """A figure with both pictures in a row."""
+def overview(quality: SampleQuality) -> bytes:
+    """A PNG file with both pictures in a row."""
     with figure(8, 3.1, 1, 2) as (made, (left, right)):
         made.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
         divergences(left, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
         mutual_information(right, quality)
-    return made
+    return rendered(made, "png")
 
 
 def divergences(

@@ -13,7 +13,7 @@ def page(result: Result, options: Any) -> Page:
     """The page of the table of the output."""
     frame = result.frame
     known = frame[frame["counted"] > 0]
-    titles = {"bits_per_base": "bits per base", "length": "length, bases"}
+    named = known.rename(columns={"bits_per_base": "bits per base", "length": "length, bases"})
     pictures = []
     if len(known) > 1:
         pictures = [
@@ -21,18 +21,17 @@ def page(result: Result, options: Any) -> Page:
                 "distribution",
                 "distribution of bits per base over the records",
                 "Bits per base of the records; the dashed line is their mean.",
-                chart=charts.histogram(known, "bits_per_base", titles=titles),
+                chart=charts.histogram(named, "bits per base"),
             ),
             Picture(
                 "lengths",
                 "bits per base of each record by its length",
                 "Each point is a record; hover for its name.",
                 chart=charts.scatter(
-                    known,
-                    "length",
-                    "bits_per_base",
-                    tooltip=("name", "length", "bits_per_base", "se_mc"),
-                    titles=titles,
+                    named,
+                    "length, bases",
+                    "bits per base",
+                    tooltip=("name", "length, bases", "bits per base", "se_mc"),
                 ),
             ),
         ]

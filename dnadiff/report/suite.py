@@ -1,120 +1,190 @@
-"""The page of a downstream study: a table of all tasks, then for each task its metric with
-published ones, and pictures of the predictions."""
+"""The page of a downstream study: a table of all tasks, then for each task its metric next to
+published ones, and its predictions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+import pandas
 
-from dnadiff.fields import Json, is_number
-from dnadiff.report.page import (
-    DOTTED,
-    ENVIRONMENT,
-    FAINT,
-    MODEL,
-    OTHER,
-    REAL,
-    Results,
-    forest,
-    interval_line,
-    label_rows,
-    legend_below,
-    write_page,
-)
-from dnadiff.supervised.metrics import title as title_of
+from dnadiff.fields import JsonDict, JsonMap, is_number
+from dnadiff.report import charts
+from dnadiff.report.page import Facts, Page, Part, Picture, Section, Table, write
+from dnadiff.supervised.intervals import interval_text
+from dnadiff.supervised.metrics import title
 from dnadiff.supervised.study import (
     PublishedResult,
     num_training_sequences,
     of_rounds,
     on_subsets,
+    primary_metric,
     published_accuracies,
     published_counterpart,
     remarks,
     suite_rows,
+    table_rows,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 NETWORKS = ("fine-tuned", "scratch")
-_CURVES = tuple(  # color and line of a ROC curve
-    zip((MODEL, OTHER, "#009E73", "#CC79A7", REAL), ("-", "--", "-.", ":", (0, (5, 1))))
+_MATRICES = 2  # models with a confusion matrix
+_SCATTERED = 3  # models with a picture of predicted against measured values
+_PUBLISHED = (
+    "Each published accuracy is given with its number of training sequences and, after ±, the "
+    "largest minus the smallest accuracy of its five seeds where that is known. A published model "
+    "with more training sequences, pretrained on a thousand times more bases, is not a fair "
+    "comparison: the difference shows the amount of training, not which method is better. If the "
+    "chance level (always the larger class) differs from that of the complete task, the test "
+    "sequences are a part of it with other class frequencies, and the accuracies are not "
+    "comparable."
 )
-
-
-class ReportedMetric(NamedTuple):
-    """The metric that a study compares models by, as reports show it: its values times `factor`, in
-    the format `form`."""
-
-    name: str
-    title: str
-    factor: float = 1.0
-    unit: str = ""
-    form: str = "{:.3f}"
-
-    @property
-    def signed(self) -> str:
-        """The format of a difference."""
-        return self.form.replace(":", ":+")
-
-    @property
-    def axis(self) -> str:
-        """The label of an axis."""
-        return f"test {self.title if self.unit == '' else self.name}{self.unit}"
-
-    def scaled(self, value: Json) -> float | None:
-        """A value as it is shown; None if it is not a number."""
-        return self.factor * value if is_number(value) else None
-
-
-ACCURACY = ReportedMetric("accuracy", "Accuracy", 100, ", %", "{:.1f}")
-
-
-def metric_of(finetune: Results) -> ReportedMetric:
-    """The metric of a study; accuracy in the results of earlier versions."""
-    name = (finetune.get("task") or {}).get("metric", ACCURACY.name)
-    return ACCURACY if name == ACCURACY.name else ReportedMetric(name, title_of(name))
-
-
-def in_order(result: Results) -> list[str]:
-    """The names of the models: fully trained networks first, then the others by decreasing
-    accuracy, or the metric of the task."""
-    models = result["models"]
-    metric = metric_of(result).name
-    first = [name for name in NETWORKS if name in models]
-    others = [name for name in models if name not in first]
-    return first + sorted(others, key=lambda name: -models[name][metric])
 
 
 def write_suite(
-    path: str | os.PathLike[str], studies: Sequence[Results], commands: Sequence[str] = ()
+    path: str | os.PathLike[str], studies: Sequence[JsonMap], commands: Sequence[str] = ()
 ) -> Path:
-    """Write the page of `studies`, results of `dnadiff.supervised.study.run_study`, and the
-    `commands` that produced them.
+    """Write the page of `studies`; see `page_of`."""
+    return write(page_of(studies, commands), path)
+
+
+def page_of(studies: Sequence[JsonMap], commands: Sequence[str] = ()) -> Page:
+    """The page of `studies`, results of `dnadiff.supervised.study.run_study`, and the `commands`
+    that produced them.
 
     Raises:
         ValueError: if there is no study.
     """
     if not studies:
         raise ValueError("nothing to report: give at least one study")
-    names = [result["task"]["name"] for result in studies]
-    are_classes = all(metric_of(result) is ACCURACY for result in studies)
-    kind = "Classification" if are_classes else "Downstream tasks"
-    return write_page(
-        path,
-        "studies",
-        title=f"{kind}: {names[0] if len(names) == 1 else f'{len(names)} tasks'}",
-        studies=studies,
-        table_rows=suite_rows(studies),
+    warnings = [
+        f"Warning: {result['task']['name']}: {result['warning']}. "
+        for result in studies
+        if result.get("warning")
+    ]
+    best = [next(iter(scores_of(result))) for result in studies]
+    head, *rows = suite_rows(studies)
+    numbers = {*range(1, len(head) - 2), len(head) - 1} - {4, 6}
+    text = "Networks and baselines on the same test sequences; intervals over sequences and seeds."
+    sections = [section_of(result, f"task_{i}") for i, result in enumerate(studies, 1)]
+    name, (model, *_) = studies[0]["task"]["name"], best
+    metric, found = primary_metric(studies[0]), studies[0]["models"][model]
+    sentence = (
+        f"{model} has the highest {title(metric)}: {found[metric]:.3f} ({interval_text(found)}, "
+        f"95 % interval) on {studies[0]['task']['tested']:,} test sequences."
+    )
+    pictures: list[Picture] = []
+    if len(studies) > 1:
+        name = f"{len(studies)} tasks"
+        tally = ", ".join(f"{model} on {count}" for model, count in Counter(best).most_common())
+        sentence = f"The model with the highest test metric: {tally} of {name}."
+    else:  # pictures of a single task come first
+        parts = sections[0].parts
+        pictures = [part for part in parts if isinstance(part, Picture)]
+        sections = [Section(name, [part for part in parts if part not in pictures])]
+    if any(row[-1] != "-" for row in rows):
+        sections.append(Section("Published results", [_PUBLISHED]))
+    return Page(
+        f"Fine-tuning: {name}",
+        f"{''.join(warnings)}{sentence}",
+        pictures,
+        Table(head, rows, text, numbers),
+        sections,
         commands=commands,
     )
 
 
-def published_for(result: Results) -> list[PublishedResult]:
+def scores_of(result: JsonMap) -> dict[str, float]:
+    """The metric of each model, the highest first."""
+    metric = primary_metric(result)
+    models = result["models"]
+    return {name: models[name][metric] for name in sorted(models, key=lambda x: -models[x][metric])}
+
+
+def section_of(result: JsonMap, name: str) -> Section:
+    """The results of a task; names of pictures start with `name`."""
+    task, models = result["task"], result["models"]
+    metric = title(primary_metric(result))
+    parts: list[Part] = [*_pictures(result, metric, name)]
+    for model in [*scores_of(result)][:_MATRICES]:
+        if counts := models[model].get("confusion"):
+            rows = [
+                [true, *(f"{n:,.0f} ({100 * n / max(sum(row), 1e-9):.0f} %)" for n in row)]
+                for true, row in zip(task["classes"], counts)
+            ]
+            text = f"{model}: test sequences by true (rows) and predicted class, mean over seeds."
+            columns = range(1, len(rows) + 1)
+            parts.append(Table(["true class", *task["classes"]], rows, text, columns))
+    if differences := result["differences"]:
+        test = task.get("p_value_test", "sign-flip test")
+        head = ("difference", metric, "95 % interval", "the first is", f"p, {test}")
+        cells = zip(table_rows(result)[1], differences)
+        rows = [[*row, one["p_value"]] for row, one in cells]
+        parts.append(Table(head, rows, "Both are tested on the same sequences.", (1, 4)))
+    parts += [f"{line[:1].upper()}{line[1:]}." for line in remarks(result)]
+    items = {part: sum(of_class.values()) for part, of_class in task["items"].items()}
+    about = {key: task[key] for key in ("tested", "protocol", "stranded", "target") if key in task}
+    subsets = {model: found for model in models if (found := on_subsets(result, model))}
+    parts += [
+        Facts("Task", {"sequences": items, **about, **result.get("notes", {})}),
+        Facts("Chosen on validation", chosen(result)),
+        Facts(f"{metric} of subsets", subsets),
+    ]
+    return Section(task["name"], parts)
+
+
+def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
+    """The metric of each model, and what is predicted for the test sequences."""
+    task, models, scores = result["task"], result["models"], scores_of(result)
+    score, ends = f"test {metric}", ("low", "high")
+    known = published_for(result)
+    bars = [
+        {"model": model, score: value, **{end: models[model].get(end) for end in ends}}
+        | {"kind": "trained network" if model in NETWORKS else "baseline or frozen features"}
+        for model, value in scores.items()
+    ]
+    bars += [
+        {"model": f"{one.model} ({one.train:,})", score: one.accuracy, "kind": "published"}
+        for one in known
+    ]
+    text = f"Trained on {num_training_sequences(result):,} sequences, chance {task['chance']:.3f}."
+    if known:
+        text += " Published results: with their number of training sequences."
+    label = f"{metric} of each model on {task['name']}; the table has the numbers."
+    chart = charts.bars(pandas.DataFrame(bars), score, "model", "kind", ends)
+    yield Picture(f"{name}_metric", label, f"{text} Lines: 95 % intervals.", chart=chart)
+    if differences := result["differences"]:
+        frame = pandas.DataFrame(differences).rename(columns={"verdict": "the first is"})
+        frame["pair"] = frame["a"] + " - " + frame["b"]
+        label = f"Paired differences of {metric} with 95 % intervals; the table has the numbers."
+        chart = charts.bars(frame, "difference", "pair", "the first is", ends)
+        text = f"Differences of {metric}: above 0 the first is better. Lines: 95 % intervals."
+        yield Picture(f"{name}_differences", label, text, chart=chart)
+    # Two classes: a curve of each model. More: each class against the rest, of the best model.
+    curves = {model: models[model]["roc"] for model in scores if models[model].get("roc")}
+    text = "ROC curves"
+    if curves:
+        first = next(iter(curves))
+        named = {model: of_model[0] for model, of_model in curves.items()}
+        if len(task["classes"]) > 2:
+            named = dict(zip(task["classes"], curves[first]))
+            text += f" of {first}, each class against the rest"
+        text += ", first seed" + "; all folds together" * (task["protocol"] == "kfold")
+        frame = pandas.concat([pandas.DataFrame(x).assign(curve=key) for key, x in named.items()])
+        x, y = "false positive rate", "true positive rate"
+        chart = charts.lines(frame.rename(columns={"false": x, "true": y}), x, y, "curve")
+        yield Picture(f"{name}_roc", f"ROC curves on {task['name']}.", f"{text}.", chart=chart)
+    for number, model in enumerate([*scores][:_SCATTERED]):
+        for target, points in models[model].get("scatter", {}).items():
+            frame = pandas.DataFrame(points).add_suffix(f" {target}")
+            label = f"Predicted against measured {target} of {model} on {task['name']}."
+            chart = charts.scatter(frame, f"measured {target}", f"predicted {target}")
+            text = f"{model}: test sequences, first seed."
+            yield Picture(f"{name}_{target}_{number}", label, text, chart=chart)
+
+
+def published_for(result: JsonMap) -> list[PublishedResult]:
     """The published accuracies of the models of a study."""
     name = result["task"]["name"]
     pretrained = result.get("counterpart")
@@ -122,9 +192,9 @@ def published_for(result: Results) -> list[PublishedResult]:
     return [each for each in published_accuracies(name) if each in known]
 
 
-def chosen(result: Results) -> Results:
+def chosen(result: JsonMap) -> JsonDict:
     """What was chosen on validation for each model."""
-    found: dict[str, Json] = {}
+    found: JsonDict = {}
     for name, model in result["models"].items():
         said = [
             ", ".join(
@@ -137,105 +207,3 @@ def chosen(result: Results) -> Results:
         ]
         found |= {name: "; ".join(dict.fromkeys(said))} if any(said) else {}
     return found
-
-
-def accuracy_differences(axes: Axes, finetune: Results) -> None:
-    """Paired differences of accuracy in percentage points (or of the metric of the task), with 95 %
-    intervals."""
-    metric = metric_of(finetune)
-    rows = []
-    for d in finetune["differences"]:
-        values = (metric.scaled(d.get(key)) for key in ("difference", "low", "high"))
-        rows.append((f"{d['a']}\n− {d['b']}", *values))
-    forest(axes, rows, metric.signed, better=1)
-    unit = "percentage points" if metric.unit else metric.title
-    axes.set(title="Paired differences", xlabel=f"{unit} (above 0: first is better)")
-
-
-def accuracy_bars(axes: Axes, result: Results, published: Sequence[PublishedResult]) -> None:
-    """Accuracy (or the metric of the task) of each model with its 95 % interval; below, in gray,
-    published accuracies."""
-    models = result["models"]
-    names = in_order(result)
-    metric = metric_of(result)
-    means = [metric.factor * models[name][metric.name] for name in names]
-    for row, (name, mean) in enumerate(zip(names, means)):
-        color = MODEL if name in NETWORKS else OTHER
-        axes.barh(row, mean, height=0.62, color=color, alpha=0.85, lw=0)
-        low, high = (metric.scaled(models[name].get(end)) for end in ("low", "high"))
-        interval_line(axes, row, low, high, REAL, 1.6)
-    labels = list(names)
-    values = [metric.form.format(mean) for mean in means]
-    for row, known in enumerate(published, len(names)):
-        axes.barh(row, 100 * known.accuracy, height=0.62, color=FAINT, lw=0)
-        labels.append(f"{known.model}, published ({known.train:,})")
-        spread = "" if known.spread is None else f" ± {100 * known.spread:.1f}"
-        values.append(f"{100 * known.accuracy:.1f}{spread}")
-    label_rows(axes, labels, values, width=30)
-    axes.axvline(metric.factor * result["task"]["chance"], **DOTTED)
-    title = f"Trained on {num_training_sequences(result):,} sequences"
-    limits = (min(0.0, *means) * 1.1, metric.factor)
-    axes.set(title=title, xlabel=f"{metric.axis} (dotted: chance)", xlim=limits)
-
-
-def scatter(axes: Axes, result: Results, name: str, target: str) -> None:
-    """Predicted against measured values of the test items, first seed, with the diagonal."""
-    points = result["models"][name]["scatter"][target]
-    axes.plot(points["measured"], points["predicted"], "o", color=MODEL, ms=2.5, alpha=0.35, mew=0)
-    ends = [min(points["measured"]), max(points["measured"])]
-    axes.plot(ends, ends, **DOTTED)
-    axes.set(title=name, xlabel=f"measured {target}", ylabel="predicted")
-
-
-def roc(axes: Axes, result: Results) -> None:
-    """ROC curves. Two classes: one for each model. More classes: one for each class against the
-    rest, of the first model."""
-    names = [name for name in in_order(result) if result["models"][name].get("roc")]
-    classes = result["task"]["classes"]
-    of_models = [result["models"][name]["roc"] for name in names]
-    if len(classes) == 2:
-        curves = [(name, of_model[0]) for name, of_model in zip(names, of_models)]
-        title = f"ROC: {classes[1]} vs. {classes[0]}"
-    else:
-        curves = list(zip(classes, of_models[0])) if names else []
-        title = f"ROC: {names[0]}, each class vs. the rest" if names else "ROC"
-    axes.plot([0, 100], [0, 100], color=FAINT, lw=1)
-    for (color, line), (name, curve) in zip(_CURVES, curves):
-        x, y = (100 * np.asarray(curve[key]) for key in ("false", "true"))
-        axes.plot(x, y, ls=line, color=color, lw=1.5, label=name)
-    axes.set(
-        title=title,
-        xlabel="false positive rate, %",
-        ylabel="true positive rate, %",
-        xlim=(0, 100),
-        ylim=(0, 100),
-        aspect="equal",
-    )
-    legend_below(axes)
-
-
-def confusion(axes: Axes, result: Results, name: str) -> None:
-    """Test sequences of each true class (row) by predicted class (column), mean over seeds; the
-    shade is the fraction of the row."""
-    counts = np.asarray(result["models"][name]["confusion"])
-    classes = result["task"]["classes"]
-    fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1e-9)
-    axes.imshow(fractions, cmap="Blues", vmin=0, vmax=1)
-    centered: Json = {"ha": "center", "va": "center", "fontsize": 8.5}
-    for (row, column), fraction in np.ndenumerate(fractions):
-        text = f"{counts[row, column]:,.0f}\n{100 * fraction:.0f} %"
-        axes.text(column, row, text, color="white" if fraction > 0.55 else "#1D2125", **centered)
-    axes.set_xticks(range(len(classes)), classes)
-    axes.set_yticks(range(len(classes)), classes)
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
-    axes.set(title=name, xlabel="predicted", ylabel="true")
-
-
-ENVIRONMENT.globals |= {
-    function.__name__: function
-    for function in (
-        *(metric_of, in_order, published_for, num_training_sequences, on_subsets, remarks, chosen),
-        *(accuracy_differences, accuracy_bars, scatter, roc, confusion),
-    )
-}

@@ -7,15 +7,10 @@ import math
 from typing import Any
 
 from dnadiff.options.base import Result
+from dnadiff.plot.figures import LOSSES
 from dnadiff.progress import duration
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table
-
-_LOSSES = {
-    "train_nll": "training",
-    "valid_nll": "validation, averaged weights",
-    "valid_nll_live": "validation, live weights",
-}
 
 
 def page(result: Result, options: Any) -> Page:
@@ -25,21 +20,23 @@ def page(result: Result, options: Any) -> Page:
     folder = result.paths[0]
     metrics = result.content
     log = pandas.read_csv(folder / "metrics.csv")
-    losses = log.melt("step", list(_LOSSES), "part", "nats").dropna()
-    losses["part"] = losses["part"].map(_LOSSES)
+    loss = "nats per token"
+    losses = log.melt("step", list(LOSSES), "part", loss).dropna()
+    losses["part"] = losses["part"].map({key: label for key, (label, _) in LOSSES.items()})
     pictures = [
         Picture(
             "loss",
             "loss by steps, of training and validation",
             "Nats per token of the batches of training, and of the validation part.",
-            chart=charts.lines(losses, "step", "nats", "part", titles={"nats": "nats per token"}),
+            chart=charts.lines(losses, "step", loss, "part"),
         )
     ]
     steps = log[log["train_loss"].notna()]
-    speed = steps.assign(speed=steps["tokens"].diff() / steps["seconds"].diff())
-    speed = speed[speed["speed"].map(math.isfinite) & (speed["speed"] > 0)]
+    rate = "tokens per second"
+    speed = steps.assign(**{rate: steps["tokens"].diff() / steps["seconds"].diff()})
+    speed = speed[speed[rate].between(0, math.inf, inclusive="neither")]
     if len(speed) > 1:
-        drawn = charts.lines(speed, "step", "speed", titles={"speed": "tokens per second"})
+        drawn = charts.lines(speed, "step", rate)
         text = "Tokens per second since the step logged before."
         pictures.append(Picture("speed", "tokens per second by steps", text, chart=drawn))
     valid = log[log["valid_nll"].notna()]

@@ -35,7 +35,7 @@ def page(result: Result, options: Any) -> Page | None:
     frame["change"] = frame["ref"] + ">" + frame["alt"]
     frame["place"] = frame["chrom"] + ":" + frame["pos"].map("{:,}".format)
     annotation, frame["group"] = groups_of(Path(options.vcf), frame)
-    known = frame[frame[value].notna()]
+    known = frame[frame[value].notna()].rename(columns={value: unit})
     counts = result.skipped | {"no value": result.without_value}
     left_out = [[reason, count] for reason, count in counts.items() if count]
     sections = []
@@ -45,13 +45,13 @@ def page(result: Result, options: Any) -> Page | None:
     pictures = []
     table = None
     if len(known):
-        order = known[value].abs().sort_values(ascending=False, kind="stable").index
+        order = known[unit].abs().sort_values(ascending=False, kind="stable").index
         first = known.loc[order[0]]
         sentence = (
             f"{len(known):,} alleles in {result.content['rows']:,} rows: {unit} from "
-            f"{known[value].min():.2f} to {known[value].max():.2f}, median "
-            f"{known[value].median():.2f}; the strongest is {first.place} {first.change} with "
-            f"{first[value]:.2f}."
+            f"{known[unit].min():.2f} to {known[unit].max():.2f}, median "
+            f"{known[unit].median():.2f}; the strongest is {first.place} {first.change} with "
+            f"{first[unit]:.2f}."
         )
         common = known["group"].value_counts().index[:_GROUPS]
         drawn = known.assign(group=known["group"].where(known["group"].isin(common), "others"))
@@ -61,16 +61,16 @@ def page(result: Result, options: Any) -> Page | None:
                 "effects",
                 f"Histograms of {unit} by {annotation}",
                 caption,
-                chart=charts.histogram(drawn, value, "group", {value: unit}),
+                chart=charts.histogram(drawn, unit, "group"),
                 wide=True,
             )
         ]
-        shown = [value, *(name for name in _SHOWN if name in known and known[name].notna().any())]
+        shown = [unit, *(name for name in _SHOWN if name in known and known[name].notna().any())]
         named = ["id"] * bool((known["id"] != ".").any())
         columns = ["place", "change", *named, *shown, "group"]
         rows = known.loc[order[:STRONGEST], columns].astype(object)
         table = Table(
-            ["place", "REF>ALT", *named, unit, *shown[1:], annotation],
+            ["place", "REF>ALT", *named, *shown, annotation],
             rows.where(rows.notna(), None).to_numpy().tolist(),
             f"The {len(rows):,} strongest of {len(known):,} alleles; {result.paths[0].name} has "
             "all.",

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dnadiff.report.page import ENVIRONMENT, panel
-from dnadiff.report.suite import accuracy_bars, write_suite
+from dnadiff.report.suite import page_of, section_of, write_suite
 from dnadiff.supervised.items import Items, Prediction
-from dnadiff.supervised.study import compare, published_accuracies
+from dnadiff.supervised.study import compare
 
 
 def study(name: str, classes: list[str]) -> dict:
@@ -63,16 +62,35 @@ def test_published_accuracy_is_always_shown_with_its_training_size(page):
 
 
 def test_the_page_has_every_picture_and_escapes_names(page):
-    assert page.count("<figure>") == 2 * 5
+    assert page.count("<figure") == 2 * 3
     for text in (
-        "ROC: 1 vs. 0",
-        "ROC: fine-tuned, each class vs. the rest",
+        "ROC curves, first seed",
+        "ROC curves of fine-tuned, each class against the rest",
         "lr 0.001",
         "inside pretraining",
+        "The model with the highest test metric: ",
     ):
         assert text in page
     assert "<own>" not in page and "<alone>" not in page and "someone" not in page
     assert not re.search(r"(src|href)=\"http", page)
+
+
+def test_the_page_of_one_task_begins_with_its_best_model_and_pictures():
+    result = study("mine", ["x", "y"]) | {"warning": "something"}
+    page = page_of([result])
+    name = max(result["models"], key=lambda model: result["models"][model]["accuracy"])
+    best = result["models"][name]
+    interval = f"{best['low']:.3f} .. {best['high']:.3f}"
+    assert page.sentence == (
+        f"Warning: mine: something. {name} has the highest accuracy: {best['accuracy']:.3f} "
+        f"({interval}, 95 % interval) on 90 test sequences."
+    )
+    names = [picture.name for picture in page.pictures]
+    assert names == ["task_1_metric", "task_1_differences", "task_1_roc"]
+    matrices = [part for part in page.sections[0].parts if getattr(part, "head", "")][:2]
+    assert all(table.head == ["true class", "x", "y"] for table in matrices)
+    counts = best["confusion"][0]
+    assert matrices[0].rows[0][1] == f"{counts[0]:,.0f} ({100 * counts[0] / sum(counts):.0f} %)"
 
 
 def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
@@ -83,28 +101,17 @@ def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
 
 
 def test_bars_of_published_accuracies_are_labeled():
-    known = [
-        row
-        for row in published_accuracies("human_nontata_promoters")
-        if row.model in ("CNN", "Caduceus MDLM")
-    ]
     result = study("human_nontata_promoters", ["0", "1"])
-    axes = panel(accuracy_bars, result=result, published=known).axes[0]
-    labels = [" ".join(tick.get_text().split()) for tick in axes.get_yticklabels()]
-    assert labels == [
-        "fine-tuned",
-        "CNN",
-        "GC <alone>",
-        "CNN, published (27,097)",
-        "Caduceus MDLM, published (27,097)",
+    spec = section_of(result, "t").parts[0].chart.to_dict(validate=False)
+    (bars,) = spec["datasets"].values()
+    assert [(row["model"], row["kind"]) for row in bars] == [
+        ("fine-tuned", "trained network"),
+        ("CNN", "baseline or frozen features"),
+        ("GC <alone>", "baseline or frozen features"),
+        ("CNN (27,097)", "published"),
+        ("Caduceus MDLM (27,097)", "published"),
     ]
-    assert [round(bar.get_width(), 1) for bar in axes.patches[3:5]] == [86.1, 94.0]
-
-
-def test_long_names_break_after_underscores_and_are_escaped():
-    parts = ENVIRONMENT.get_template("parts.html.j2").module
-    cells = parts.table(("a", "b"), [("an_<i>", "x_y&z")])
-    assert "an_<wbr>&lt;i&gt;" in cells and "x_<wbr>y&amp;z" in cells
+    assert [row["test accuracy"] for row in bars[3:]] == [0.861, 0.94]
 
 
 def test_a_page_says_where_there_is_no_verdict_or_no_interval(tmp_path):

@@ -4,7 +4,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from dnadiff.report.page import Page
 
 PATH = Path(__file__).parents[2] / "scripts" / "demo.py"
 sys.path.insert(0, str(PATH.parent))  # of demo_report
@@ -61,15 +64,15 @@ def test_what_is_shortened_is_named():
     ]
 
 
-def test_designs_are_shown_above_the_genome(tmp_path):
+def test_the_page_has_designs_variants_and_the_pages_of_commands(tmp_path):
     real = "A" * 30 + "CCCC" + "G" * 30
     designs = demo.Designs([real, real.replace("CCCC", "CCTT")], real, 30, 34, "chr:31-34")
     assert designs.identity() == 0.75 and designs.frequencies().shape == (4 + 2 * 12, 4)
-    heat_map, nothing = tmp_path / "x.svg", demo.RunResults()
-    heat_map.write_text("<svg/>")
+    rows = [("chr", 31, "C", alt, -0.5, 0.2) for alt in "AGT"]
+    effects = pd.DataFrame(rows, columns=["chrom", "pos", "ref", "alt", "LLR", "information"])
+    parts = [Page("Held-out likelihood", "1.9 bits per base.")]
     page = sys.modules["demo_report"].write_demo_page(
-        tmp_path / "r.html", designs, heat_map, nothing, nothing, {}, []
+        tmp_path / "r.html", designs, effects, parts, ["python -m dnadiff.x"]
     )
     text = page.read_text()
-    assert "<svg" in text and "75 % of the designed bases" in text
-    assert 'src="data:image/svg+xml;base64,PHN2Zy8+"' in text
+    assert "<svg" in text and "75 % of the designed bases" in text and "1.9 bits" in text
