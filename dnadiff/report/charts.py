@@ -33,8 +33,10 @@ CONFIG: Json = {
         "titleFontWeight": "normal",
         "labelFontSize": 11,
         "gridOpacity": 0.1,
+        "labelFlush": False,
+        "labelOverlap": True,
     },
-    "legend": {**_TEXT, "orient": "bottom", "columns": 3, "symbolOpacity": 1, "labelLimit": 240},
+    "legend": {**_TEXT, "orient": "bottom", "columns": 2, "symbolOpacity": 1, "labelLimit": 240},
     "title": {"color": "currentColor", "anchor": "start"},
     "view": {"stroke": None},
     "range": {"category": PALETTE},
@@ -102,7 +104,7 @@ def lines(
     if band is not None:
         low, high = band
         area = base.mark_area(opacity=0.18)
-        layers.insert(0, area.encode(y=_axis(alt.Y, low, title=y), y2=_field(alt.Y2, high)))
+        layers.insert(0, area.encode(y=_axis(alt.Y, low, title=y), y2=_end(alt.Y2, high)))
     return alt.layer(*layers).properties(height=HEIGHT)
 
 
@@ -113,10 +115,11 @@ def bars(
     color: str | None = None,
     interval: tuple[str, str] | None = None,
 ) -> Chart:
-    """Horizontal bars: a number `x` for each name `y`, in the order of the rows; `interval` names
-    the columns of the ends of a line on each bar."""
+    """Horizontal bars: a number `x` for each name `y`, of one or two lines, in the order of the
+    rows; `interval` names the columns of the ends of a line on each bar."""
+    axis = alt.Axis(labelLimit=200, labelExpr="split(datum.label, '\\n')")
     base = _chart(frame).encode(
-        y=_field(alt.Y, y, type="nominal", sort=None, title=None, axis=alt.Axis(labelLimit=200))
+        y=_field(alt.Y, y, type="nominal", sort=None, title=None, axis=axis)
     )
     drawn = base.mark_bar(opacity=0.85).encode(
         x=_field(alt.X, x, type="quantitative"),
@@ -128,8 +131,8 @@ def bars(
         low, high = interval
         ends = base.mark_rule(color=OTHER, strokeWidth=2)
         place = _field(alt.X, low, type="quantitative", title=x)
-        layers.append(ends.encode(x=place, x2=_field(alt.X2, high)))
-    return alt.layer(*layers).properties(height=alt.Step(26))
+        layers.append(ends.encode(x=place, x2=_end(alt.X2, high)))
+    return alt.layer(*layers).properties(height=alt.Step(28))
 
 
 def histogram(frame: pandas.DataFrame, x: str, color: str | None = None) -> Chart:
@@ -154,7 +157,7 @@ def histogram(frame: pandas.DataFrame, x: str, color: str | None = None) -> Char
         .mark_bar(opacity=0.5, binSpacing=0)
         .encode(
             x=place,
-            x2=_field(alt.X2, "to"),
+            x2=_end(alt.X2, "to"),
             y=_field(alt.Y, "%", type="quantitative", stack=None),
             color=colored,
             tooltip=_tooltip(table, ("from", "to", "%", color and "group")),
@@ -193,7 +196,7 @@ def heat_map(found: Saturation, genes: Iterable[Sequence[Json]] | None = None) -
         .mark_rect()
         .encode(
             x=place,
-            x2=_field(alt.X2, "high"),
+            x2=_end(alt.X2, "high"),
             y=row,
             color=color,
             tooltip=_tooltip(table, names if found.has_information else names[:-1]),
@@ -217,7 +220,7 @@ def heat_map(found: Saturation, genes: Iterable[Sequence[Json]] | None = None) -
         text = track.mark_text(color="currentColor", align="left", dx=3, fontSize=10, clip=True)
         hover = _tooltip(tracks, ("gene", "strand"))
         layers += [
-            boxes.encode(x2=_field(alt.X2, "high"), tooltip=hover),
+            boxes.encode(x2=_end(alt.X2, "high"), tooltip=hover),
             text.encode(text=_field(alt.Text, "gene", type="nominal")),
         ]
     return alt.layer(*layers).properties(height=alt.Step(24))
@@ -231,6 +234,11 @@ def _field(kind: Any, column: str, **more: Any) -> Any:
     """The encoding of a column, whose name is the title; Vega reads dots and brackets in the name
     of a field as a path."""
     return kind(**{"field": re.sub(r"([.\[\]])", r"\\\1", column), "title": column, **more})
+
+
+def _end(kind: Any, column: str) -> Any:
+    """The other end of a bar or line; Vega would append its title."""
+    return _field(kind, column, title=alt.Undefined)
 
 
 def _axis(kind: Any, column: str, **more: Any) -> Any:

@@ -64,8 +64,9 @@ def page_of(studies: Sequence[JsonMap], commands: Sequence[str] = ()) -> Page:
         if result.get("warning")
     ]
     best = [next(iter(scores_of(result))) for result in studies]
-    head, *rows = suite_rows(studies)
-    numbers = {*range(1, len(head) - 2), len(head) - 1} - {4, 6}
+    columns = [each for each in zip(*suite_rows(studies)) if {*each[1:]} != {"-"}]
+    head, *rows = zip(*columns)
+    numbers = {*range(1, len(head))} - {4, 6, head.index("published") if "published" in head else 0}
     text = "Networks and baselines on the same test sequences; intervals over sequences and seeds."
     sections = [section_of(result, f"task_{i}") for i, result in enumerate(studies, 1)]
     name, (model, *_) = studies[0]["task"]["name"], best
@@ -83,7 +84,7 @@ def page_of(studies: Sequence[JsonMap], commands: Sequence[str] = ()) -> Page:
         parts = sections[0].parts
         pictures = [part for part in parts if isinstance(part, Picture)]
         sections = [Section(name, [part for part in parts if part not in pictures])]
-    if any(row[-1] != "-" for row in rows):
+    if "published" in head:
         sections.append(Section("Published results", [_PUBLISHED]))
     return Page(
         f"Fine-tuning: {name}",
@@ -156,7 +157,7 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
     yield Picture(f"{name}_metric", label, f"{text} Lines: 95 % intervals.", chart=chart)
     if differences := result["differences"]:
         frame = pandas.DataFrame(differences).rename(columns={"verdict": "the first is"})
-        frame["pair"] = frame["a"] + " - " + frame["b"]
+        frame["pair"] = frame["a"] + "\n− " + frame["b"]
         label = f"Paired differences of {metric} with 95 % intervals; the table has the numbers."
         chart = charts.bars(frame, "difference", "pair", "the first is", ends)
         text = f"Differences of {metric}: above 0 the first is better. Lines: 95 % intervals."

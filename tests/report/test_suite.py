@@ -104,13 +104,13 @@ def test_bars_of_published_accuracies_are_labeled():
     result = study("human_nontata_promoters", ["0", "1"])
     spec = section_of(result, "t").parts[0].chart.to_dict(validate=False)
     (bars,) = spec["datasets"].values()
-    assert [(row["model"], row["kind"]) for row in bars] == [
-        ("fine-tuned", "trained network"),
-        ("CNN", "baseline or frozen features"),
-        ("GC <alone>", "baseline or frozen features"),
-        ("CNN (27,097)", "published"),
-        ("Caduceus MDLM (27,097)", "published"),
-    ]
+    assert {row["model"]: row["kind"] for row in bars} == {
+        "fine-tuned": "trained network",
+        "CNN": "baseline or frozen features",
+        "GC <alone>": "baseline or frozen features",
+        "CNN (27,097)": "published",
+        "Caduceus MDLM (27,097)": "published",
+    }
     assert [row["test accuracy"] for row in bars[3:]] == [0.861, 0.94]
 
 
