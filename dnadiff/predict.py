@@ -8,7 +8,13 @@ from pydantic import model_validator
 from dnadiff.fields import Name, PositiveInt, as_list
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, Reported, ShardedOptions
+from dnadiff.options.base import (
+    Accelerator,
+    BrowsedOptions,
+    Checkpoint,
+    PlacedOptions,
+    ShardedOptions,
+)
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.store.files import resolve
@@ -17,7 +23,7 @@ TABLES = (".tsv", ".tsv.gz", ".parquet")
 PLACES = ("genome", "regions", "feature", "spliced", "alignment")
 
 
-class PredictOptions(PlacedOptions, Reported, ShardedOptions):
+class PredictOptions(PlacedOptions, BrowsedOptions, ShardedOptions):
     """Class probabilities or values of new sequences by the networks of a fine-tuned run.
 
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=x.fa output=p.tsv
@@ -35,6 +41,7 @@ class PredictOptions(PlacedOptions, Reported, ShardedOptions):
     metrics: OUTPUT.json.
     """
 
+    shown_by = "track"
     checkpoint: Checkpoint
     input: str | None = None
     """FASTA, or a table (.csv, .tsv, .parquet), plain or gzip; or genome and regions"""

@@ -4,12 +4,12 @@ and the information content of each base."""
 from dnadiff.fields import PositiveInt
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import ModelOptions, PlacedOptions, Reported, ShardedOptions
+from dnadiff.options.base import BrowsedOptions, ModelOptions, PlacedOptions, ShardedOptions
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 
 
-class ScoreOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
+class ScoreOptions(PlacedOptions, ModelOptions, ShardedOptions, BrowsedOptions):
     """The likelihood of each record of a FASTA file or region of a genome, and the information
     content of each base.
 
@@ -26,6 +26,7 @@ class ScoreOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     but not counted; a record without any of these four gets nan.
     """
 
+    shown_by = "per_base"
     input: str | None = None
     """FASTA, plain or gzip; or genome and regions"""
     output: str | None = None

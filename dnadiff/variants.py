@@ -12,7 +12,7 @@ from annotated_types import Interval
 from pydantic import Field, model_validator
 
 from dnadiff.fields import PositiveInt, as_list
-from dnadiff.options.base import MODEL, Group, ModelOptions, Reported, ShardedOptions, group
+from dnadiff.options.base import MODEL, BrowsedOptions, Group, ModelOptions, ShardedOptions, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user
@@ -27,7 +27,7 @@ _OF_MODELS = ("window", "phased", "L2", "dependency", "sites_per_window", "calib
 _OF_PRETRAINED = (*_OF_MODELS[1:], "stranded", "percentile")
 
 
-class VariantsOptions(Reported, ModelOptions, ShardedOptions):
+class VariantsOptions(BrowsedOptions, ModelOptions, ShardedOptions):
     """Effects of variants, as log-likelihood ratios under a trained model.
 
         python -m dnadiff.variants checkpoint=RUN vcf=x.vcf.gz genome=g.fa output=y.vcf.gz

@@ -664,7 +664,7 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path
     assert "worse than the same network from scratch (" in warning
     assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
-    assert page.index("Warning: table: on validation") < page.index("<h1>")
+    assert page.index("Warning: table: on validation") < page.index("<figure")
     assert "overwrite=true 'trust=[]'" in html.unescape(page)  # can be pasted into a shell
 
 

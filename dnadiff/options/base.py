@@ -258,10 +258,36 @@ class Reported(Options):
     report: str | None = None
     """.html page: one sentence, pictures, a table; opens without a network"""
 
+    @property
+    def pages(self) -> dict[str, str]:
+        """The pages that were asked for, by their key."""
+        found = {key: getattr(self, key, None) for key in ("report", "browser")}
+        return {key: path for key, path in found.items() if path is not None}
+
     @model_validator(mode="after")
-    def _is_page(self) -> Self:
-        if self.report is not None and not self.report.lower().endswith(".html"):
-            raise ValueError(f"report {self.report} has another format; its name must end in .html")
+    def _are_pages(self) -> Self:
+        for key, path in self.pages.items():
+            if not path.lower().endswith(".html"):
+                raise ValueError(f"{key} {path} has another format; its name must end in .html")
+        return self
+
+
+class BrowsedOptions(Reported):
+    """Of commands whose track or variants `dnadiff.report.browser` shows."""
+
+    shown_by: ClassVar[str] = "output"  # the key of the file
+    browser: str | None = None
+    """.html page: a genome browser with the bases and the track or variants; opens without a
+    network (needs pip install -e '.[browser]')"""
+
+    @model_validator(mode="after")
+    def _is_shown(self) -> Self:
+        if (
+            self.browser is not None
+            and self.shown_by != "output"
+            and not getattr(self, self.shown_by)
+        ):
+            raise ValueError(f"browser={self.browser} shows {self.shown_by}=; give it too")
         return self
 
 

@@ -63,8 +63,13 @@ _LARGEST = 2**31 - 1
 # Of the environment: the number of processes that a launcher started together.
 _SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 # Keys of commands that name a file to write.
-OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report")
-_RESTARTS = ("resume", "overwrite", "report")  # say how files are written, not what is in them
+OUTPUTS = ("output", "per_base", "track", "dependency", "windows", "report", "browser")
+_RESTARTS = (
+    "resume",
+    "overwrite",
+    "report",
+    "browser",
+)  # say how files are written, not what is in them
 
 
 def interrupt(number: int, _: object) -> None:
@@ -206,27 +211,29 @@ class Command(Generic[P]):
 
     def run(self, options: Any) -> Result:
         """Compute what the function returns, run its jobs, and write the page of `report=`."""
-        path = page_path(options)
-        if path is not None:
+        pages = pages_of(options)
+        for path in pages.values():
             check_output(path, options.overwrite or getattr(options, "resume", False))
+        if "browser" in pages:
+            imported("dnadiff.report.browser").library()  # refuses now if it is not installed
         result = self._run(options)
         self.write_page(options, result)
         return result
 
     def write_page(self, options: Any, result: Result) -> None:
-        """Write the page of `report=` from the finished files of a run: `page(result, options)` of
-        the module of `dnadiff.report` with the name of the command. A shard has none."""
-        path = page_path(options)
-        if path is None:
-            return
-        page = imported(f"dnadiff.report.{self.name}").page(result, options)
-        if page is None:
-            return
-        if not page.commands:
-            given = [o for o in options.overrides if o.partition("=")[0] not in _RESTARTS]
-            line = shlex.join(["python", "-m", f"dnadiff.{self.name}", *given])
-            page = replace(page, commands=(line,))
-        imported("dnadiff.report.page").write(page, path)
+        """Write the pages from the finished files of a run: `page(result, options)` of
+        `dnadiff.report.browser` for `browser=`, and for `report=` of the module of `dnadiff.report`
+        with the name of the command. A shard has none."""
+        for key, path in pages_of(options).items():
+            module = self.name if key == "report" else key
+            page = imported(f"dnadiff.report.{module}").page(result, options)
+            if page is None:
+                continue
+            if not page.commands:
+                given = [o for o in options.overrides if o.partition("=")[0] not in _RESTARTS]
+                line = shlex.join(["python", "-m", f"dnadiff.{self.name}", *given])
+                page = replace(page, commands=(line,))
+            imported("dnadiff.report.page").write(page, path)
 
     def _run(self, options: Any) -> Result:
         if not isinstance(options, ShardedOptions):
@@ -278,12 +285,12 @@ class Command(Generic[P]):
                 signal.signal(number, handler)
 
 
-def page_path(options: Options) -> Path | None:
-    """The file of the page that this process writes, if it writes one."""
+def pages_of(options: Options) -> dict[str, Path]:
+    """The pages that this process writes, by their key."""
     divided = getattr(options, "shard", None) is not None
-    if not isinstance(options, Reported) or options.report is None or divided or not is_first():
-        return None
-    return expand_user(options.report)
+    if not isinstance(options, Reported) or divided or not is_first():
+        return {}
+    return {key: expand_user(path) for key, path in options.pages.items()}
 
 
 def is_first() -> bool:

@@ -150,6 +150,7 @@ class Page:
     Attributes:
         made: how it was made, by name; after the sections, folded.
         commands: command lines that make it again.
+        script: what draws parts besides charts, with all that it reads.
         synthetic: whether it shows generated sequences: the page then says what they are not.
     """
 
@@ -160,6 +161,7 @@ class Page:
     sections: Sequence[Section] = ()
     made: Mapping[str, Json] = field(default_factory=dict)
     commands: Sequence[str] = ()
+    script: str = ""
     synthetic: bool = False
 
     @property
@@ -236,7 +238,7 @@ ENVIRONMENT.globals |= {
 
 def write(page: Page, path: str | os.PathLike[str]) -> Path:
     """Write a page atomically, and return its path."""
-    bundle = Markup(script()) if page.has_charts else None
+    bundle = Markup(page.script or script()) if page.script or page.has_charts else None
     template = ENVIRONMENT.get_template("page.html.j2")
     content = template.render(page=page, bundle=bundle).encode()
     write_bytes(Path(path), content)

@@ -124,7 +124,7 @@ def test_a_page_says_where_there_is_no_verdict_or_no_interval(tmp_path):
     for model in result["models"].values():
         model |= {"low": None, "high": None}
     text = write_suite(tmp_path / "few.html", [result]).read_text()
-    assert text.count("too few items") == 4  # three models and a difference
+    assert text.count("too few items") == 5  # the sentence, three models and a difference
     difference |= {"low": 0.1, "high": 0.2, "p_value": 0.0012, "verdict": "better"}
     result["task"]["p_value_test"] = "sign-flip test"  # as earlier versions wrote them
     text = write_suite(tmp_path / "old.html", [result]).read_text()

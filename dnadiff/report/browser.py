@@ -1,0 +1,147 @@
+"""A genome browser in one page: igv.js (Robinson et al. 2023, extra `browser`) with the bases, the
+values or variants that a command wrote, and its regions, which are all in the page."""
+
+import base64
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas
+from jinja2.utils import htmlsafe_json_dumps
+from markupsafe import Markup
+
+from dnadiff.data.genome.genome import Genome
+from dnadiff.formats import tracks
+from dnadiff.formats.regions import listing, read_regions
+from dnadiff.genomics.variants.work import effects_of
+from dnadiff.options.base import Result
+from dnadiff.plot.figures import SCORES
+from dnadiff.report.page import Page, Picture
+from dnadiff.store.objects import optional_package
+
+WHOLE = 6_000_000  # bases of the records that are shown as a whole, together
+AROUND = 100_000  # bases that are shown around a place in a larger record
+PLACES = 20  # of larger records
+ROWS = 1_000_000  # of a track, at most; the first ones
+_START = """
+const browser = document.getElementById("igv");
+igv.createBrowser(browser, JSON.parse(browser.previousElementSibling.textContent))
+  .catch(error => { browser.textContent = `The browser could not be drawn: ${error.message}`; });"""
+# Records of the page by name: their record of the genome, first base from 0, one past the last.
+Windows: TypeAlias = Mapping[str, tuple[str, int, int]]
+
+
+class _Browser(Picture):
+    """Its figure is the configuration of igv.js."""
+
+    @property
+    def drawn(self) -> Markup:
+        content = htmlsafe_json_dumps(self.figure)
+        return Markup(f'<script type="application/json">{content}</script><div id="igv"></div>')
+
+
+def library() -> str:
+    """The script; raises ValueError if it is not installed."""
+    module: Any = optional_package("igv_notebook", "browser: igv.js", "browser")
+    text = (Path(module.__file__).parent / "js" / "igv.min.js").read_text(encoding="utf-8")
+    return text.replace("</script", "<\\/script")
+
+
+def page(result: Result, options: Any) -> Page:
+    """The page of the track of a finished command, or of its variants if it has none."""
+    genome = Genome(options.genome or options.input)
+    path = Path(getattr(options, options.shown_by, None) or result.paths[0])
+    is_track = options.shown_by != "output"
+    rows = read_track(path) if is_track else read_variants(path)
+    kind = ("wig", "bedgraph") if is_track else ("variant", "vcf")
+    shown = [(path.name, *kind, rows)]
+    if what := getattr(options, "regions", None) or getattr(options, "saturate", None):
+        found = [region[:4] for region in read_regions(what, genome.lengths, options.feature)]
+        regions = pandas.DataFrame(found, columns=["chrom", "start", "end", "name"])
+        shown.append(("regions", "annotation", "bed", regions))
+    windows = windows_of(rows, genome.lengths)
+    fasta = "".join(f">{name}\n{genome[x][low:high]}\n" for name, (x, low, high) in windows.items())
+    named = [
+        {"name": name, "type": kind, "format": form, "url": address(inside(rows, windows, form))}
+        for name, kind, form, rows in shown
+    ]
+    reference = {"id": "genome", "fastaURL": address(fasta), "indexed": False}
+    config = {"reference": reference, "loadDefaultGenomes": False, "tracks": named}
+    for name, (chrom, low, _) in [*windows.items()][:1]:
+        first = int(rows[rows["chrom"] == chrom]["start"].iloc[0]) - low
+        config["locus"] = f"{name}:{max(first - 50, 1)}-{first + 250}"
+    text = f"{len(rows):,} rows of {path.name} on {listing(windows)}"
+    if any(name not in genome.lengths for name in windows):
+        text += "; parts of large records have their positions in the names"
+    return Page(
+        f"Genome browser: {path.name}",
+        f"{text}.",
+        [_Browser("browser", f"Genome browser with {path.name}", "", config, wide=True)],
+        made=options.only("checkpoint", "genome"),
+        script=library() + _START,
+    )
+
+
+def read_track(path: Path) -> pandas.DataFrame:
+    """The first rows of a bedGraph or bigWig file: chrom, start, end (0-based, half-open), value."""
+    names = ["chrom", "start", "end", "value"]
+    if not tracks.is_big_wig(path):
+        return pandas.read_csv(path, sep="\t", names=names, nrows=ROWS)
+    with tracks.library().open(str(path)) as file:
+        rows = (
+            (chrom, *each)
+            for chrom, length in file.chroms().items()
+            for first in range(0, length, ROWS)
+            for each in file.intervals(chrom, first, min(first + ROWS, length)) or ()
+        )
+        return pandas.DataFrame(islice(rows, ROWS), columns=names)
+
+
+def read_variants(path: Path) -> pandas.DataFrame:
+    """The alleles of a finished file with the columns of VCF, and start from 0."""
+    effects = effects_of(path)
+    value = next(name for name in SCORES if name in effects)
+    info = f"{value}=" + effects[value].map("{:.4g}".format)
+    rows = effects[["chrom", "pos", "id", "ref", "alt"]].rename(columns={"pos": "start"})
+    return rows.assign(start=rows["start"] - 1, qual=".", filter=".", info=info)
+
+
+def windows_of(rows: pandas.DataFrame, lengths: Mapping[str, int]) -> Windows:
+    """The records with rows, as a whole if they are small, or else parts of them around the first
+    rows."""
+    found: dict[str, tuple[str, int, int]] = {}
+    room, left = WHOLE, PLACES
+    for chrom, starts in rows.groupby("chrom", sort=False)["start"]:
+        if lengths[chrom] <= room:
+            found[chrom] = chrom, 0, lengths[chrom]
+            room -= lengths[chrom]
+            continue
+        end = 0
+        for start in np.unique(starts).tolist():
+            if start >= end and left:
+                low = max(start - AROUND // 2, end)
+                end = min(low + AROUND, lengths[chrom])
+                found[f"{chrom}_{low + 1}_{end}"] = chrom, low, end
+                left -= 1
+    return found
+
+
+def inside(rows: pandas.DataFrame, windows: Windows, form: str) -> str:
+    """The rows in these windows in a format, with places in the windows."""
+    last = "end" if "end" in rows else "start"
+    texts = ["##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"] * (
+        form == "vcf"
+    )
+    for name, (chrom, low, high) in windows.items():
+        part = rows[(rows["chrom"] == chrom) & (rows["start"] < high) & (rows[last] >= low)]
+        moved = {x: part[x].clip(low, high) - low + (form == "vcf") for x in {"start", last}}
+        part = part.assign(chrom=name, **moved)
+        texts.append(part.to_csv(sep="\t", header=False, index=False, float_format="%.4g"))
+    return "".join(texts)
+
+
+def address(text: str) -> str:
+    """A text as an address that contains it."""
+    return f"data:text/plain;base64,{base64.b64encode(text.encode()).decode()}"

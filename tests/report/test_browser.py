@@ -1,0 +1,115 @@
+"""Genome browsers with tracks and variants of commands."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dnadiff.formats.tracks import write_track
+from dnadiff.genomics.variants.work import PLACE
+from dnadiff.options.base import Result
+from dnadiff.predict import PredictOptions
+from dnadiff.report import browser
+from dnadiff.report.page import write
+from dnadiff.score import ScoreOptions
+from dnadiff.variants import VariantsOptions
+
+
+@pytest.fixture(autouse=True)
+def igv():
+    pytest.importorskip("igv_notebook")
+
+
+def decoded(page):
+    """The bases, the other files of a page by the names of their tracks, and the first place."""
+    config = page.pictures[0].figure
+    addresses = {each["name"]: each["url"] for each in config["tracks"]}
+    addresses["bases"] = config["reference"]["fastaURL"]
+    found = {k: base64.b64decode(x.partition(",")[2]).decode() for k, x in addresses.items()}
+    return found.pop("bases"), found, config["locus"]
+
+
+@pytest.mark.parametrize("ending", ["bedgraph", "bw"])
+def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending):
+    (tmp_path / "g.fa").write_text(">one\nACGTNACGTT\n>two\nTTTT\n")
+    (tmp_path / "r.bed").write_text("one\t2\t6\ta\t0\t-\n")
+    track = tmp_path / f"x.{ending}"
+    if ending == "bw":
+        pytest.importorskip("pyBigWig")
+    write_track(track, {"one": 10, "two": 4}, [("one", [(2, 3, 0.5), (3, 6, -1.25)])])
+    given = {"genome": str(tmp_path / "g.fa"), "regions": str(tmp_path / "r.bed")}
+    options = ScoreOptions(checkpoint="ecoli", per_base=str(track), browser="b.html", **given)
+    page = browser.page(Result({}, (tmp_path / "s.tsv",)), options)
+    bases, files, locus = decoded(page)
+    assert bases == ">one\nACGTNACGTT\n" and locus == "one:1-252"
+    rows = [line.split("\t") for line in files.pop(track.name).splitlines()]
+    assert [(*r[:3], float(r[3])) for r in rows] == [
+        ("one", "2", "3", 0.5),
+        ("one", "3", "6", -1.25),
+    ]
+    assert files == {"regions": "one\t2\t6\ta\n"}
+    text = write(page, tmp_path / "b.html").read_text()
+    assert "connect-src data: blob:" in text and "default-src 'none'" in text
+    assert json.loads(re.search(r'application/json">(.*?)</script>', text)[1])["tracks"]
+
+
+def test_variants_are_a_vcf(tmp_path):
+    (tmp_path / "g.fa").write_text(">one\nACGTNACGTT\n")
+    rows = [("one", 2, "v", "C", "T", -1.5), ("one", 9, ".", "TT", "T", 0.25)]
+    pd.DataFrame(rows, columns=[*PLACE, "LLR"]).to_csv(tmp_path / "v.tsv", sep="\t", index=False)
+    options = VariantsOptions(
+        checkpoint="ecoli", vcf="x.vcf", genome=str(tmp_path / "g.fa"), browser="b.html"
+    )
+    page = browser.page(Result({}, (tmp_path / "v.tsv",)), options)
+    _, files, _ = decoded(page)
+    assert files["v.tsv"].splitlines()[2:] == [
+        "one\t2\tv\tC\tT\t.\t.\tLLR=-1.5",
+        "one\t9\t.\tTT\tT\t.\t.\tLLR=0.25",
+    ]
+
+
+def test_of_larger_records_the_surroundings_of_the_first_rows_are_shown():
+    starts = np.array([10, 20, 300_000, 320_000, 9_999_990])
+    rows = pd.DataFrame({"chrom": "big", "start": starts, "end": starts + 5, "value": 1.0})
+    rows.loc[len(rows)] = ["small", 3, 4, 2.0]
+    windows = browser.windows_of(rows, {"big": 10_000_000, "small": 9})
+    assert windows == {
+        "big_1_100000": ("big", 0, 100_000),
+        "big_250001_350000": ("big", 250_000, 350_000),
+        "big_9949991_10000000": ("big", 9_949_990, 10_000_000),
+        "small": ("small", 0, 9),
+    }
+    lines = browser.inside(rows, windows, "bedgraph").splitlines()
+    assert lines[2:] == [
+        "big_250001_350000\t50000\t50005\t1",
+        "big_250001_350000\t70000\t70005\t1",
+        "big_9949991_10000000\t50000\t50005\t1",
+        "small\t3\t4\t2",
+    ]
+    many = pd.DataFrame({"chrom": "big", "start": np.arange(0, 9_000_000, 200_000)})
+    assert len(browser.windows_of(many, {"big": 10_000_000})) == browser.PLACES
+
+
+def test_a_browser_needs_a_track_and_a_page():
+    given = {"checkpoint": "x", "input": "x.fa"}
+    for options, key in ((ScoreOptions, "per_base"), (PredictOptions, "track")):
+        with pytest.raises(ValueError, match=f"browser=b.html shows {key}=; give it too"):
+            options(**given, browser="b.html")
+    with pytest.raises(ValueError, match=r"browser b.htm has another format"):
+        ScoreOptions(**given, per_base="x.bedgraph", browser="b.htm")
+
+
+def test_without_the_extra_nothing_is_computed(tmp_path, without):
+    given = ["checkpoint=ecoli", "input=x.fa", "per_base=x.bedgraph", "browser=b.html"]
+    code = f"{without('igv_notebook')}from dnadiff.score import main\nmain({given})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "pip install -e '.[browser]'" in last, done.stderr
+    assert not list(tmp_path.glob("*.*"))
