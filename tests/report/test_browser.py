@@ -105,6 +105,7 @@ def test_a_browser_needs_a_track_and_a_page():
 
 
 def test_without_the_extra_nothing_is_computed(tmp_path, without):
+    (tmp_path / "x.fa").write_text(">one\nACGT\n")
     given = ["checkpoint=ecoli", "input=x.fa", "per_base=x.bedgraph", "browser=b.html"]
     code = f"{without('igv_notebook')}from dnadiff.score import main\nmain({given})"
     done = subprocess.run(
@@ -112,4 +113,4 @@ def test_without_the_extra_nothing_is_computed(tmp_path, without):
     )
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 1 and "pip install -e '.[browser]'" in last, done.stderr
-    assert not list(tmp_path.glob("*.*"))
+    assert [path.name for path in tmp_path.glob("*.*")] == ["x.fa"]
