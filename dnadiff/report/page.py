@@ -236,11 +236,15 @@ ENVIRONMENT.globals |= {
 }
 
 
-def write(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Write a page atomically, and return its path."""
+def html_of(page: Page) -> bytes:
+    """The file of a page."""
     bundle = Markup(page.script or script()) if page.script or page.has_charts else None
-    template = ENVIRONMENT.get_template("page.html.j2")
-    content = template.render(page=page, bundle=bundle).encode()
+    return ENVIRONMENT.get_template("page.html.j2").render(page=page, bundle=bundle).encode()
+
+
+def write(page: Page, path: str | os.PathLike[str]) -> Path:
+    """Write a page atomically, print its size, and return its path."""
+    content = html_of(page)
     write_bytes(Path(path), content)
     print(f"the page is {path} ({len(content) / 1e6:.1f} MB)")
     return Path(path)

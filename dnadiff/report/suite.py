@@ -12,7 +12,8 @@ import pandas
 
 from dnadiff.fields import JsonDict, JsonMap, is_number
 from dnadiff.report import charts
-from dnadiff.report.page import Facts, Page, Part, Picture, Section, Table, write
+from dnadiff.report.page import Facts, Page, Part, Picture, Section, Table, html_of
+from dnadiff.store.disk import write_bytes
 from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.metrics import title
 from dnadiff.supervised.study import (
@@ -46,7 +47,8 @@ def write_suite(
     path: str | os.PathLike[str], studies: Sequence[JsonMap], commands: Sequence[str] = ()
 ) -> Path:
     """Write the page of `studies`; see `page_of`."""
-    return write(page_of(studies, commands), path)
+    write_bytes(Path(path), html_of(page_of(studies, commands)))
+    return Path(path)
 
 
 def page_of(studies: Sequence[JsonMap], commands: Sequence[str] = ()) -> Page:
