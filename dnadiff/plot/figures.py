@@ -75,8 +75,8 @@ class Saturation(NamedTuple):
                 yield self.start + place + 1, base, allele, *values
 
     def overlapping(self, genes: Genes) -> list[JsonDict]:
-        """The parts of genes (record, start, end, name, strand) in the region, from `low` to `high`,
-        where the middle of a base is at its position."""
+        """The parts of genes (record, start, end, name, strand) in the region, from `low` to
+        `high`, where the middle of a base is at its position."""
         first, last = self.start + 0.5, self.start + len(self.bases) + 0.5
         parts = [
             {"low": max(gene[1] + 0.5, first), "high": min(gene[2] + 0.5, last)}

@@ -1,7 +1,8 @@
 """Interactive charts of pages, by Vega-Altair: values on hover, zoom by the wheel, no network.
 
 A chart reads the rows of a frame, at most 5,000 of them, evenly spaced; the file next to the page
-has all. Names of columns are the titles of axes and legends. Its text has the color of the page's text, also in dark mode.
+has all. Names of columns are the titles of axes. Text has the color of the page's text, also in
+dark mode.
 """
 
 from __future__ import annotations
