@@ -809,12 +809,7 @@ class OtherStrand(DenoiserWrapper):
     def __init__(self, denoiser: BaseDenoiser, vocab: Vocab) -> None:
         super().__init__(denoiser)
         denoiser.require_any_order("reading the other strand with the same masks")
-        if vocab.complement is None:
-            raise ValueError(
-                "this vocabulary has no complement: only alphabets with two strands, such as DNA, "
-                "have another strand"
-            )
-        self.complement = vocab.complement
+        self.complement = vocab.reverse_complement(torch.arange(vocab.size)).flip(0)
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         positions = query.requested
@@ -827,7 +822,7 @@ class OtherStrand(DenoiserWrapper):
             valid=None if query.valid is None else query.valid.flip(-1),
         )
         found = getattr(self.denoiser, kind)(*other)[row.flip(-1)[positions]]
-        found = found[..., torch.tensor(self.complement, device=row.device)]
+        found = found[..., self.complement.to(row.device)]
         return query.shaped(found)
 
 

@@ -174,11 +174,6 @@ def draw(log_probs: Tensor, uniform: Tensor) -> Tensor:
     return torch.minimum(ids, last).to(device)
 
 
-def adjust(log_probs: Tensor, temperature: float, k: int | None, mass: float) -> Tensor:
-    """Apply `temper`, then `top_k`, then `nucleus`. `Sampler` checks the values."""
-    return nucleus(top_k(temper(log_probs, temperature), k), mass)
-
-
 def temper(log_probs: Tensor, temperature: float) -> Tensor:
     """Log-probabilities of p^(1/temperature), normalized; 1 returns them unchanged."""
     if temperature == 1:

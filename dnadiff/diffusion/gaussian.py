@@ -14,10 +14,8 @@ from torch.nn.functional import linear
 
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws, float64_device
-from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import BaseProcess, emitted_log_probs
-from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import checked
+from dnadiff.fields import checked_dataclass
 from dnadiff.networks.backbone.base import Backbone, OptTensor
 
 
@@ -26,7 +24,7 @@ def normal(draws: Draws, purpose: str, like: Tensor) -> Tensor:
     return torch.special.ndtri(draws.uniform(purpose, *like.shape[1:])).to(like)
 
 
-@checked
+@checked_dataclass
 class GaussianProcess(BaseProcess):
     """z_t = sqrt(alpha) x0 + sqrt(1 - alpha) n with standard normal n, for vectors x0 (B, L, D)
     (arXiv 2006.11239, eq. 4, whose alpha-bar is alpha(t) of the schedule).
@@ -44,14 +42,7 @@ class GaussianProcess(BaseProcess):
     example = "gaussian"
     sampler = "ddim"
 
-    def __init__(
-        self,
-        vocab: Vocab,
-        noise: NoiseSchedule,
-        t_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-4,
-    ) -> None:
-        super().__init__(vocab, noise)
-        self.t_min = t_min
+    t_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-4
 
     def times(self, num_steps: int, like: Tensor, last: float = 1.0) -> Tensor:
         """A uniform grid from t_min to `last`: (num_steps + 1,) float64, on the device of `like` if

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
 from dnadiff.diffusion.process import Marginal, MixtureProcess, Process
-from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Probability, checked
+from dnadiff.fields import Probability, checked_dataclass
 
 
 class HybridNoise(NoiseSchedule):
@@ -53,7 +52,7 @@ class HybridNoise(NoiseSchedule):
         return high
 
 
-@checked
+@checked_dataclass
 class HybridProcess(MixtureProcess):
     """Most noisy tokens are masks, some are random: a model learns to revise what is visible (GIDD,
     arXiv 2503.04482, section 4).
@@ -69,23 +68,17 @@ class HybridProcess(MixtureProcess):
 
     described = "hybrid noise (masks and random tokens)"
 
-    def __init__(
-        self,
-        vocab: Vocab,
-        noise: NoiseSchedule,
-        p_uniform: Probability = 0.2,
-        gamma: Annotated[float, Interval(gt=0, le=2)] = 1.0,
-    ) -> None:
-        self.hybrid = HybridNoise(noise, p_uniform, gamma)
-        super().__init__(vocab, self.hybrid)
-        self.masks = noise
-        self.p_uniform = p_uniform
-        self.gamma = gamma
-        if p_uniform == 0:  # the prior has no other token than the mask
-            left = noise.mask_probability(1.0)
-            refuse_cut(noise, 0.0, left, "p_uniform 0", "set another noise, or p_uniform above 0")
+    p_uniform: Probability = 0.2
+    gamma: Annotated[float, Interval(gt=0, le=2)] = 1.0
+
+    def __post_init__(self) -> None:
+        self.masks = masks = self.noise
+        self.noise = self.hybrid = HybridNoise(masks, self.p_uniform, self.gamma)
+        if self.p_uniform == 0:  # the prior has no other token than the mask
+            left = masks.mask_probability(1.0)
+            refuse_cut(masks, 0.0, left, "p_uniform 0", "set another noise, or p_uniform above 0")
         else:  # near t = 0 a random token has the probability t^(gamma/2)
-            self.time_power = 4 / gamma
+            self.time_power = 4 / self.gamma
 
     def pi(self, t: Tensor) -> Tensor:
         b = self.marginal(t, t.dtype).b

@@ -101,20 +101,19 @@ class OrderDenoiser(Denoiser):
 
     def proposal_scores(self, query: Query) -> Tensor:
         """The scores of q for the clean sequences `xt`: (B, L). No gradient reaches the network."""
+        ranks = self._ranks(query.xt)
         if not self.learned:
-            return self._fixed(query.xt)
+            return -self.order.steepness * ranks
         with without_gradients():
             features = self.read_features(query)
-        return self.proposal(features, self._ranks(query.xt))
+        return self.proposal(features, ranks)
 
     def nll_and_scores(self, x0: Tensor, query: Query) -> tuple[Tensor, Tensor]:
         """`nll` and the scores of p at the M requested positions, from one pass: (M,) each."""
         index = query.places()
         features = self.read_features(query)[index]
         nll = self._nll_of(features, x0[index], query.columns(index))
-        if not self.learned:
-            return nll, self._fixed(query.xt)[index]
-        return nll, self.model(features, self._ranks(query.xt)[index])
+        return nll, self._scores(features, self._ranks(query.xt)[index])
 
     def draw_next(self, query: Query, uniform: Tensor) -> tuple[Tensor, Tensor]:
         """Draw one of the requested positions of each sequence: its column (B,), and the
@@ -126,7 +125,7 @@ class OrderDenoiser(Denoiser):
         """
         features = self.read_features(query)
         xt = query.xt
-        scores = self.model(features, self._ranks(xt)) if self.learned else self._fixed(xt)
+        scores = self._scores(features, self._ranks(xt))
         column = draw(scores.masked_fill(~query.requested, -torch.inf), uniform)
         at = torch.arange(len(xt), device=xt.device), column
         logits = self._head(features[at], query.columns(at))
@@ -135,8 +134,9 @@ class OrderDenoiser(Denoiser):
     def _ranks(self, x: Tensor) -> Tensor:
         return self.order.ranks(x.shape[1], x.device).expand(x.shape)
 
-    def _fixed(self, x: Tensor) -> Tensor:
-        return -self.order.steepness * self._ranks(x)
+    def _scores(self, features: Tensor, ranks: Tensor) -> Tensor:
+        """The scores of p from features (..., D) at positions with these ranks (...)."""
+        return self.model(features, ranks) if self.learned else -self.order.steepness * ranks
 
 
 def masked_log_softmax(scores: Tensor, masked: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ log-probabilities of x0 (MDLM, D3PM, BERT) or log-ratios of probabilities (SEDD)
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -165,6 +166,7 @@ class Score(SUBS):
         return torch.where(_is_token(xt, logits), 0.0, log_score)
 
 
+@dataclass(eq=False)
 class BaseProcess(ABC):
     """Adds noise to each token or to its vector, from none at t = 0 to the prior at t = 1.
 
@@ -183,11 +185,9 @@ class BaseProcess(ABC):
     described: ClassVar[str]
     example: ClassVar[str]
     sampler: ClassVar[str]
-    separator: int | None = None
-
-    def __init__(self, vocab: Vocab, noise: NoiseSchedule) -> None:
-        self.vocab = vocab
-        self.noise = noise
+    vocab: Vocab
+    noise: NoiseSchedule
+    separator: int | None = field(default=None, init=False)
 
     def maskable(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
         """The positions of `x (B, L)` that the process can change: masks and tokens that a sample

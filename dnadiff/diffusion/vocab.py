@@ -65,16 +65,14 @@ class Vocab:
             raise ValueError(
                 "never_emitted includes every id; at least one token must be emittable"
             )
-        if self.complement is not None and sorted(self.complement) != list(range(self.size)):
-            raise ValueError(
-                f"complement must be a permutation of 0..{self.size - 1}, got {self.complement}"
-            )
-        if self.complement is not None and any(
-            self.complement[j] != i for i, j in enumerate(self.complement)
+        pairs = enumerate(self.complement or ())
+        if self.complement is not None and (
+            sorted(self.complement) != list(range(self.size))
+            or any(self.complement[j] != i for i, j in pairs)
         ):
             raise ValueError(
-                "complement must be its own inverse: the complement of a complement is the token "
-                "itself"
+                f"complement must be a permutation of 0..{self.size - 1} that is its own inverse "
+                f"(the complement of a complement is the token itself), got {self.complement}"
             )
 
     @classmethod

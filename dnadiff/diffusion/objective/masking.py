@@ -101,6 +101,7 @@ class Masking:
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable = True
     stratified: bool
+    remedy = ""  # what to set instead, for the message of `check`
 
     def __call__(
         self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
@@ -124,14 +125,10 @@ class Masking:
         """Raise a ValueError for a schedule with which the weights do not give the bound; it names
         what the bound would leave out."""
         low, high = self.ends(noise)
-        refuse_cut(noise, low, high, self.cut_by(), self.remedy(high >= 1 - LARGEST_CUT))
-
-    def remedy(self, reaches_all: bool) -> str:
-        """What to set instead, for the message, depending on whether the schedule ends with
-        everything masked."""
-        if reaches_all:
-            return "set objective/masking=importance or count"
-        return "set objective/masking=count, or another noise"
+        complete = high >= 1 - LARGEST_CUT
+        masking = "set objective/masking=importance or count"
+        remedy = masking if complete else "set objective/masking=count, or another noise"
+        refuse_cut(noise, low, high, self.cut_by(), self.remedy or remedy)
 
     def cut_by(self) -> str:
         """The setting that determines where the integral begins, for the message."""
@@ -218,6 +215,8 @@ class DiscreteTime(Masking):
     num_steps: PositiveInt = 1000
     stratified: bool = True
 
+    remedy = "set another noise"  # d3pm accepts no other masking, and counts give another bound
+
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         t = ((u * self.num_steps).floor() + 1).clamp(max=self.num_steps) / self.num_steps
         alpha_t, alpha_s = self.alphas(noise, t)
@@ -234,9 +233,6 @@ class DiscreteTime(Masking):
         return 0.0, noise.mask_probability(
             1.0
         )  # the first step unmasks everything, so nothing is missing below
-
-    def remedy(self, reaches_all: bool) -> str:
-        return "set another noise"  # d3pm accepts no other masking, and counts give another bound
 
     def evaluation(self) -> DiscreteTime:
         return ImportanceDiscreteTime(self.num_steps)

@@ -54,7 +54,8 @@ class Analytic(Ancestral):
                 break
             requested = masked & (stale | timed | self.takes_argmax(i))[:, None]
             if requested.any():
-                log_score = calls.log_score(x, time[i], requested).masked_fill(banned, -torch.inf)
+                log_score = calls.log_probs(x, time[i], requested, "log_score")
+                log_score = log_score.masked_fill(banned, -torch.inf)
                 where = requested.to(uniform.device)
                 log_ratio[where] = (
                     log_score.logsumexp(-1).to(log_ratio)

@@ -32,7 +32,16 @@ from dnadiff.diffusion.denoiser import (
     Query,
     State,
 )
-from dnadiff.diffusion.draws import Draws, adjust, draw, float64_device, hash64, widest_dtype
+from dnadiff.diffusion.draws import (
+    Draws,
+    draw,
+    float64_device,
+    hash64,
+    nucleus,
+    temper,
+    top_k,
+    widest_dtype,
+)
 from dnadiff.diffusion.process import AbsorbingProcess, BaseProcess, Process, require
 from dnadiff.diffusion.vocab import at_positions
 from dnadiff.fields import (
@@ -94,25 +103,14 @@ class CountedDenoiser:
     start_t: float | None = None
     nfe = rows = 0
 
-    def log_probs(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
+    def log_probs(
+        self, x: Tensor, t: Tensor, positions: Tensor, kind: Kind = "log_probs"
+    ) -> Tensor:
         """Log-probabilities (M, V) at `positions (B, L)` bool, row-major, of `x (B, L)` at times
-        `t (B,)`."""
-        return self._call("log_probs", Query(x, t, self.cond, positions, self.valid))
-
-    def log_score(self, x: Tensor, t: Tensor, positions: Tensor) -> Tensor:
-        """Log-ratios (M, V); arguments as in `log_probs`. They depend on the time also if the
-        network is not conditioned on it."""
-        return self._call("log_score", Query(x, t, self.cond, positions, self.valid))
-
-    def denoise(self, z: Tensor, t: Tensor, estimate: OptTensor) -> Tensor:
-        """`VectorDenoiser.denoise` of the batch."""
-        self._count(len(z))
-        found: Tensor = self.denoiser.denoise(z, t, self.cond, self.valid, estimate)
-        return found
-
-    def _call(self, kind: Kind, query: Query) -> Tensor:
-        active = query.requested.any(-1).nonzero()[:, 0]
-        query = query.rows(active)
+        `t (B,)`; or the log-ratios, which depend on the time also if the network is not conditioned
+        on it."""
+        active = positions.any(-1).nonzero()[:, 0]
+        query = Query(x, t, self.cond, positions, self.valid).rows(active)
         timed = kind == "log_score" or self.denoiser.time_conditioning
         call = getattr(self.denoiser.for_rows(active), kind)
         equal = self._equal(query._replace(t=query.t if timed else None, positions=None))
@@ -122,6 +120,12 @@ class CountedDenoiser:
         union = query.requested.any(0, keepdim=True)  # (1, L)
         found = call(*query.rows(slice(1))._replace(positions=union))
         return found[(union.cumsum(-1) - 1).expand(query.xt.shape)[query.requested]]
+
+    def denoise(self, z: Tensor, t: Tensor, estimate: OptTensor) -> Tensor:
+        """`VectorDenoiser.denoise` of the batch."""
+        self._count(len(z))
+        found: Tensor = self.denoiser.denoise(z, t, self.cond, self.valid, estimate)
+        return found
 
     def _count(self, rows: int) -> None:
         self.nfe += 1
@@ -162,10 +166,6 @@ class CountedDenoiser:
         self._count(len(rows))
         denoiser = self.denoiser.for_rows(rows, slice(column, column + 1))
         return denoiser.step(token, state, self._cond(rows))
-
-    def without_recording(self) -> None:
-        """From here on use the denoiser without side effects (see `Constrained`)."""
-        self.denoiser = self.denoiser.without_recording()
 
     def part(
         self, x: Tensor, rows: Tensor, columns: slice, state: State | None = None
@@ -297,8 +297,8 @@ class Sampler(Configurable, ABC):
     has_blocks = False
 
     def adjust(self, log_probs: Tensor) -> Tensor:
-        """Temperature and truncation: (M, V) -> (M, V)."""
-        return adjust(log_probs, self.temperature, self.top_k, self.nucleus)
+        """Temperature, then `top_k`, then `nucleus`: (M, V) -> (M, V)."""
+        return nucleus(top_k(temper(log_probs, self.temperature), self.top_k), self.nucleus)
 
     def unmask(self, step: int, log_probs: Tensor, uniform: Tensor) -> Tensor:
         """Tokens (M,) of positions unmasked in step 0..num_steps-1, from `log_probs (M, V)` and

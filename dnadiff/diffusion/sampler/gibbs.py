@@ -69,7 +69,7 @@ class Gibbs(RefiningSampler):
         # One position at a time, a sweep leaves the constrained distribution unchanged, and a
         # sample keeps the weight of its first filling. Otherwise there are no weights
         # (`supports_weights`).
-        calls.without_recording()
+        calls.denoiser = calls.denoiser.without_recording()
         for sweep in range(1, self.num_sweeps + 1):
             noise = draws.at(sweep)
             plan = self._grouped.plan(masked, process, noise)

@@ -229,7 +229,7 @@ def test_ratios_at_other_times_are_evaluated_separately():
         positions
     ]
     calls = CountedDenoiser(model)
-    found = calls.log_score(x, t, x == 2)
+    found = calls.log_probs(x, t, x == 2, "log_score")
     assert torch.equal(found, t.repeat_interleave(8)[:, None].expand(-1, 3)) and calls.rows == 2
 
 
