@@ -12,7 +12,7 @@ from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from dnadiff.diffusion.denoiser import BaseDenoiser
+from dnadiff.diffusion.denoiser import NetworkDenoiser
 from dnadiff.diffusion.draws import Draws, float64_device
 from dnadiff.diffusion.process import BaseProcess, emitted_log_probs
 from dnadiff.fields import checked_dataclass
@@ -82,7 +82,7 @@ class GaussianProcess(BaseProcess):
         return (alpha * (x0.square() - 1) - torch.log1p(-alpha)).sum(-1) / 2
 
 
-class VectorDenoiser(BaseDenoiser):
+class VectorDenoiser(NetworkDenoiser):
     """A network that estimates the vectors of x0 from noisy ones, through `Backbone.mix` between an
     input and an output layer of its own.
 
@@ -115,10 +115,7 @@ class VectorDenoiser(BaseDenoiser):
         reads_estimate: bool = False,
         clamps: bool = False,
     ) -> None:
-        super().__init__(backbone.vocab)
-        self.backbone = backbone
-        self.max_length = backbone.max_length
-        self.num_labels = backbone.num_labels
+        super().__init__(backbone)
         if not time_conditioning or not backbone.takes_sigma:
             raise ValueError(
                 "time_conditioning=false, but a network that reads noisy vectors needs the time; "

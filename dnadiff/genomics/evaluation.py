@@ -25,7 +25,6 @@ from dnadiff.diffusion.likelihood.estimators import (
     ORDERS,
     Batches,
     ReverseComplemented,
-    all_masked,
     both_strands,
     chain_rule,
     check_num_draws,
@@ -439,9 +438,7 @@ def evaluate(
             "bits": (points.nats / BIT).tolist(),
             "se": (points.se / BIT).tolist(),
         }
-        is_measured = result.by_block is not None
-        start = None if is_measured else all_masked(made.denoiser, model.process, made.windows)
-        costs = code_length_table(CurveSums.from_estimates(result, start, tiles.length))
+        costs = code_length_table(CurveSums.from_estimates(result, tiles.length))
     named = [name for name in result.tokens if result.tokens[name].sum()]
     strands = {}
     if settings.both_strands:

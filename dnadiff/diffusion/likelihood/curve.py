@@ -252,29 +252,27 @@ class CurveSums:
         return cls(cells, sums[0], sums[1], sums[2], length)
 
     @classmethod
-    def from_estimates(cls, result: Likelihood, start: Likelihood | None, length: int) -> CurveSums:
-        """From estimates in count form of windows of `length` tokens, and `likelihood.all_masked`
-        of the same windows.
-
-        The curve of a block diffusion model is that of a block; `start` is not needed, because
-        `likelihood.estimate` measured it.
+    def from_estimates(cls, result: Likelihood, length: int) -> CurveSums:
+        """From estimates in count form of windows of `length` tokens, by `likelihood.estimate` with
+        `curve=True`. The curve of a block diffusion model is that of a block.
 
         Raises:
             ValueError: if there are no measurements: see `Likelihood.check_curve`.
         """
         result.check_curve()
+        if result.start is None:
+            raise ValueError("h(n) was not measured; call likelihood.estimate with curve=True")
         unit = blocks(len(result.available), result.block_size)
         of_blocks = result.by_block
         if of_blocks is None:
-            assert start is not None
             used = result.available > 0
             tokens = result.available[used]
-            zero = start.per_sequence()[used]
+            zero = result.start[used]
             measured = result.counts[used], result.cross_entropy()[used]
             return cls.of(*measured, zero / tokens, tokens, unit[used], length)
         cells = Cells.joined([of_blocks.cells._replace(row=unit[of_blocks.cells.row])])
         alone = of_blocks.first_start / max(of_blocks.first_tokens, 1)
-        sums = _per_unit(unit, result.available, of_blocks.start, result.per_sequence())
+        sums = _per_unit(unit, result.available, result.start, result.per_sequence())
         return cls(cells, sums[0], sums[1], sums[2], of_blocks.length, alone)
 
     def fit(self, weight: Floats | None = None, coarse: bool = False) -> Floats:

@@ -66,8 +66,9 @@ class Likelihood:
         block_size: windows per block of the bootstrap.
         protocol: `count form`, of each sequence or `of each block`, or `bound of the objective`
             (draws in pairs, two per stratum), `mdlm, one draw` (no Monte Carlo error), or `exact`.
-        by_block: of a block diffusion model, what h(n) of a block is computed from, if it was asked
-            for.
+        start: (S,) nats of each sequence with all its tokens masked, or, of a block diffusion
+            model, each block given the tokens before it; if h(n) was asked for.
+        by_block: of a block diffusion model, what h(n) of a block is computed from besides.
     """
 
     nats: Mapping[str, ndarray]
@@ -76,6 +77,7 @@ class Likelihood:
     available: ndarray
     block_size: int
     protocol: str = COUNT
+    start: ndarray | None = None
     by_block: BlockMeasurements | None = None
 
     @property
@@ -275,8 +277,7 @@ class BlockMeasurements:
 
     Attributes:
         cells: rows are sequences.
-        start: (S,) nats of a sequence with each block completely masked, given the tokens before
-            it.
+        size: S.
         first_start: nats of the first blocks, which have no context, completely masked: the sum
             over sequences.
         first_tokens: their tokens.
@@ -284,7 +285,7 @@ class BlockMeasurements:
     """
 
     cells: Cells
-    start: Floats
+    size: int
     first_start: float
     first_tokens: int
     length: int
@@ -306,7 +307,7 @@ class BlockMeasurements:
         row, a, zero = (np.broadcast_to(x, counts.shape)[used] for x in arrays)
         cells = Cells.of(row, a, counts[used], nats[used] / a, zero / a, length)
         first = float(start[:, 0].sum()), int(available[:, 0].sum())
-        return cls(Cells.joined([cells]), start.sum(1), *first, length)
+        return cls(Cells.joined([cells]), len(start), *first, length)
 
     @classmethod
     def joined(cls, batches: Sequence[BlockMeasurements]) -> BlockMeasurements:
@@ -324,11 +325,11 @@ class BlockMeasurements:
                 f"blocks of {size} is of sequences of at least {size} tokens, or of one length; "
                 "evaluate them apart, or set curve=False"
             )
-        first_rows = np.cumsum([0, *(len(batch.start) for batch in batches)])
+        first_rows = np.cumsum([0, *(batch.size for batch in batches)])
         each = zip(first_rows, (batch.cells for batch in batches))
         return cls(
             Cells.joined([cells._replace(row=cells.row + first) for first, cells in each]),
-            np.concatenate([batch.start for batch in batches]),
+            int(first_rows[-1]),
             sum(batch.first_start for batch in batches),
             sum(batch.first_tokens for batch in batches),
             batches[0].length,

@@ -18,7 +18,6 @@ sequences short enough the mean over all masks (`exact_nelbo`)."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -68,6 +67,11 @@ class WindowBatch(NamedTuple):
         moved = (None if x is None else x.to(device) for x in others)
         on_device = {name: mask.to(device) for name, mask in groups.items()}
         return WindowBatch(ids.to(device).long(), on_device, *moved)
+
+    def draw(self, counts: Tensor, nll: Tensor, of_blocks: Any = None) -> Draw:
+        """A draw from the masked tokens (B,) and the estimates of all tokens, `nll (B, L)`."""
+        nats = {name: (nll * mask.to(nll)).sum(-1) for name, mask in self.groups.items()}
+        return Draw(counts, nats, of_blocks)
 
 
 Batches: TypeAlias = Iterable[WindowBatch | tuple[Tensor, Mapping[str, Tensor]]]
@@ -151,8 +155,8 @@ def estimate(
             depends on the number of draws made together.
         block_size: windows per bootstrap block.
         progress: called with the number of sequences of each finished batch.
-        curve: measure what h(n) of a block diffusion model needs (`Likelihood.by_block`), which
-            takes one network call more. Other models need nothing more.
+        curve: measure what h(n) needs (`CurveSums.from_estimates`), which takes one network call
+            more.
         target_se: nats per token; None makes `num_draws` draws.
         max_draws: do not double to more draws.
         on_doubling: called before each doubling with the number of new draws and the current error.
@@ -172,7 +176,8 @@ def estimate(
     if is_exact(denoiser):
         return chain_rule(denoiser, batches, block_size, progress)
     check_num_draws(num_draws)
-    size, starts = denoiser.block_size, list[Any]()  # from the call for h(0) of each batch
+    size, starts = denoiser.block_size, list[np.ndarray]()  # (B, blocks), of the call for h(0)
+    curve = curve and denoiser.bound is None
 
     def draws_from(first: int, number: int) -> Likelihood:
         measured = list[BlockMeasurements]()
@@ -188,12 +193,14 @@ def estimate(
                     continue
                 counts.append(stratified_counts(available, j, number, noise))
                 results.append(_at_count(denoiser, process, batch, counts[-1], noise))
+            if curve and first == 0:
+                start = _at_count(denoiser, process, batch, available, draws)
+                starts.append(start.of_blocks.cpu().numpy())
             if curve and size is not None:
-                if len(starts) == len(measured):
-                    starts.append(_at_count(denoiser, process, batch, available, draws).of_blocks)
                 nats = torch.stack([each.of_blocks for each in results])
-                arrays = (torch.stack(counts), available, nats, starts[len(measured)])
-                k, a, x, x0 = (each.cpu().numpy() for each in arrays)
+                arrays = torch.stack(counts), available, nats
+                k, a, x = (each.cpu().numpy() for each in arrays)
+                x0 = starts[len(measured)]
                 measured.append(BlockMeasurements.of(k, a, x, x0, min(size, batch.ids.shape[1])))
             return results
 
@@ -212,6 +219,8 @@ def estimate(
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
         result = result.with_draws(draws_from(done, done))
+    if starts:
+        result = replace(result, start=np.concatenate([x.sum(1) for x in starts]))
     return result
 
 
@@ -228,19 +237,9 @@ def chain_rule(
         counted = batch.groups["all"]
         xt = batch.ids.masked_fill(counted, denoiser.vocab.mask_id)  # read by blocks of one token
         nll = cross_entropy(denoiser, batch, xt, None, counted)
-        return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
+        return [batch.draw(counted.sum(-1), nll)]
 
     return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
-
-
-def all_masked(denoiser: BaseDenoiser, process: AbsorbingProcess, batches: Batches) -> Likelihood:
-    """L h(0) of each sequence in nats: the cost when all its tokens are predicted in one call.
-    Deterministic."""
-
-    def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-        return [_at_count(denoiser, process, batch, _available(denoiser, batch), draws)]
-
-    return collect(denoiser, batches, one_batch, 0, 1, EXACT, None)
 
 
 @torch.no_grad()
@@ -330,7 +329,7 @@ def _at_count(
     factor = (allowed.sum(-1) / count.flatten().clamp(min=1)).to(nll)[:, None]
     nll = nll * sequence_rows(factor.expand(rows.shape), length)
     of_blocks = block_rows(nll, size).sum(-1).view(count.shape)
-    return Draw(count.sum(-1), per_group(nll, batch.groups), of_blocks)
+    return batch.draw(count.sum(-1), nll, of_blocks)
 
 
 def _own_draw(
@@ -347,7 +346,7 @@ def _own_draw(
         .to(exact)
         .double()
     )
-    return Draw(counted.sum(-1), per_group(nats, batch.groups))
+    return batch.draw(counted.sum(-1), nats)
 
 
 def cross_entropy(
@@ -360,11 +359,6 @@ def cross_entropy(
     nll = torch.zeros(where.shape, dtype=torch.float64, device=where.device)
     nll[where] = values.to(nll)
     return nll
-
-
-def per_group(nll: Tensor, groups: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Each group's part of the sum of `nll (B, L)`: (B,) float64."""
-    return {name: (nll * mask.to(nll)).sum(-1) for name, mask in groups.items()}
 
 
 T_MIN = 1e-3  # the smallest time that MDLM's protocol draws, as in its code
@@ -412,7 +406,7 @@ def one_draw(
         positions = (xt == process.vocab.mask_id) & counted
         nll = cross_entropy(denoiser, batch, xt, t, positions)
         nll = process.noise.weight(t).to(torch.float64)[:, None] * nll
-        return [Draw(positions.sum(-1), per_group(nll, batch.groups))]
+        return [batch.draw(positions.sum(-1), nll)]
 
     return collect(denoiser, batches, one_batch, seed, block_size, MDLM, progress)
 
@@ -496,7 +490,7 @@ def ordered(
             nll[chosen.to(nll.device)] = -found.gather(-1, ids[chosen][:, None])[:, 0].to(nll)
             masked &= ~chosen
         counted = batch.groups["all"]
-        return [Draw(counted.sum(-1), per_group(nll, batch.groups))]
+        return [batch.draw(counted.sum(-1), nll)]
 
     return collect(denoiser, batches, one_batch, 0, block_size, EXACT, progress)
 
@@ -513,7 +507,7 @@ def _first(priorities: Tensor, masked: Tensor) -> Tensor:
     return torch.zeros_like(masked).scatter(1, at.to(masked.device), True)
 
 
-MAX_MASKS = 1 << 14
+MAX_MASKED = 14
 
 
 @torch.no_grad()
@@ -546,21 +540,22 @@ def exact_curve(
     """
     denoiser = denoiser.require_any_order("enumeration of all masks")
     require("enumeration of all masks", denoiser, AbsorbingProcess)
-    maskable_at = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
-    if not len(maskable_at):
+    places = torch.arange(x0.shape[1]) if maskable is None else maskable.nonzero()[:, 0].cpu()
+    number = len(places)
+    if not number:
         raise ValueError("there is no token to mask; exact enumeration needs at least one")
-    if 2 ** len(maskable_at) > MAX_MASKS:
+    if number > MAX_MASKED:
         raise ValueError(
-            f"{len(maskable_at)} tokens have 2^{len(maskable_at)} masks; enumerate at most "
-            f"{MAX_MASKS.bit_length() - 1}, or use likelihood.estimate"
+            f"{number} tokens have 2^{number} masks; enumerate at most {MAX_MASKED}, or use "
+            "likelihood.estimate"
         )
-    chosen = list(itertools.product([False, True], repeat=len(maskable_at)))[1:]  # some are masked
-    masks = torch.zeros(len(chosen), x0.shape[1], dtype=torch.bool)
-    masks[:, maskable_at] = torch.tensor(chosen)
+    some = torch.arange(1, 1 << number)[:, None] >> torch.arange(number - 1, -1, -1) & 1
+    masks = torch.zeros(len(some), x0.shape[1], dtype=torch.bool)
+    masks[:, places] = some.bool()
     masks = masks.to(x0.device)
     count = masks.sum(-1)
     exact = float64_device(x0.device)
-    h = torch.zeros(len(x0), len(maskable_at), dtype=torch.float64, device=exact)
+    h = torch.zeros(len(x0), number, dtype=torch.float64, device=exact)
     for row, x in enumerate(x0.long()):
         per_mask = []
         for m in masks.split(batch_size):
@@ -568,8 +563,8 @@ def exact_curve(
             xt = torch.where(m, process.vocab.mask_id, x)
             nll = cross_entropy(denoiser, batch, xt, process.time_of(xt), m)
             per_mask.append(nll.sum(-1) / m.to(nll.device).sum(-1))
-        for n in range(len(maskable_at)):
-            h[row, n] = torch.cat(per_mask)[count.to(exact) == len(maskable_at) - n].mean()
+        for n in range(number):
+            h[row, n] = torch.cat(per_mask)[count.to(exact) == number - n].mean()
     return h
 
 

@@ -22,7 +22,7 @@ from dnadiff.diffusion.denoiser import (
 )
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking, Positions
-from dnadiff.diffusion.process import SUBS, AbsorbingProcess, BaseProcess, Parameterization, require
+from dnadiff.diffusion.process import AbsorbingProcess, BaseProcess, Parameterization, require
 from dnadiff.fields import Config
 
 _CHECKED = 16  # calls on a GPU per check for whose result the process waits
@@ -201,7 +201,7 @@ class Objective(ABC):
         few = chosen.is_cuda and self.process.vocab.size <= _FEW_TOKENS
         return Positions(chosen, few and self.everywhere)
 
-    def evaluation(self) -> Objective:
+    def evaluation(self) -> Self:
         """The form of this objective with the lowest variance, for validation; by default the
         bound, whatever is trained on."""
         found = copy.copy(self)
@@ -221,7 +221,7 @@ class Objective(ABC):
 
     def parameterization(self) -> Parameterization:
         """What the network's logits mean under this objective."""
-        return SUBS(self.process.vocab)
+        return self.process.parameterization()
 
     def denoiser(self, backbone: Backbone, time_conditioning: bool | None = None) -> BaseDenoiser:
         """The denoiser that this objective trains and samplers call; the same after loading a
@@ -324,8 +324,8 @@ class MaskedObjective(Objective):
 
     def evaluation(self) -> Self:
         # with exact counts in continuous time, with the same steps in discrete time
-        bound = copy.copy(self)
-        bound.masking, bound.bound = self.masking.evaluation(), True
+        bound = super().evaluation()
+        bound.masking = self.masking.evaluation()
         return bound
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, Parameterization, Process
+from dnadiff.diffusion.process import AbsorbingProcess, MixtureProcess, Process
 from dnadiff.fields import PositiveInt, checked_dataclass
 
 _LARGEST = 2.0  # weight of a token, under `dynamic`
@@ -59,9 +59,6 @@ class Bound(Objective):
                 f"objective.weighting=dynamic does not fit {given}: it weighs the terms of noise "
                 "that replaces tokens, in continuous time; set objective.weighting=nelbo"
             )
-
-    def parameterization(self) -> Parameterization:
-        return self.process.parameterization()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         u = strata(batch.draws, self.stratified, batch.x0.device)

@@ -6,7 +6,7 @@ from torch import Tensor
 from dnadiff.diffusion.denoiser import MaskedDenoiser
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch
 from dnadiff.diffusion.objective.masking import strata
-from dnadiff.diffusion.process import MixtureProcess, Parameterization
+from dnadiff.diffusion.process import MixtureProcess
 from dnadiff.diffusion.sampler.base import redrawn
 from dnadiff.fields import PositiveInt, checked_dataclass
 
@@ -40,9 +40,6 @@ class SUNDAE(Objective):
 
     process: MixtureProcess  # type: ignore[assignment]
     num_unrolled: PositiveInt = 2
-
-    def parameterization(self) -> Parameterization:
-        return self.process.parameterization()
 
     def compute(self, denoiser: MaskedDenoiser, batch: TrainingBatch) -> Loss:
         x0 = batch.x0

@@ -37,7 +37,6 @@ def denoiser():
         lambda d: likelihood.one_draw(d, PROCESS, BATCHES),
         lambda d: likelihood.exact_nelbo(d, PROCESS, IDS),
         lambda d: likelihood.ordered(d, PROCESS, BATCHES, likelihood.ORDERS["strided"]),
-        lambda d: likelihood.all_masked(d, PROCESS, BATCHES),
         lambda d: site_log_probs(d, PROCESS, IDS, IDS == 8, stranded=True),
         lambda d: Information(d, PROCESS, 6, 2),
         lambda d: Masked().for_model(d),
