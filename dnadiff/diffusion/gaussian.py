@@ -5,17 +5,14 @@ Vectors are bits of the token (Analog Bits) or learned embeddings (Diffusion-LM)
 tokens in the last step, by rounding.
 """
 
-from typing import Annotated
-
 import torch
-from annotated_types import Interval
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from dnadiff.diffusion.denoiser import NetworkDenoiser
 from dnadiff.diffusion.draws import Draws, float64_device
 from dnadiff.diffusion.process import BaseProcess, emitted_log_probs
-from dnadiff.fields import checked_dataclass
+from dnadiff.fields import InnerFraction, checked_dataclass
 from dnadiff.networks.backbone.base import Backbone, OptTensor
 
 
@@ -42,7 +39,7 @@ class GaussianProcess(BaseProcess):
     example = "gaussian"
     sampler = "ddim"
 
-    t_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-4
+    t_min: InnerFraction = 1e-4
 
     def times(self, num_steps: int, like: Tensor, last: float = 1.0) -> Tensor:
         """A uniform grid from t_min to `last`: (num_steps + 1,) float64, on the device of `like` if

@@ -201,7 +201,7 @@ class Objective(ABC):
         few = chosen.is_cuda and self.process.vocab.size <= _FEW_TOKENS
         return Positions(chosen, few and self.everywhere)
 
-    def evaluation(self) -> Self:
+    def evaluation(self) -> Objective:
         """The form of this objective with the lowest variance, for validation; by default the
         bound, whatever is trained on."""
         found = copy.copy(self)
@@ -324,8 +324,8 @@ class MaskedObjective(Objective):
 
     def evaluation(self) -> Self:
         # with exact counts in continuous time, with the same steps in discrete time
-        bound = super().evaluation()
-        bound.masking = self.masking.evaluation()
+        bound = copy.copy(self)
+        bound.masking, bound.bound = self.masking.evaluation(), True
         return bound
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from dnadiff.diffusion.draws import Draws, hash64, widest_dtype
 from dnadiff.diffusion.noise import LARGEST_CUT, NoiseSchedule, refuse_cut
 from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.fields import Fraction, PositiveFraction, PositiveInt, checked_dataclass
+from dnadiff.fields import Fraction, InnerFraction, PositiveFraction, PositiveInt, checked_dataclass
 
 _BINS = 4096  # of equal probability, of a Beta distribution
 
@@ -184,7 +184,7 @@ class Importance(Masking):
     """
 
     stratified: bool = True
-    p_min: Annotated[float, Interval(gt=0, lt=1)] = 1e-3
+    p_min: InnerFraction = 1e-3
 
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         low, high = map(math.log, self.ends(noise))

@@ -8,19 +8,15 @@ that unmask something in it.
 """
 
 from abc import ABC, abstractmethod
-from typing import Annotated, TypeAlias
 
 import torch
-from annotated_types import Interval
 from torch import Tensor
 
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.process import AbsorbingProcess, unmask_probability
 from dnadiff.diffusion.sampler.base import Configurable, CountedDenoiser, GridSampler
-from dnadiff.fields import Fraction, checked_dataclass
-
-Inside: TypeAlias = Annotated[float, Interval(gt=0, lt=1)]
+from dnadiff.fields import Fraction, InnerFraction, checked_dataclass
 
 
 class Remasking(Configurable, ABC):
@@ -91,9 +87,9 @@ class Loop(Remasking):
     """
 
     eta: Fraction = 0.02
-    t_on: Inside = 0.55
-    t_off: Inside = 0.05
-    alpha_on: Inside = 0.9
+    t_on: InnerFraction = 0.55
+    t_off: InnerFraction = 0.05
+    alpha_on: InnerFraction = 0.9
 
     def __post_init__(self) -> None:
         if self.t_on <= self.t_off:
