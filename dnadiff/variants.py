@@ -187,7 +187,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         model = checkpoint.load(given, options.trust)
         model.denoiser.to(options.device)
         window = model.window(options.window)
-    genome = Genome.open(options.genome)
+    genome = Genome(options.genome)
     on_strands = is_fine_tuned and model.stranded
     regions: list[Region] = []
     filters = [] if options.filter is None else as_list(options.filter)

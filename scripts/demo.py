@@ -314,7 +314,7 @@ def designs_in(folder: Path) -> Designs:
     """The designs that `sample` wrote, with the window of the genome around them."""
     center = GENE_START - UPSTREAM // 2
     low = center - WINDOW // 2
-    genome = Genome.open(GENOME)
+    genome = Genome(GENOME)
     real = load("ecoli").tokenizer.decode(genome.window(RECORD, low, low + WINDOW))
     sequences = [text_of(record.sequence) for record in read_sequences(folder / "designs.fa")]
     first = GENE_START - UPSTREAM - low

@@ -58,7 +58,7 @@ def clade(tmp_path_factory):
 def made(clade):
     prefix = clade / "track" if _has_tracks() else None
     align(**arguments(clade), output=str(clade / "t.aln"), tracks=prefix and str(prefix))
-    return Alignment.open(clade / "t.aln")
+    return Alignment(clade / "t.aln")
 
 
 def _has_tracks() -> bool:
@@ -166,7 +166,7 @@ def test_an_alignment_is_computed_again_with_other_settings(clade, made, tmp_pat
         gaps="state",
         kappa=3,
     )
-    found = Alignment.open(output)
+    found = Alignment(output)
     assert (found.genomes, found.left_out) == (made.genomes, made.left_out)
     np.testing.assert_array_equal(found.codes("two", 0, 999), made.codes("two", 0, 999))
     assert not np.array_equal(found.columns("two", 0, 999), made.columns("two", 0, 999))
@@ -174,14 +174,14 @@ def test_an_alignment_is_computed_again_with_other_settings(clade, made, tmp_pat
     assert found.about["model"]["kappa"] == 3
     align(genome=str(clade / "t.fa"), related=related, output=str(output), overwrite=True)
     np.testing.assert_array_equal(
-        Alignment.open(output).columns("two", 0, 999), made.columns("two", 0, 999)
+        Alignment(output).columns("two", 0, 999), made.columns("two", 0, 999)
     )
 
 
 def test_a_compact_alignment_has_the_same_columns(clade, made, tmp_path):
     given = {"genome": str(clade / "t.fa"), "output": str(tmp_path / "y.aln.xz")}
     align(**given, related=made.path)
-    found = Alignment.open(given["output"])
+    found = Alignment(given["output"])
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "y.aln.xz",
         "y.aln.xz.json",
@@ -208,7 +208,7 @@ def test_a_ready_alignment_needs_no_program(clade, tmp_path):
         related=str(tmp_path / "x.afa"),
         output=str(tmp_path / "x.aln"),
     )
-    found = Alignment.open(tmp_path / "x.aln")
+    found = Alignment(tmp_path / "x.aln")
     assert [(each.name, each.chance) for each in found.genomes] == [("b", None), ("c", None)]
     assert found.codes("t", 36, 54)[0].tolist() == [2, 3, 0, 1] + [GAP] * 10 + [0, 1, 2, 0]
 
@@ -227,7 +227,7 @@ def test_records_of_a_file_are_genomes(clade, tmp_path):
         each_record=True,
         output=str(output),
     )
-    found = Alignment.open(output)
+    found = Alignment(output)
     assert [each.name for each in found.genomes] == ["a", "b"]
     assert [each.reason for each in found.left_out] == ["the target itself"]
 
@@ -263,7 +263,7 @@ def test_what_the_columns_depend_on_may_change_when_it_is_resumed(clade, tmp_pat
     caplog.set_level("INFO", "dnadiff")
     align(**given, near_copies=None, resume=True)
     assert "resuming after 2 genomes" in caplog.text
-    assert [each.name for each in Alignment.open(given["output"]).genomes] == ["near"]
+    assert [each.name for each in Alignment(given["output"]).genomes] == ["near"]
     assert not list(tmp_path.glob(".*"))
     about = json.loads((tmp_path / "x.aln.json").read_text())["settings"]
     assert about["near_copies"] is None and about["genome"]
@@ -295,7 +295,7 @@ def test_a_tree_needs_no_leaf_for_genomes_that_are_left_out(clade, made, tmp_pat
     (tmp_path / "x.nwk").write_text("((a:.1,b:.1):.1,c:.3,target:.02);")
     output = tmp_path / "x.aln"
     align(**arguments(clade), output=str(output), tree=str(tmp_path / "x.nwk"))
-    assert Alignment.open(output).left_out == made.left_out
+    assert Alignment(output).left_out == made.left_out
 
 
 def test_an_alignment_of_another_assembly_is_refused(clade, made, tmp_path):

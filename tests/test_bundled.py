@@ -97,8 +97,8 @@ def test_a_bundled_model_knows_its_data(bundled):
 
 
 def test_the_alignment_that_ships_with_the_package_is_that_of_the_bundled_genome():
-    alignment = Alignment.open("bundled:enterobacteria.aln.xz")
-    alignment.check(Genome.open(GENOME))
+    alignment = Alignment("bundled:enterobacteria.aln.xz")
+    alignment.check(Genome(GENOME))
     listed = [source.label for source in read_manifest("bundled:enterobacteria.tsv")]
     assert sorted(genome.name for genome in alignment.genomes) == sorted(listed)
     depth = alignment.columns("U00096.3", 70_387, 71_265)[:, DEPTH]  # araC

@@ -191,11 +191,11 @@ def test_infill_keeps_the_flanks_and_follows_the_columns(start, tmp_path):
 
 def test_python_reads_the_same_columns(run, world, start, regions, tmp_path):
     assert start("score", f"regions={regions}", "output=s.tsv", "num_draws=2")[0] == 0
-    model, stored = dnadiff.load(run, device="cpu"), Alignment.open(world / "x.aln")
+    model, stored = dnadiff.load(run, device="cpu"), Alignment(world / "x.aln")
     columns = stored.columns("chr", 100, 132)
     found = model.nll([TEXT[100:132]], num_draws=64, columns=[columns])[0] / math.log(2)
     assert found < 1.1 < 1.9 < model.nll([TEXT[100:132]], num_draws=64)[0] / math.log(2)
-    named = Alignment.open(world / "named.aln").columns("chr", 10, 40)
+    named = Alignment(world / "named.aln").columns("chr", 10, 40)
     assert model.sample(2, columns=named) == [NAMED[10:40]] * 2
 
 
@@ -284,7 +284,7 @@ def test_predict_reads_regions_and_records_with_their_columns(classifier, world,
     for row, (start, _) in zip(found[:5], places):
         same = windows["chr", start]
         assert float(same["p_coding"]) == pytest.approx(float(row["p_coding"]), abs=1e-5)
-    stored, python = Alignment.open(world / "depth.aln"), dnadiff.load(classifier, device="cpu")
+    stored, python = Alignment(world / "depth.aln"), dnadiff.load(classifier, device="cpu")
     columns = [stored.columns("chr", i, i + 30, s == "-") for i, s in places]
     texts = [TEXT[i : i + 30] for i, _ in places]
     texts = [
@@ -317,7 +317,7 @@ def test_a_spliced_transcript_is_predicted_as_its_sequence_and_columns(
     [row] = rows(tmp_path / "p.tsv")
     text = reverse_complement((TEXT[100:120] + TEXT[150:160]).encode()).decode()
     assert [row["name"], row["length"]] == ["chr:101-160(-)", "30"]
-    stored, python = Alignment.open(world / "depth.aln"), dnadiff.load(classifier, device="cpu")
+    stored, python = Alignment(world / "depth.aln"), dnadiff.load(classifier, device="cpu")
     columns = [stored.columns("chr", *part, True) for part in ((150, 160), (100, 120))]
     (value,) = python.predict([text], columns=[np.concatenate(columns)]).combined[:, 0]
     p = float(row["p_coding"])

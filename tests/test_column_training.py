@@ -242,7 +242,7 @@ def test_the_alignment_of_a_command(run, world, trained, caplog):
     assert "predicts from the sequence alone; set alignment=target.aln" in caplog.text
     with pytest.raises(ValueError, match="reads no alignment"):
         plain.columns_for(world / "x.aln")
-    full = Alignment.open(world / "x.aln")
+    full = Alignment(world / "x.aln")
     columns = [full.columns("chr", 0, SIZE)]
     shipped = world / "x.aln.xz"
     write_alignment(shipped, full.records, full.target("chr", 0, SIZE), [], columns)

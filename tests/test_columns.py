@@ -46,7 +46,7 @@ def columns_of(length: int, seed: int = 0) -> np.ndarray:
 @pytest.fixture
 def genome(tmp_path) -> Genome:
     (tmp_path / "g.fa").write_text(f">chr1\n{TEXT}\n>other\n{TEXT[::-1]}\n")
-    return Genome.open(tmp_path / "g.fa")
+    return Genome(tmp_path / "g.fa")
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ class RelatedGenome:
 
 
 class Alignment:
-    """An opened file; use `Alignment.open`. It is pickled as its path.
+    """An opened file, whose arrays are not read at once. It is pickled as its path.
 
     Attributes:
         path: of the file.
@@ -97,6 +97,10 @@ class Alignment:
         tree: in Newick notation, with the target; None if there is none.
         about: everything that the header says, with the model and the settings.
         is_compact: whether it has no frequencies, and no codes of the genomes.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is not an alignment, of another version, or cut off.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -124,16 +128,6 @@ class Alignment:
         self.left_out = [each for each in genomes if each.reason is not None]
         self.tree: str | None = self.about.get("tree")
         self._start = offsets(self.records)
-
-    @classmethod
-    def open(cls, path: str | Path) -> Alignment:
-        """Open a file; the arrays are not read.
-
-        Raises:
-            FileNotFoundError: if there is no such file.
-            ValueError: if it is not an alignment, of another version, or cut off.
-        """
-        return cls(path)
 
     @property
     def identity(self) -> str:
@@ -321,7 +315,7 @@ def write_alignment(
         for row in rows:
             pairs = np.append(row, np.zeros(total % 2)).astype(np.uint8)
             file.write((pairs[::2] | pairs[1::2] << 4).tobytes())
-    return Alignment.open(path)
+    return Alignment(path)
 
 
 def _in_steps(piece: ArrayLike) -> NDArray[np.int8]:

@@ -41,7 +41,7 @@ from dnadiff.data.windows import (
     Window,
 )
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, Natural, PositiveInt, as_list, checked
+from dnadiff.fields import Config, Json, Natural, PositiveInt, as_list, checked_dataclass
 from dnadiff.store.address import CACHED, file_name, is_remote, shortened, with_texts
 from dnadiff.store.files import bare_name
 from dnadiff.store.objects import PACKAGE, build
@@ -126,7 +126,7 @@ class Loader(Iterable[Batch]):
         return is_next
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class TrainLoader(Loader):
     """Windows in full batches; each iteration is one epoch, and the next iteration is the next
     epoch.
@@ -182,19 +182,17 @@ class TrainLoader(Loader):
             )
             for number in numbers
         ]
-        batches: Iterable[Batch] = (self.windows.batch(*key) for key in keys)
-        if self.num_workers:
-            # With a generator of its own: a DataLoader otherwise draws from the global one, and
-            # resuming would change the dropout.
-            batches = DataLoader(
-                _Batches(self.windows),
-                None,
-                sampler=keys,
-                num_workers=self.num_workers,
-                generator=Generator(),
-                multiprocessing_context=self.start_method,
-                worker_init_fn=own_process_group,
-            )
+        # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming
+        # would change the dropout.
+        batches = DataLoader(
+            _Batches(self.windows),
+            None,
+            sampler=keys,
+            num_workers=self.num_workers,
+            generator=Generator(),
+            multiprocessing_context=self.start_method if self.num_workers else None,
+            worker_init_fn=own_process_group,
+        )
         for number, batch in zip(numbers, batches):
             self._returned = number + 1
             yield batch
@@ -235,8 +233,7 @@ def worker_loss(error: Exception, num_workers: int) -> str | None:
     return None
 
 
-@checked
-@dataclass(eq=False, repr=False)
+@checked_dataclass
 class SequenceDataModule:
     """Windows of records for training, validation and test.
 

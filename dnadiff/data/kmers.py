@@ -133,10 +133,6 @@ class KmerSet:
             found[start + order] = (self._values[index] == kmers[order]) & valid[order]
         return found
 
-    def contains_any(self, bases: ndarray) -> bool:
-        """Whether any k-mer of `bases (L,)` is in the set."""
-        return bool(self.hits(bases).any())
-
     def covered(self, bases: ndarray) -> ndarray:
         """Whether each base is in an occurrence of a k-mer of the set: (L,) bool, True for
         *repeated* bases."""

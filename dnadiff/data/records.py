@@ -41,7 +41,7 @@ class Interval(NamedTuple):
     end: int
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class Intervals(Sequence[Interval]):
     """Intervals as arrays `(K,)`; equal to any sequence of the same intervals."""
 
@@ -275,7 +275,7 @@ class Ids:
         return self[:].tolist()
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class StoredRecords(Sequence[TokenArray]):
     """Records in a few large arrays, from which windows are copied in one step. Record r is
     `arrays[number[r]][offset[r] : offset[r] + length[r]]`.

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval as Limits
 
 from dnadiff.data.records import Integers, Interval, Intervals, Mask, NRuns, Tiling
-from dnadiff.fields import Fraction, Natural, PositiveInt, checked
+from dnadiff.fields import Fraction, Natural, PositiveInt, checked, checked_dataclass
 from dnadiff.formats.regions import listing, read_bed, records_of
 
 PARTS = ("train", "valid", "test")
@@ -57,7 +57,7 @@ class Split(ABC):
         return None
 
 
-@checked
+@checked_dataclass
 class FractionSplit(Split):
     """Holds out the same fraction of every record.
 
@@ -66,15 +66,16 @@ class FractionSplit(Split):
         valid: likewise; must not overlap `test`.
     """
 
-    def __init__(self, test: Bounds = (0.8, 0.9), valid: Bounds = (0.9, 1.0)) -> None:
-        for part, (low, high) in (("test", test), ("valid", valid)):
+    test: Bounds = (0.8, 0.9)
+    valid: Bounds = (0.9, 1.0)
+
+    def __post_init__(self) -> None:
+        for part, (low, high) in (("test", self.test), ("valid", self.valid)):
             if low >= high:
                 raise ValueError(
                     f"data.split.{part} is {[low, high]}; expected two fractions [from, to] with "
                     "0 <= from < to <= 1"
                 )
-        self.test = test
-        self.valid = valid
         if self.test[0] < self.valid[1] and self.valid[0] < self.test[1]:
             raise ValueError(
                 f"data.split.test {list(self.test)} and data.split.valid {list(self.valid)} "
@@ -294,7 +295,7 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
     return merged
 
 
-@checked
+@checked_dataclass
 class BlockSplit(Split):
     """Divides every record into blocks; of each `period` blocks one is for test and one for
     validation.
@@ -310,29 +311,23 @@ class BlockSplit(Split):
         guard: bases that are left out at a border.
     """
 
-    def __init__(
-        self,
-        block: PositiveInt = 1_000_000,
-        period: Annotated[int, Limits(ge=3)] = 10,
-        test: Natural = 9,
-        valid: Natural = 8,
-        guard: Natural = 2048,
-    ) -> None:
-        if 2 * guard >= block:
+    block: PositiveInt = 1_000_000
+    period: Annotated[int, Limits(ge=3)] = 10
+    test: Natural = 9
+    valid: Natural = 8
+    guard: Natural = 2048
+
+    def __post_init__(self) -> None:
+        if 2 * self.guard >= self.block:
             raise ValueError(
-                f"data.split.block is {block} and data.split.guard {guard}; a block must be longer "
-                "than two guards"
+                f"data.split.block is {self.block} and data.split.guard {self.guard}; a block must "
+                "be longer than two guards"
             )
-        if test >= period or valid >= period or test == valid:
+        if max(self.test, self.valid) >= self.period or self.test == self.valid:
             raise ValueError(
-                f"data.split.test is {test} and data.split.valid {valid}; expected two different "
-                f"blocks of 0..{period - 1}"
+                f"data.split.test is {self.test} and data.split.valid {self.valid}; expected two "
+                f"different blocks of 0..{self.period - 1}"
             )
-        self.block = block
-        self.period = period
-        self.guard = guard
-        self.test = test
-        self.valid = valid
 
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         rows = []

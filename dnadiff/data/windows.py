@@ -193,7 +193,7 @@ class SampledWindows(Dataset[Window]):
         return {name: rows[0] for name, rows in batch.items()} | {"index": index}
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class RandomWindows(SampledWindows):
     """Training windows that are cut out of intervals; for items see `SampledWindows`.
 
@@ -245,7 +245,7 @@ class RandomWindows(SampledWindows):
         """Compute which windows there are, and return their number."""
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class UniformWindows(RandomWindows):
     """Random windows whose start is uniform over all starts that the intervals and `max_n` allow.
 

@@ -645,7 +645,7 @@ def read_intervals(
     genome_path: str, infill: str | list[str], feature: str | None, spliced: bool = False
 ) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
-    genome = Genome.open(genome_path)
+    genome = Genome(genome_path)
     regions = read_regions(infill, genome.lengths, feature, spliced)
     used = {region.chrom for region in regions}
     names = [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]

@@ -34,12 +34,12 @@ from dnadiff.store.disk import (
     read_json,
     write_all,
 )
+from dnadiff.store.files import BGZIP_END
 
 _KEPT = ("settings", "done", "bytes", "notes", "complete", "crc")
 _PIECE = 1 << 22  # bytes read at once
 _BLOCK = 0xFF00  # bytes of content in a bgzip block
 _BLOCK_HEADER = struct.Struct("<4BI2BH2B2H")
-BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 _NOTHING: Earlier = MappingProxyType({})
 

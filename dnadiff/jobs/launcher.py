@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked
+from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked_dataclass
 from dnadiff.jobs.processes import num_cores
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, log, quoted
@@ -192,8 +192,7 @@ def failure(job: ShardJob, status: int) -> str:
     return f"shard {job.shard} {how}; {job.log} has what it printed"
 
 
-@checked
-@dataclass
+@checked_dataclass
 class Processes(Launcher):
     """Runs shards on this machine. A process runs one shard after another; if it is killed, another
     one takes over its shard.
@@ -276,8 +275,7 @@ class _Worker:
                 self.process.wait()
 
 
-@checked
-@dataclass
+@checked_dataclass
 class Ray(Launcher):
     """Runs shards on Ray, on a cluster or on this machine, which starts the task of a killed
     process again. All machines see the same files under the same paths.

@@ -43,7 +43,7 @@ LICENSES = {
 _GZIP = b"\x1f\x8b"
 _MAX_BLANK = 1_000_000  # lines
 # The empty block that ends every bgzip file (SAM specification, section 4.1.2).
-_BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
+BGZIP_END = bytes.fromhex("1f8b08040000000000ff0600424302001b0003000000000000000000")
 
 
 def resolve(path: str | Path) -> Path:
@@ -281,8 +281,8 @@ def check_bgzip(path: str | Path, raw: BinaryIO) -> None:
     """
     start = raw.read(18)
     if start[:4] == _GZIP + b"\x08\x04" and start[12:16] == b"BC\x02\x00":
-        raw.seek(-min(len(_BGZIP_END), raw.seek(0, os.SEEK_END)), os.SEEK_END)
-        if raw.read() != _BGZIP_END:
+        raw.seek(-min(len(BGZIP_END), raw.seek(0, os.SEEK_END)), os.SEEK_END)
+        if raw.read() != BGZIP_END:
             raise ValueError(
                 f"{path} is damaged or cut short: it is bgzip and does not end with the empty "
                 "block that bgzip writes last; fetch it again, or, if you know that it is "

@@ -394,7 +394,7 @@ class GenomicBenchmark(LabeledTask):
 
     def _intervals(self, described: Path) -> LabeledSequences:
         """The sequences of intervals of the genome."""
-        genome = Genome.open(self.genome)
+        genome = Genome(self.genome)
         found = LabeledSequences(
             self.path, divided=True, label_source="metadata.yaml", split_source="its folders"
         )
@@ -575,7 +575,7 @@ class RegionWindows:
     def load(self, tokenizer: DNATokenizer, alignment: Alignment | None = None) -> TaskData:
         """Read, divide and encode the task, with the columns of an alignment if it is given;
         ValueError if a part has no window of a class, or for another assembly."""
-        genome = Genome.open(self.genome)
+        genome = Genome(self.genome)
         source = None
         lengths = genome.lengths
         if alignment is not None:

@@ -63,21 +63,9 @@ INSTEAD = {
     ),
 }
 INTEGERS = ("max_steps", "val_check_interval", "accumulate_grad_batches")
-HALF_PRECISIONS = ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16")
-# Words of Lightning that are refused, with the reason.
-_REFUSED = {
-    "fsdp": (
-        "FSDP1 does not run on a CPU, and it gathers weights for `forward` alone; set "
-        "trainer.strategy=fsdp2, which shards the same"
-    ),
-    "deepspeed": (
-        "it replaces the optimizer and the checkpoints of this package; set "
-        "trainer.strategy=fsdp2, or ddp"
-    ),
-    "ddp_spawn": "it starts processes that do not read the command line; set trainer.strategy=ddp",
-    "ddp_fork": "it starts processes that do not read the command line; set trainer.strategy=ddp",
-    "ddp_notebook": "it is for notebooks; set trainer.strategy=ddp",
-}
+# Weights in half precision lose small steps.
+_PRECISIONS = {"64", "64-true", "bf16-true", "16-true", "transformer-engine"}
+_PRECISIONS |= {"transformer-engine-float16"}
 
 
 def trainer_settings(trainer: Config) -> Config:
@@ -92,22 +80,17 @@ def trainer_settings(trainer: Config) -> Config:
             raise ValueError(
                 f"trainer.{key} would have no effect, because training sets it itself; {remedy}"
             )
-    if str(trainer.get("precision")) in HALF_PRECISIONS:
+    if (precision := str(trainer.get("precision"))) in _PRECISIONS:
         raise ValueError(
-            f"trainer.precision {trainer['precision']} has weights in half precision, "
-            "which lose small steps; set bf16-mixed"
+            f"trainer.precision {precision} is not supported; set 32-true or bf16-mixed"
         )
-    if str(trainer.get("precision")) in ("64", "64-true"):
-        raise ValueError("trainer.precision 64 is not supported; set 32-true or bf16-mixed")
     word = trainer.get("strategy", "auto")
-    for refused, reason in _REFUSED.items():
-        if str(word) == refused or str(word).startswith(f"{refused}_"):
-            raise ValueError(f"trainer.strategy {word} is not supported: {reason}")
     known = r"auto|fsdp2|ddp(_find_unused_parameters_(true|false))?"
     # A mapping is a class of Lightning or of the user.
     if not isinstance(word, Mapping) and not re.fullmatch(known, str(word)):
         raise ValueError(
-            f"trainer.strategy {word} is not known; choose auto (one process, or ddp), ddp or fsdp2"
+            f"trainer.strategy {word} is not supported; choose auto (one process, or ddp), ddp, or "
+            "fsdp2, which shards the weights"
         )
     trainer = trainer | {
         key: check_value(f"trainer.{key}", trainer[key], PositiveInt) for key in INTEGERS

@@ -391,7 +391,7 @@ def columns_for(
             f"alignment={alignment}, but {path} reads no alignment; leave it out, or train a "
             "model with data.alignment"
         )
-    found = Alignment.open(alignment)
+    found = Alignment(alignment)
     if found.is_compact and FREQUENCY.start in layer.reads:
         raise ValueError(
             f"alignment={alignment} is compact, without the frequencies of bases that {path} "

@@ -104,7 +104,7 @@ class Study:
         validation."""
         path, length = self.folder / "data.npz", self.settings["length"]
         if not path.is_file():
-            genome = Genome.open(GENOME)
+            genome = Genome(GENOME)
             codes = genome.window(RECORD, 0, genome.total) - FIRST_BASE
             cuts = [int(share * len(codes)) for share in (0.8, 0.9, 1.0)]
             parts = {"train": codes[: cuts[0]]}

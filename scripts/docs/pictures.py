@@ -79,7 +79,7 @@ def main(folder: Path) -> None:
         {"svg.hashsalt": "dnadiff", "svg.fonttype": "path", "font.family": "DejaVu Sans"}
     )
     model = dnadiff.load("ecoli")
-    genome = Genome.open(model.config["data"]["path"])
+    genome = Genome(model.config["data"]["path"])
     x0 = torch.from_numpy(genome.window(genome.names[0], START, START + LENGTH).astype(np.int64))[
         None
     ]

@@ -161,7 +161,7 @@ def bcf() -> bytes:
 def genome(path: Path) -> object:
     from dnadiff.data.genome.genome import Genome
 
-    found = Genome.open(path)
+    found = Genome(path)
     letters = bytes.maketrans(bytes(range(7, 12)), b"ACGTN")
     codes = [(found.records.packed(i) & 127).tobytes() for i in range(len(found.names))]
     return tuple((n, c.translate(letters).decode("latin-1")) for n, c in zip(found.names, codes))

@@ -170,7 +170,7 @@ class Study:
     def aligned(self, name: str = "ecoli") -> Alignment:
         """A finished alignment."""
         self.kept[f"align-{name}"]  # or else an error
-        return Alignment.open(self.folder / f"{name}.aln")
+        return Alignment(self.folder / f"{name}.aln")
 
     def align(self, name: str) -> dict:
         """Align, and describe each genome."""
@@ -189,7 +189,7 @@ class Study:
         )
         output = self.folder / f"{name}.aln"
         study.command("align", *about, f"output={output}", "overwrite=true")
-        made = Alignment.open(output)
+        made = Alignment(output)
         keys = ("identity", "coverage", "chance", "reason")
         genomes = (*made.genomes, *made.left_out)
         return {"rows": {g.name: {key: getattr(g, key) for key in keys} for g in genomes}}

@@ -14,6 +14,6 @@ def make_genome(tmp_path_factory):
         (folder / "g.fa").write_text(
             "".join(f">{name}\n{letters}\n" for name, letters in records.items())
         )
-        return Genome.open(folder / "g.fa")
+        return Genome(folder / "g.fa")
 
     return make

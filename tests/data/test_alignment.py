@@ -38,7 +38,7 @@ def stored(tmp_path) -> Alignment:
 
 def genome(tmp_path, text: str, name: str = "g.fa") -> Genome:
     (tmp_path / name).write_text(text)
-    return Genome.open(tmp_path / name)
+    return Genome(tmp_path / name)
 
 
 def test_what_is_written_is_read_back(stored):
@@ -133,21 +133,19 @@ def test_a_compact_file_has_columns_in_steps(tmp_path, compact):
 def test_a_compressed_file_is_unpacked_once(tmp_path, compact, stored):
     folder = cache_dir("alignments") / compact.identity[:32]
     before = (folder / "unpacked.aln").stat()
-    Alignment.open(compact.path)
+    Alignment(compact.path)
     after = (folder / "unpacked.aln").stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
     whole = tmp_path / "x.aln.gz"
     whole.write_bytes(gzip.compress((tmp_path / "x.aln").read_bytes()))
-    np.testing.assert_array_equal(
-        Alignment.open(whole).codes("chr1", 0, 7), stored.codes("chr1", 0, 7)
-    )
+    np.testing.assert_array_equal(Alignment(whole).codes("chr1", 0, 7), stored.codes("chr1", 0, 7))
 
 
 @pytest.mark.parametrize("damage", [lambda x: x[:-9], lambda x: x[:200] + b"!!!" + x[203:]])
 def test_a_damaged_compact_file_is_refused(tmp_path, compact, damage):
     (tmp_path / "d.aln.xz").write_bytes(damage((tmp_path / "c.aln.xz").read_bytes()))
     with pytest.raises(ValueError, match=r"d\.aln\.xz is damaged or cut short") as caught:
-        Alignment.open(tmp_path / "d.aln.xz")
+        Alignment(tmp_path / "d.aln.xz")
     assert "\n" not in str(caught.value)
 
 
@@ -167,23 +165,23 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path, stored, keep):
     cut = tmp_path / "cut.aln"
     cut.write_bytes(content[:keep])
     with pytest.raises(ValueError, match=r"cut\.aln is not an alignment .* or was cut off"):
-        Alignment.open(cut)
+        Alignment(cut)
 
 
 def test_other_files_and_other_versions_are_refused(tmp_path, stored):
     (tmp_path / "other.aln").write_bytes(b">chr1\nACGT\n")
     with pytest.raises(ValueError, match=r"other\.aln is not an alignment of related genomes"):
-        Alignment.open(tmp_path / "other.aln")
+        Alignment(tmp_path / "other.aln")
     header = b'{"__metadata__": {"format": "pt"}}'
     (tmp_path / "pt.aln").write_bytes(struct.pack("<Q", len(header)) + header)
     with pytest.raises(ValueError, match=r"pt\.aln has the format 'pt', and this version"):
-        Alignment.open(tmp_path / "pt.aln")
+        Alignment(tmp_path / "pt.aln")
     content = (tmp_path / "x.aln").read_bytes()
     (tmp_path / "new.aln").write_bytes(content.replace(b"alignment 1", b"alignment 9"))
     with pytest.raises(ValueError, match=r"'dnadiff alignment 9', .* reads 'dnadiff alignment 1'"):
-        Alignment.open(tmp_path / "new.aln")
+        Alignment(tmp_path / "new.aln")
     with pytest.raises(FileNotFoundError):
-        Alignment.open(tmp_path / "none.aln")
+        Alignment(tmp_path / "none.aln")
 
 
 def test_another_assembly_is_refused(tmp_path, stored):
@@ -220,10 +218,10 @@ def test_opening_hundreds_of_genomes_takes_milliseconds_and_reads_no_array(tmp_p
     rows = [np.full(size, 3, np.uint8)] * count
     columns = [np.zeros((size, CHANNELS))]
     write_alignment(tmp_path / "x.aln", {"x": size}, rows[0], rows, columns, about)
-    Alignment.open(tmp_path / "x.aln")
+    Alignment(tmp_path / "x.aln")
     tracemalloc.start()
     begin = time.perf_counter()
-    found = Alignment.open(tmp_path / "x.aln")
+    found = Alignment(tmp_path / "x.aln")
     seconds = time.perf_counter() - begin
     memory = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

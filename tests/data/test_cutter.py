@@ -43,7 +43,7 @@ def test_windows_are_the_letters_on_either_strand(make_genome, text, length, sof
 
 def test_a_cutter_is_pickled_without_the_bytes(tmp_path):
     (tmp_path / "g.fa").write_text(">a\n" + "ACGT" * 10_000 + "\n")
-    cut = Cutter(Genome.open(tmp_path / "g.fa").records, 8, DNA.vocab)
+    cut = Cutter(Genome(tmp_path / "g.fa").records, 8, DNA.vocab)
     ids = cut(np.array([0]), np.array([4]))["ids"]
     packed = pickle.dumps(cut)
     assert (

@@ -27,7 +27,7 @@ def loader(size=20, batch_size=4, num_workers=0, **process):
 
 
 def from_file(path, length, num_workers=0, start_method=None, size=60, **options):
-    genome = Genome.open(path)
+    genome = Genome(path)
     intervals = [Interval(number, 0, n) for number, n in enumerate(genome.lengths.values())]
     windows = UniformWindows(
         genome.records, intervals, length, size, DNA.vocab, 3, True, genome.n_runs, 0.1, **options

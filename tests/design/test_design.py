@@ -217,7 +217,7 @@ def test_intervals_at_the_ends_and_in_short_records(genome, tmp_path):
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import read_bed
 
-    opened = Genome.open(str(tmp_path / "g.fa"))
+    opened = Genome(str(tmp_path / "g.fa"))
     request = Infill(opened, read_bed(tmp_path / "r.bed", opened.lengths), 1, 64)
     assert [request[i].designed for i in range(4)] == [
         (17, 47),

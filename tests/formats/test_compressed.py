@@ -46,7 +46,7 @@ def test_sequences_and_regions_are_read_from_any_compression(tmp_path, ending):
     packed.write_bytes(PACKED[ending](FASTA))
     bed.write_bytes(PACKED[ending](b"a\t1\t3\n"))
     assert read_sequences(packed) == read_sequences(tmp_path / "x.fa")
-    genome = Genome.open(packed)
+    genome = Genome(packed)
     assert genome.lengths == {"a": 9, "b": 4}
     assert [tuple(region[:3]) for region in read_bed(bed, genome.lengths)] == [("a", 1, 3)]
 
@@ -65,8 +65,8 @@ VCF = b"##fileformat=VCFv4.2\n##contig=<ID=a>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\t
 JASPAR = b">M one\nA [ 3 ]\nC [ 1 ]\nG [ 0 ]\nT [ 0 ]\n"
 READERS = {
     "fa": (FASTA, read_sequences),
-    "2bit": (made.twobit({"a": "ACGT"}), lambda path: Genome.open(path).lengths),
-    "gb": (made.genbank({"a": "acgt"}), lambda path: Genome.open(path).lengths),
+    "2bit": (made.twobit({"a": "ACGT"}), lambda path: Genome(path).lengths),
+    "gb": (made.genbank({"a": "acgt"}), lambda path: Genome(path).lengths),
     "vcf": (VCF + b"a\t1\t.\tA\tC\t.\t.\t.\n", lambda path: [*open_source(path)]),
     "bed": (b"a\t1\t3\n", read_bed),
     "gff3": (b"a\t.\tCDS\t1\t3\t.\t+\t0\n", read_gtf),

@@ -48,9 +48,9 @@ VCF = "##fileformat=VCFv4.2\n##contig=<ID={0}>\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\
 GENBANK = "LOCUS       {0} 4 bp DNA\nACCESSION   {0}\nVERSION     {0}\nORIGIN\n        1 acgt\n//\n"
 READERS = {
     "fasta": ("x.fa", ">{0} some words\nACGT\n", read_sequences),
-    "genome": ("x.fa", ">{0}\nACGT\n", Genome.open),
+    "genome": ("x.fa", ">{0}\nACGT\n", Genome),
     "genbank": ("x.gb", GENBANK, read_sequences),
-    "manifest": ("m.tsv", "path\tlabel\nx.fa\t{0}\n", Genome.open),
+    "manifest": ("m.tsv", "path\tlabel\nx.fa\t{0}\n", Genome),
     "bed": ("x.bed", "{0}\t0\t4\n", read_bed),
     "name in bed": ("x.bed", "chr1\t0\t4\t{0}\n", read_bed),
     "gtf": ("x.gtf", '{0}\t.\texon\t1\t4\t.\t+\t.\tgene_id "g"\n', read_gtf),
@@ -120,7 +120,7 @@ def test_other_names_are_written_as_they_are(tmp_path, name):
     records = read_sequences(path)
     write_fasta(tmp_path / "y.fa", records)
     assert (tmp_path / "y.fa").read_text(encoding="utf-8") == f">{name} words\nACGT\n"
-    assert Genome.open(path).names == [name]
+    assert Genome(path).names == [name]
     bed = write(tmp_path / "x.bed", f"{name}\t0\t4\t{name}\n")
     assert read_bed(bed, {name: 4})[0][:4] == (name, 0, 4, name)
     row = next(iter(Rows([{"chrom": name, "pos": 1, "ref": "A", "alt": "C", "id": name}])))

@@ -7,7 +7,8 @@ import pytest
 
 from dnadiff.formats.regions import BcfSource, Region, Rows, TableSource, VcfSource, open_source
 from dnadiff.genomics.variants.variant import Saturation, Sequences
-from dnadiff.jobs.journal import BGZIP_END, bgzip_blocks
+from dnadiff.jobs.journal import bgzip_blocks
+from dnadiff.store.files import BGZIP_END
 
 HEADER = [
     "##fileformat=VCFv4.2",

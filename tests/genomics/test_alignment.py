@@ -28,7 +28,7 @@ def engine_of(kind):
 @pytest.fixture
 def target(tmp_path):
     (tmp_path / "t.fa").write_text(f">chr\n{TEXT}\n>other\nGGNCC\n")
-    return Target(Genome.open(tmp_path / "t.fa"), Engine())
+    return Target(Genome(tmp_path / "t.fa"), Engine())
 
 
 def block(start, target, other, score=1.0, record="chr", at=0, size=100, reverse=False, of="q"):
@@ -135,7 +135,7 @@ def homologs(tmp_path_factory):
 @pytest.mark.parametrize("kind", ENGINES)
 def test_engines_align_both_strands_of_a_homolog(kind, homologs, tmp_path):
     folder, kept = homologs
-    target = Target(Genome.open(folder / "t.fa"), engine_of(kind))
+    target = Target(Genome(folder / "t.fa"), engine_of(kind))
     ((genome, row),) = Sequences("o", str(folder / "o.fa")).rows(target)
     assert genome.coverage > 0.9 and 0.82 < genome.identity < 0.88
     assert genome.chance is not None and genome.chance < 0.02
@@ -174,7 +174,7 @@ def test_coverage_by_chance_is_that_of_pieces_of_the_whole_genome(target, tmp_pa
 def test_a_program_that_fails_is_named(homologs):
     engine = engine_of(Last)
     engine.options = ("--no-such-option",)
-    target = Target(Genome.open(homologs[0] / "t.fa"), engine)
+    target = Target(Genome(homologs[0] / "t.fa"), engine)
     with pytest.raises(ValueError, match=r"engine=last: lastal ended with status \d+ \(.*option"):
         list(Sequences("o", str(homologs[0] / "o.fa")).rows(target))
 

@@ -161,7 +161,7 @@ def test_regions_have_the_context_of_the_genome_and_are_merged(tmp_path):
         f">b\n{TOKENIZER.decode(sequence(30, 4))}\n>a\n{TOKENIZER.decode(ids)}\n"
     )
     regions = [Region("a", 70, 90), Region("a", 10, 30, strand="-"), Region("a", 25, 40)]
-    source, sites = GenomeInput(Genome.open(tmp_path / "g.fa"), regions).sites()
+    source, sites = GenomeInput(Genome(tmp_path / "g.fa"), regions).sites()
     assert source.names == ["a:1-120"] and sites == [Interval(0, 10, 40), Interval(0, 70, 90)]
     expected = both(chain.joint, ids)
     for group in Information(chain, PROCESS, 16, 4).along(source, sites):

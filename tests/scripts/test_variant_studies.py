@@ -65,7 +65,7 @@ def genes(tmp_path):
     ]
     return coding.Genes(
         [coding.Gene(name, "one", *place, "+") for name, *place in rows],
-        Genome.open(tmp_path / "x.fa"),
+        Genome(tmp_path / "x.fa"),
     )
 
 

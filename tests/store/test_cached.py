@@ -44,7 +44,7 @@ def test_a_file_is_fetched_once_with_its_checksum(server, caplog):
     assert (
         resolve(server.fasta) == again(server) == file and len(server.asked) == 1
     )  # the server answered that it has not changed
-    assert Genome.open(server.fasta).lengths == {"chr1": 32_000}
+    assert Genome(server.fasta).lengths == {"chr1": 32_000}
     with open_binary(server.fasta) as content:
         assert content.read() == FASTA
 
@@ -394,7 +394,7 @@ def test_a_file_that_did_not_come_whole_is_not_there(server, folder, settings, m
 )
 def test_an_address_that_cannot_be_read_is_one_line(address, message):
     with pytest.raises((OSError, ValueError), match=message) as error:
-        Genome.open(address)
+        Genome(address)
     assert "\n" not in str(error.value)
 
 
@@ -475,5 +475,5 @@ def test_an_address_with_a_query_is_no_pattern_and_may_be_a_manifest(server, pre
     server.files |= {"/m.tsv": b"path\tlabel\nx.fa\tone\n", "/t.jsonl": b'{"text": "ab"}\n'}
     for name in ("m.tsv?sig=1", "x.fa?sig=1", "t.jsonl?sig=1"):
         resolve(f"{server.url}/{name}")
-    assert Genome.open(f"{prefix}{server.url}/m.tsv?sig=1").names == ["one:chr1"]
+    assert Genome(f"{prefix}{server.url}/m.tsv?sig=1").names == ["one:chr1"]
     assert list(Files(f"{prefix}{server.url}/t.jsonl?sig=1")) == ["ab"]

@@ -65,11 +65,11 @@ def memory():
 
 def test_a_genome_is_fetched_and_again_when_it_changed(bucket):
     bucket.put("g.fa", b">chr1\nACGT\n")
-    assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 4}
+    assert Genome(f"{bucket.url}/g.fa").lengths == {"chr1": 4}
     bucket.put("g.fa", b">chr1\nACGTAC\n")
-    assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 4}  # this process has asked
+    assert Genome(f"{bucket.url}/g.fa").lengths == {"chr1": 4}  # this process has asked
     remote._current.clear()
-    assert Genome.open(f"{bucket.url}/g.fa").lengths == {"chr1": 6}
+    assert Genome(f"{bucket.url}/g.fa").lengths == {"chr1": 6}
 
 
 def test_patterns_and_manifests(bucket):
@@ -77,19 +77,19 @@ def test_patterns_and_manifests(bucket):
         bucket.put(f"set/{name}.fa", f">{name}\nACGT\n".encode())
         bucket.put(f"set/{name}.jsonl", f'{{"text": "{name}"}}\n'.encode())
     bucket.put("set/m.tsv", b"path\tlabel\tweight\nb.fa\tyeast\t2\na.fa\thuman\t1\n")
-    assert Genome.open(f"{bucket.url}/set/*.fa").names == ["a", "b"]
+    assert Genome(f"{bucket.url}/set/*.fa").names == ["a", "b"]
     assert list(Files(f"{bucket.url}/set/*.jsonl")) == ["a", "b"]
-    genome = Genome.open(f"{bucket.url}/set/m.tsv")
+    genome = Genome(f"{bucket.url}/set/m.tsv")
     assert genome.names == ["yeast:b", "human:a"] and genome.weights.tolist() == [2, 1]
     with pytest.raises(
         FileNotFoundError, match=re.escape(f"{bucket.url}/set/*.fna matches no file")
     ):
-        Genome.open(f"{bucket.url}/set/*.fna")
+        Genome(f"{bucket.url}/set/*.fna")
     bucket.put("set/bad.tsv", b"path\n/etc/hostname\n")
     with pytest.raises(
         ValueError, match=r"bad\.tsv: line 2: /etc/hostname is not in the folder of the manifest"
     ):
-        Genome.open(f"{bucket.url}/set/bad.tsv")
+        Genome(f"{bucket.url}/set/bad.tsv")
 
 
 def test_a_file_of_several_blocks_is_read_in_ranges_and_a_lost_one_is_tried_again(memory):

@@ -43,7 +43,7 @@ def test_a_list_of_addresses_is_fetched_once_and_aligned(here, listed, server):
         remote._current.clear()  # as in another process
         output = str(listed / f"{number}.aln")
         align(genome=str(listed / "t.fa"), related=related, output=output)
-        found = Alignment.open(output)
+        found = Alignment(output)
         assert [each.name for each in found.genomes] == names
         assert all(each.coverage > 0.9 for each in found.genomes)
     fetched = [name for name, _ in server.asked if name.endswith(".fa")]

@@ -162,7 +162,7 @@ def network(kind=Caduceus, seed: int = 0, zero: bool = False):
 
 @pytest.mark.parametrize("kind", [Caduceus, CaduceusPS])
 def test_an_unstranded_classifier_has_the_same_outputs_on_both_strands(world, stored, kind):
-    genome = Genome.open(world / "g.fa")
+    genome = Genome(world / "g.fa")
     task = RegionWindows(str(world / "g.fa"), str(world / "r.bed"), length=30, k=12)
     items = task.load(DNA, stored).test
     head = build_classifier(network(kind), MEAN_HEAD, HeadInputs(), 2, 30, False)
@@ -191,7 +191,7 @@ def data(world):
     """A task whose classes only the columns tell apart, with and without them."""
     from dnadiff.data.alignment import Alignment
 
-    stored = Alignment.open(world / "x.aln")
+    stored = Alignment(world / "x.aln")
     task = RegionWindows(str(world / "g.fa"), str(world / "r.bed"), length=30, stride=10, k=12)
     return {"columns": task.load(DNA, stored), "none": task.load(DNA)}
 

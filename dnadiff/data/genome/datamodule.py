@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +46,7 @@ from dnadiff.data.windows import (
     bits,
 )
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Fraction, PositiveInt, checked
+from dnadiff.fields import Fraction, PositiveInt, checked_dataclass
 from dnadiff.formats.regions import names_of, read_bed, read_regions
 from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.jobs.job import Job, Result
@@ -56,8 +56,7 @@ from dnadiff.store.files import resolve
 from dnadiff.store.remote import Download
 
 
-@checked
-@dataclass(eq=False, repr=False)
+@checked_dataclass
 class DNADataModule(SequenceDataModule):
     """Base class of the data modules for DNA.
 
@@ -106,7 +105,7 @@ class DNADataModule(SequenceDataModule):
         return self.path
 
     def open(self) -> Genome:
-        return Genome.open(self.local_path(), self.keep, self.iupac, self.num_workers)
+        return Genome(self.local_path(), self.keep, self.iupac, self.num_workers)
 
     @property
     def genome(self) -> Genome:
@@ -128,8 +127,7 @@ class DNADataModule(SequenceDataModule):
         return self._genome.names, self._genome.records, self._genome.tokenizer
 
 
-@checked
-@dataclass(eq=False, repr=False)
+@checked_dataclass
 class GenomeDataModule(DNADataModule):
     """Windows of a genome. The files are packed into the cache when they are used for the first
     time.
@@ -202,7 +200,7 @@ class GenomeDataModule(DNADataModule):
                 f"({', '.join(self._labels.names)}); leave one of both out"
             )
         try:
-            columns = Alignment.open(self.alignment)
+            columns = Alignment(self.alignment)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"data.alignment: {error}; set it to the file, or evaluate with alignment=none"
@@ -323,8 +321,7 @@ class ShortSequences(SampledWindows):
         return batch
 
 
-@checked
-@dataclass(eq=False, repr=False)
+@checked_dataclass
 class ShortSequenceDataModule(DNADataModule):
     """Complete DNA sequences, none longer than `length`.
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,11 +135,6 @@ class Genome:
         self.records = StoredRecords(stored, numbers, *about)
         self.tokenizer = DNATokenizer()
         self._complement = np.array(self.tokenizer.vocab.complement, dtype=np.uint8)
-
-    @classmethod
-    def open(cls, *args: Any, **options: Any) -> Genome:
-        """The same as the constructor."""
-        return cls(*args, **options)
 
     def __getitem__(self, name: str) -> GenomeRecord:
         """A record by its name, with or without `chr`; ValueError if there is none."""

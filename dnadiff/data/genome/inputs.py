@@ -122,7 +122,7 @@ class FileInput(SequenceInput):
     @cached_property
     def genome(self) -> Genome:  # type: ignore[override]
         """The records, read once more."""
-        return Genome.open(self.path)
+        return Genome(self.path)
 
     def windows(self, pieces: Iterable[Interval]) -> Iterator[TokenIds]:
         stream = events(self.path)
@@ -272,7 +272,7 @@ def open_input(
         )
     if fasta is not None:
         raise ValueError(f"input {fasta} and genome= exclude each other; leave one out")
-    opened = Genome.open(genome)
+    opened = Genome(genome)
     return GenomeInput(opened, read_regions(regions, opened.lengths, feature, spliced))
 
 

@@ -30,7 +30,7 @@ from numpy import ndarray
 from dnadiff.data.records import Integers, StoredArray, padded_groups
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import TextTokenizer
-from dnadiff.fields import JsonDict, as_list, checked
+from dnadiff.fields import JsonDict, as_list, checked, checked_dataclass
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
 from dnadiff.jobs.processes import map_in_order, num_cores
 from dnadiff.progress import Progress
@@ -128,8 +128,7 @@ def expanded(paths: Paths) -> list[str]:
 _LOCAL = ("parquet", "json", "text", "csv", "arrow")  # readers of files, not repositories
 
 
-@checked
-@dataclass
+@checked_dataclass
 class Hub:
     """A dataset of the Hub, or local files read by `datasets` (`id` parquet, json, text, csv or
     arrow, with `data_files`).

@@ -561,7 +561,7 @@ class TextDataModule(SequenceDataModule):
         )
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class PaddedDocuments(SampledWindows):
     """Documents truncated or padded to one length, for training: each one once per epoch, in random
     order. Indices beyond the number of documents begin another order.
@@ -598,7 +598,7 @@ _AHEAD = 64  # documents tokenized at once
 Place = tuple[int, int]  # number of a document, and of a token in it
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(eq=False)
 class StreamLoader(Loader):
     """Batches of blocks from documents that are read once per epoch.
 

@@ -14,7 +14,6 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from textwrap import shorten
@@ -34,7 +33,7 @@ from dnadiff.data.tokenizer import (
     one_sequence,
 )
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Json, as_list, checked
+from dnadiff.fields import Json, as_list, checked, checked_dataclass
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import json_hash, json_object
 from dnadiff.store.files import read_text
@@ -322,8 +321,7 @@ class Characters(TokenizerSource):
         return CharTokenizer("".join(found))
 
 
-@checked
-@dataclass
+@checked_dataclass
 class Pretrained(TokenizerSource):
     """A subword tokenizer from a file, a folder or the Hugging Face Hub.
 

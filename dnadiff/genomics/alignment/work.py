@@ -201,7 +201,7 @@ class Stored(Relative):
     """A genome of a file that this module wrote for the same target."""
 
     def rows(self, target: Target) -> Iterator[tuple[RelatedGenome, Codes]]:
-        stored = Alignment.open(self.path)
+        stored = Alignment(self.path)
         if stored.records != target.genome.lengths:
             raise ValueError(
                 f"{self.path} has other records than the target; give the genome that it was made "
@@ -224,7 +224,7 @@ def relatives(related: SequencePath, each_record: bool, genome: Genome) -> list[
         path = source.path
         name = source.label or stem(source.path)
         if bare_name(path).endswith(".aln"):
-            stored = Alignment.open(path)
+            stored = Alignment(path)
             stored.check_codes()
             stored.check(genome)
             found += [Stored(each.name, path) for each in stored.genomes]
@@ -274,7 +274,7 @@ class AlignJob(ResumableJob):
                 f"output {self.output} has another format; its name must end in .aln or .aln.xz"
             )
         engine = build(self.engine, trust=None) if self.engine else installed()
-        self.target = Target(Genome.open(self.genome), engine)
+        self.target = Target(Genome(self.genome), engine)
         self.sources = relatives(self.related, self.each_record, self.target.genome)
         self.newick = None if self.tree is None else read_text(self.tree)
         if self.newick is not None:
@@ -364,7 +364,7 @@ class AlignJob(ResumableJob):
         starts = range(0, len(codes), _BLOCK)
         pieces = (model.columns(rows[chosen, start : start + _BLOCK]) for start in starts)
         stored = {each.path for each in self.sources if isinstance(each, Stored)}
-        genomes += [each for path in sorted(stored) for each in Alignment.open(path).left_out]
+        genomes += [each for path in sorted(stored) for each in Alignment(path).left_out]
         about = {
             "genomes": list(map(asdict, genomes)),
             "tree": model.tree,
@@ -375,7 +375,7 @@ class AlignJob(ResumableJob):
         write_alignment(self.output, records, codes, kept, pieces, about, overwrite=True)
 
     def finish(self, collected: Path) -> JsonDict:
-        made = Alignment.open(self.output)
+        made = Alignment(self.output)
         lines = ("\t".join(cells) + "\n" for cells in [_HEADER, *_cells(made)])
         write_bytes(self.side_files[0], "".join(lines).encode())
         self.draw(self.side_files[1], [*made.genomes, *made.left_out])
@@ -383,12 +383,12 @@ class AlignJob(ResumableJob):
 
     def after(self) -> None:
         if self.track_files:
-            write_tracks(Alignment.open(self.output), self.track_files)
+            write_tracks(Alignment(self.output), self.track_files)
 
     found_complete = after
 
     def closing(self, seconds: float) -> str:
-        cells = _cells(Alignment.open(self.output))
+        cells = _cells(Alignment(self.output))
         rows = [row[:-1] for row in cells]
         return f"{table(rows, _HEADER[:-1])}\n{super().closing(seconds)}"
 

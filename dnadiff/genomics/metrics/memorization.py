@@ -134,7 +134,7 @@ class TrainingIndex:
                 longest = max(longest, self._extended(padded, few + first, values[few]))
         shorter = range(_SEED_LENGTH - 1, 0, -1)
         return longest or next(
-            (k for k in shorter if KmerSet([tables.text], k).contains_any(bases)), 0
+            (k for k in shorter if KmerSet([tables.text], k).hits(bases).any()), 0
         )
 
     def _extended(self, padded: ndarray, start: ndarray, values: ndarray) -> int:

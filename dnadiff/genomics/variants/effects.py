@@ -569,7 +569,7 @@ def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> 
             f"genome is of type {type(genome).__name__}; give a sequence file, {{name: letters}}, "
             "or an open Genome"
         )
-    return Genome.open(genome)
+    return Genome(genome)
 
 
 @checked

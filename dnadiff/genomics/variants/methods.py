@@ -326,7 +326,7 @@ class AlignedGenome:
                 "variant_method phylogeny reads an alignment of the genome with its relatives, and "
                 "none is given; set alignment= to a file of dnadiff.align"
             )
-        (alignment := Alignment.open(path)).check(reference)
+        (alignment := Alignment(path)).check(reference)
         return cls(reference, alignment, stranded)
 
     @property

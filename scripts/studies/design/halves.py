@@ -62,7 +62,7 @@ def bases_of(letters: Iterable[str]) -> list[np.ndarray]:
 
 def genome_bases(path: str) -> np.ndarray:
     """The bases of the longest record of a genome."""
-    genome = Genome.open(path)
+    genome = Genome(path)
     name = max(genome.lengths, key=lambda record: genome.lengths[record])
     return DNATokenizer().bases(genome.window(name, 0, genome.lengths[name]))
 
@@ -188,7 +188,7 @@ class Halves:
         they are."""
         in_a, in_b = (np.flatnonzero(np.char.startswith(self.part, half)) for half in HALVES)
         known = KmerSet([bases[row] for row in in_a], SEED)
-        shared = [row for row in in_b if known.contains_any(bases[row])]
+        shared = [row for row in in_b if known.hits(bases[row]).any()]
         self.part[shared] = ""
         return len(shared)
 

@@ -70,7 +70,7 @@ class Subject:
     def __init__(self, checkpoint: str | Path, path: str | Path) -> None:
         self.checkpoint = str(checkpoint)
         self.path = str(path)
-        self.model, self.genome = dnadiff.load(self.checkpoint), Genome.open(self.path)
+        self.model, self.genome = dnadiff.load(self.checkpoint), Genome(self.path)
 
     @property
     def hashes(self) -> dict[str, str]:

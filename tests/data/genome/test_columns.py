@@ -17,7 +17,7 @@ CHROM, PLASMID = "ACGTTGACNNACGTRCATTG", "GATTACAGGA"
 @pytest.fixture
 def genome(tmp_path):
     (tmp_path / "g.fa").write_text(f">chr1\n{CHROM}\n>plasmid\n{PLASMID}\n")
-    return Genome.open(tmp_path / "g.fa")
+    return Genome(tmp_path / "g.fa")
 
 
 @pytest.fixture

@@ -202,10 +202,10 @@ def test_a_carriage_return_ends_a_header(tmp_path):
         ("a", b"ACGT"),
         ("b", b"GGGG"),
     ]
-    assert Genome.open(tmp_path / "x.fa").lengths == {"a": 4, "b": 4}
+    assert Genome(tmp_path / "x.fa").lengths == {"a": 4, "b": 4}
 
 
-@pytest.mark.parametrize("read", [read_sequences, Genome.open])
+@pytest.mark.parametrize("read", [read_sequences, Genome])
 def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path, read):
     (tmp_path / "x.fa").write_bytes(b">a" + b"x" * 10_000_000)
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_a_header_without_an_end_is_refused_before_it_fills_the_memory(tmp_path,
         read(tmp_path / "x.fa")
 
 
-@pytest.mark.parametrize("read", [read_sequences, Genome.open])
+@pytest.mark.parametrize("read", [read_sequences, Genome])
 def test_endless_blank_lines_are_refused(tmp_path, read):
     blank = gzip.compress(b"\n" * (1 << 24)) * 17
     (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nA") + blank)
@@ -223,7 +223,7 @@ def test_endless_blank_lines_are_refused(tmp_path, read):
 
 
 @pytest.mark.parametrize("tail", [b"x", b"\x1f\x8b", b"\0\0x", b"more text\n"])
-@pytest.mark.parametrize("read", [read_sequences, Genome.open])
+@pytest.mark.parametrize("read", [read_sequences, Genome])
 def test_bytes_after_the_end_of_a_gzip_file_are_refused(tmp_path, read, tail):
     (tmp_path / "x.fa.gz").write_bytes(gzip.compress(b">a\nACGT\n") + tail)
     with pytest.raises(ValueError, match=r"is damaged or cut short"):

@@ -65,17 +65,17 @@ def test_windows_outside_the_record_are_refused(tiny, arguments, message):
 def test_several_files_make_one_genome(tmp_path):
     (tmp_path / "1.fa").write_text(">a\nAC\n")
     (tmp_path / "2.fa").write_text(">b\nGT\n")
-    genome = Genome.open([tmp_path / "1.fa", tmp_path / "2.fa"])
+    genome = Genome([tmp_path / "1.fa", tmp_path / "2.fa"])
     assert genome.lengths == {"a": 2, "b": 2}
     with pytest.raises(ValueError, match="record a is also in"):
-        Genome.open([tmp_path / "1.fa", tmp_path / "1.fa"])
+        Genome([tmp_path / "1.fa", tmp_path / "1.fa"])
     with pytest.raises(ValueError, match="path names no file"):
-        Genome.open([])
+        Genome([])
 
 
 def test_real_genomes_come_back_letter_by_letter(shared_data):
     path = shared_data / "genomes" / "small_genomes.fa.gz"
-    genome = Genome.open(path)
+    genome = Genome(path)
     for record, ids in zip(read_sequences(path), genome.records):
         plain = bytes(b if b in b"ACGT" else ord("N") for b in record.sequence.upper())
         assert genome.tokenizer.decode(ids).encode() == plain

@@ -93,7 +93,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
 def test_windows_of_regions_are_on_their_strand(tmp_path):
     (tmp_path / "g.fa").write_text(">a\nAACCCGTTTT\n")
     found = GenomeInput(
-        Genome.open(tmp_path / "g.fa"),
+        Genome(tmp_path / "g.fa"),
         [Region("a", 1, 7, strand="-"), Region("a", 1, 7), Region("a", 1, 7)],
     )
     assert found.names == ["a:2-7(-)", "a:2-7", "a:2-7_2"] and found.lengths == [6, 6, 6]
@@ -109,9 +109,7 @@ def test_spliced_regions_are_read_without_introns_on_both_strands(tmp_path):
     #                                      0         10
     (tmp_path / "g.fa").write_text(">a\nAACCCGTTTTGACA\n")
     blocks = ((1, 3), (5, 7), (11, 14))  # AC, GT, ACA
-    found = GenomeInput(
-        Genome.open(tmp_path / "g.fa"), [Region("a", 1, 14, s, s, blocks) for s in "+-"]
-    )
+    found = GenomeInput(Genome(tmp_path / "g.fa"), [Region("a", 1, 14, s, s, blocks) for s in "+-"])
     assert found.names == ["a:2-14(+)", "a:2-14(-)"] and found.lengths == [7, 7]
     assert found.region_names == ["+", "-"]
     cuts = [Interval(0, 0, 7), Interval(0, 1, 5), Interval(1, 0, 7), Interval(1, 2, 4)]

@@ -31,15 +31,15 @@ def manifest(folder, text, name="m.tsv"):
 
 
 def test_a_pattern_is_its_files_and_equal_names_are_told_apart(folder):
-    genome = Genome.open(f"{folder}/genomes/*.fa")
+    genome = Genome(f"{folder}/genomes/*.fa")
     assert genome.names == ["a:chr1", "b:chr1", "p", "x"] and genome.records.lengths == [400] * 4
     assert genome.rows[1]["file"] == f"{folder}/genomes/b.fa" and genome.rows[1]["name"] == "b:chr1"
     assert (
         genome.window("p", 0, 9).tolist()
-        == Genome.open(folder / "genomes" / "b.fa").window("p", 0, 9).tolist()
+        == Genome(folder / "genomes" / "b.fa").window("p", 0, 9).tolist()
     )
-    assert Genome.open([f"{folder}/genomes/[a]*"]).names == ["chr1"]  # nothing to tell apart
-    assert Genome.open(f"{folder}/genomes/*.fa", keep="b:.*").names == ["b:chr1"]
+    assert Genome([f"{folder}/genomes/[a]*"]).names == ["chr1"]  # nothing to tell apart
+    assert Genome(f"{folder}/genomes/*.fa", keep="b:.*").names == ["b:chr1"]
 
 
 def test_a_manifest_has_labels_and_weights(folder):
@@ -53,7 +53,7 @@ def test_a_manifest_has_labels_and_weights(folder):
         ("yeast", 0.5),
         (None, 0.0),
     ]
-    genome = Genome.open(path)
+    genome = Genome(path)
     assert genome.names == ["human:chr1", "yeast:x", "chr1", "p"] and genome.labels == [
         "human",
         "yeast",
@@ -61,14 +61,14 @@ def test_a_manifest_has_labels_and_weights(folder):
         None,
     ]
     assert genome.weights.tolist() == [2, 0.5, 0, 0]
-    plain = Genome.open(
+    plain = Genome(
         manifest(
             folder, "#path\n" + "".join(f"{folder}/genomes/{name}.fa\n" for name in "acb"), "n.tsv"
         )
     )
     assert plain.weights is None and plain.digest != genome.digest  # windows depend on weights
     os.chdir(folder)  # paths are those of the folder of the manifest
-    assert Genome.open("m.tsv").names == genome.names
+    assert Genome("m.tsv").names == genome.names
 
 
 def test_windows_are_drawn_by_weight_and_size(folder):
@@ -155,7 +155,7 @@ def test_weights_do_not_go_with_windows_that_occur_once(folder):
 )
 def test_a_malformed_manifest_is_one_line(folder, text, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message) as error:
-        Genome.open(manifest(folder, text))
+        Genome(manifest(folder, text))
     assert "\n" not in str(error.value)
 
 
@@ -163,13 +163,13 @@ def test_a_pattern_without_a_match_and_a_name_twice_are_named(folder):
     with pytest.raises(
         FileNotFoundError, match=r"genomes/\*\.fna matches no file; check the pattern"
     ):
-        Genome.open(f"{folder}/genomes/*.fna")
+        Genome(f"{folder}/genomes/*.fna")
     (folder / "other").mkdir()
     (folder / "other" / "a.fa").write_text(">chr1\nACGT\n")
     with pytest.raises(ValueError, match=r"other/a\.fa: record a:chr1 is also in .*genomes/a\.fa"):
-        Genome.open(manifest(folder, "path\ngenomes/a.fa\nother/a.fa\n"))
+        Genome(manifest(folder, "path\ngenomes/a.fa\nother/a.fa\n"))
     with pytest.raises(ValueError, match=r"b\.fa: record chr1 is also in .*a\.fa; rename one"):
-        Genome.open([f"{folder}/genomes/a.fa", f"{folder}/genomes/b.fa"])
+        Genome([f"{folder}/genomes/a.fa", f"{folder}/genomes/b.fa"])
 
 
 def test_weights_do_not_go_with_sequences_that_occur_once(folder):

@@ -358,7 +358,7 @@ def test_a_packed_file_travels_as_its_path(file, cache):
         len(pickle.dumps(one)) < 300
         and pickle.loads(pickle.dumps(one)).bases.tolist() == one.bases.tolist()
     )
-    records = Genome.open(file).records
+    records = Genome(file).records
     assert (
         len(pickle.dumps(records)) < 1000
         and pickle.loads(pickle.dumps(records))[0].tolist() == records[0].tolist()

@@ -62,7 +62,7 @@ def test_few_files_are_open_at_a_time(files, tmp_path):
 
 
 def test_runs_of_n_are_those_of_each_file(files):
-    genome = Genome.open(files)
+    genome = Genome(files)
     rows = np.arange(len(genome.names))
     expected = [row["unknown"] for row in genome.rows]
     assert (
@@ -138,4 +138,4 @@ print(len({{str(file.folder) for file in packed.pack_all({files!r}, 2)}}), flush
         for path in (tmp_path / "cache").glob("genomes/*/index.json")
     }
     assert len(after) == 40 and kept.items() <= after.items()
-    assert Genome.open(files).records.lengths[:4] == [4, 4, 8, 4]
+    assert Genome(files).records.lengths[:4] == [4, 4, 8, 4]

@@ -79,7 +79,7 @@ def test_thousands_of_records_have_a_table_of_their_own(tmp_path):
     assert (one.folder / NUMBERS).is_file() and one.verify() > one.offsets[-1]
     assert one.records.names() == [name for name, _, _ in records]
     assert one.records[59]["length"] == len(records[59][2])
-    assert Genome.open(tmp_path / "g.fa").row(59) == {
+    assert Genome(tmp_path / "g.fa").row(59) == {
         **one.records[59],
         "label": None,
         "file": str(tmp_path / "g.fa"),

@@ -118,9 +118,9 @@ def test_chr1_is_1_in_every_file_and_string_of_regions(tmp_path):
 def test_chr1_is_1_in_genomes_splits_and_blacklists(tmp_path):
     path = tmp_path / "g.fa"
     path.write_text("".join(f">{name}\n{'ACGTTGCA' * 20}\n" for name in ("1", "2", "MT")))
-    genome = Genome.open(path)
+    genome = Genome(path)
     np.testing.assert_array_equal(genome.window("chr2", 3, 9), genome.window("2", 3, 9))
-    assert Genome.open(path, ["chrM", "chr1"]).names == ["1", "MT"]
+    assert Genome(path, ["chrM", "chr1"]).names == ["1", "MT"]
     lengths = list(genome.lengths.values())
     parts = ChromosomeSplit("chr2", ["M"])(genome.names, lengths)
     assert [[each.record for each in parts[part]] for part in ("train", "valid", "test")] == [
@@ -155,7 +155,7 @@ def test_a_file_without_rows_is_refused(tmp_path):
 
 
 def test_bundled_coding_sequences_begin_with_start_codons():
-    genome = Genome.open("bundled:ecoli_K12_MG1655.fa.gz")
+    genome = Genome("bundled:ecoli_K12_MG1655.fa.gz")
     regions = read_bed("bundled:ecoli_K12_MG1655.CDS.bed.gz", genome.lengths)
     codons = [
         genome.tokenizer.decode(genome.window(r.chrom, r.start, r.end, r.strand)[:3])

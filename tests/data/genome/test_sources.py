@@ -62,7 +62,7 @@ def test_fasta_of_any_layout_comes_back(
 ):
     content = formats.fasta(records, width, newline, blank, final_newline)
     file = write(tmp_path_factory.mktemp("f"), "x.fa", formats.COMPRESSED[packing](content))
-    genome = Genome.open(file)
+    genome = Genome(file)
     assert letters(genome) == records
     for row in genome.rows:
         text = records[row["name"]]
@@ -83,12 +83,12 @@ def test_fasta_of_any_layout_comes_back(
 @given(records=record_sets, order=st.sampled_from("<>"), version=st.integers(0, 1))
 def test_twobit_comes_back(tmp_path_factory, records, order, version):
     file = write(tmp_path_factory.mktemp("f"), "x.2bit", formats.twobit(records, order, version))
-    assert letters(Genome.open(file)) == records
+    assert letters(Genome(file)) == records
 
 
 def test_a_twobit_of_several_chunks_comes_back(tmp_path):
     records = {"one": "ACGTNacgt" * 40_000, "two": "NNNN", "three": "A" * 31}
-    genome = Genome.open(write(tmp_path, "x.2bit", formats.twobit(records)))
+    genome = Genome(write(tmp_path, "x.2bit", formats.twobit(records)))
     assert letters(genome) == records
     starts, ends = genome.n_runs.starts, genome.n_runs.ends
     assert (ends - starts).sum() == 40_004 and (starts[1:] >= ends[:-1]).all()
@@ -97,15 +97,15 @@ def test_a_twobit_of_several_chunks_comes_back(tmp_path):
 def test_genbank_and_its_gzip_are_read(tmp_path):
     content = formats.genbank({"U00001": "acgtnacgta" * 13, "U00002": "ttga"})
     for name, packed in (("x.gb", content), ("x.gbk.gz", gzip.compress(content))):
-        genome = Genome.open(write(tmp_path, name, packed))
+        genome = Genome(write(tmp_path, name, packed))
         # in upper case: the lower case of the format is no soft mask
         assert letters(genome) == {"U00001": "ACGTNACGTA" * 13, "U00002": "TTGA"}
 
 
 def test_real_genomes_agree_between_formats(tmp_path, shared_data):
-    one = Genome.open(shared_data / "genomes" / "small_genomes.fa.gz")
+    one = Genome(shared_data / "genomes" / "small_genomes.fa.gz")
     records = {n: t.upper() for n, t in letters(one).items()}
-    two = Genome.open(write(tmp_path, "small.2bit", formats.twobit(records)))
+    two = Genome(write(tmp_path, "small.2bit", formats.twobit(records)))
     assert all(
         np.array_equal(np.asarray(a), np.asarray(b)) for a, b in zip(one.records, two.records)
     )
@@ -118,8 +118,8 @@ def test_several_files_a_folder_and_labels(tmp_path):
         write(tmp_path, "2.fna.gz", gzip.compress(b">chr2\nTTTT\n")),
         write(tmp_path, "notes.txt", b"x"),
     )
-    assert Genome.open(tmp_path).lengths == {"chr1": 4, "chr2": 4}
-    labeled = Genome.open(
+    assert Genome(tmp_path).lengths == {"chr1": 4, "chr2": 4}
+    labeled = Genome(
         {"human": tmp_path / "1.fa", "yeast": [tmp_path / "1.fa", tmp_path / "2.fna.gz"]}
     )
     assert labeled.names == ["human:chr1", "yeast:chr1", "yeast:chr2"] and labeled.labels == [
@@ -134,28 +134,28 @@ def test_several_files_a_folder_and_labels(tmp_path):
 
 def test_an_open_pyfaidx_is_a_source_and_keeps_its_names(tmp_path):
     file = write(tmp_path, "x.fa", b">chr1 first\nACGT\n>chr2\nTT\n")
-    assert letters(Genome.open(pyfaidx.Fasta(str(file)))) == {"chr1": "ACGT", "chr2": "TT"}
+    assert letters(Genome(pyfaidx.Fasta(str(file)))) == {"chr1": "ACGT", "chr2": "TT"}
     renamed = pyfaidx.Fasta(str(file), key_function=lambda name: name.removeprefix("chr"))
-    assert letters(Genome.open(renamed)) == {"1": "ACGT", "2": "TT"}
+    assert letters(Genome(renamed)) == {"1": "ACGT", "2": "TT"}
     with pytest.raises(
         ValueError, match=r"holds 2 records, this pyfaidx\.Fasta shows 1; open it without a filter"
     ):
-        Genome.open(pyfaidx.Fasta(str(file), filt_function=lambda name: name == "chr1"))
+        Genome(pyfaidx.Fasta(str(file), filt_function=lambda name: name == "chr1"))
 
 
 def test_ambiguity_codes_are_n_or_refused(tmp_path):
     file = write(tmp_path, "x.fa", b">a\nACGT\n>b\nACNRyk\n")
-    genome = Genome.open(file)
+    genome = Genome(file)
     assert letters(genome)["b"] == "ACNNnn" and genome.rows[1]["unknown"] == 4
     with pytest.raises(
         ValueError,
         match=r"record b holds 3 ambiguity codes .*, the first at position 4; set "
         r"data\.iupac=unknown",
     ):
-        Genome.open(file, iupac="refuse")
-    assert Genome.open(file, keep="a", iupac="unknown").names == ["a"]
+        Genome(file, iupac="refuse")
+    assert Genome(file, keep="a", iupac="unknown").names == ["a"]
     with pytest.raises(ValueError, match="iupac 'maybe'"):
-        Genome.open(file, iupac="maybe")
+        Genome(file, iupac="maybe")
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
     file = write(
         tmp_path, "x.fa", formats.fasta({"chr1": "A", "chr10": "C", "chrX": "G", "chr1_alt": "T"})
     )
-    genome = Genome.open(file, keep)
+    genome = Genome(file, keep)
     assert genome.names == names and letters(genome) == {
-        n: t for n, t in letters(Genome.open(file)).items() if n in names
+        n: t for n, t in letters(Genome(file)).items() if n in names
     }
     for wrong, message in (
         ("chr(", "is not a regular expression"),
@@ -181,7 +181,7 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
         (["2"], "data.keep: no record is called 2; the records are chr1"),
     ):
         with pytest.raises(ValueError, match=message):
-            Genome.open(file, wrong)
+            Genome(file, wrong)
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,16 @@ def test_records_are_chosen_by_name(tmp_path, keep, names):
 def test_a_malformed_file_is_named_with_line_and_remedy(tmp_path, content, message, cache_folder):
     file = write(tmp_path, "bad.fa", content)
     with pytest.raises(ValueError, match=message) as caught:
-        Genome.open(file)
+        Genome(file)
     assert str(file) in str(caught.value) and "\n" not in str(caught.value)
     assert not list((cache_folder / "genomes").glob(".*"))  # nothing half-made is left
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nothing\.fa does not exist"):
-        Genome.open(tmp_path / "nothing.fa")
+        Genome(tmp_path / "nothing.fa")
     with pytest.raises(ValueError, match="path names no file"):
-        Genome.open([])
+        Genome([])
 
 
 def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
@@ -233,8 +233,7 @@ def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
         place for place in range(1, len(content)) if content[place:].startswith(b"\x1f\x8b\x08\x04")
     ]
     assert (
-        len(borders) > 3
-        and letters(Genome.open(write(tmp_path, "whole.fa.gz", content)))["b"] == "TTTT"
+        len(borders) > 3 and letters(Genome(write(tmp_path, "whole.fa.gz", content)))["b"] == "TTTT"
     )
     for border in borders:
         with pytest.raises(
@@ -242,7 +241,7 @@ def test_bgzip_cut_between_two_blocks_is_noticed(tmp_path):
             match=r"cut\.fa\.gz is damaged or cut short: it is bgzip and does not end with .*; "
             r"fetch it again",
         ):
-            Genome.open(write(tmp_path, "cut.fa.gz", content[:border]))
+            Genome(write(tmp_path, "cut.fa.gz", content[:border]))
 
 
 def test_genbank_cut_after_any_line_is_noticed(tmp_path):
@@ -250,7 +249,7 @@ def test_genbank_cut_after_any_line_is_noticed(tmp_path):
     first = lines.index(b"//\n") + 1  # a file that ends here is whole
     for end in [*range(1, first), *range(first + 1, len(lines))]:
         with pytest.raises(ValueError, match=r"cut\.gb.*this is read as GenBank"):
-            Genome.open(write(tmp_path, "cut.gb", b"".join(lines[:end])))
+            Genome(write(tmp_path, "cut.gb", b"".join(lines[:end])))
     for wrong, message in (
         (
             b"".join(lines[:12]),
@@ -263,7 +262,7 @@ def test_genbank_cut_after_any_line_is_noticed(tmp_path):
         (b"".join(lines[:-1]), "the last record does not end with //"),
     ):
         with pytest.raises(ValueError, match=message):
-            Genome.open(write(tmp_path, "cut.gb", wrong))
+            Genome(write(tmp_path, "cut.gb", wrong))
 
 
 def test_genbank_cut_after_any_byte_of_a_later_record_is_noticed(tmp_path):
@@ -283,7 +282,7 @@ def test_a_genbank_length_without_a_unit_is_not_believed(tmp_path):
         ValueError,
         match=r"x\.gb: line 1: a record begins with 'LOCUS .*, expected LOCUS, a name and a length",
     ):
-        Genome.open(
+        Genome(
             write(tmp_path, "x.gb", formats.genbank({"U1": "acgt"}).replace(b" 4 bp ", b" 4 bq "))
         )
 
@@ -293,14 +292,14 @@ def test_a_name_and_a_length_of_prokka_that_run_together_are_named(tmp_path):
     rest = content[content.index(b"\n") :]
     joined = b"LOCUS       CONTIG_7_length_long_name_c9.123120 bp   DNA linear" + rest
     with pytest.raises(ValueError, match=r"x\.gb: line 1: .* as Prokka writes .*put a space betwe"):
-        Genome.open(write(tmp_path, "x.gb", joined))
+        Genome(write(tmp_path, "x.gb", joined))
 
 
 def test_genbank_without_a_date_or_with_names_in_another_encoding_is_read(tmp_path, recwarn):
     content = formats.genbank({"U1": "acgt" * 30})
     rest = content[content.index(b"\n") :]
     path = write(tmp_path, "x.gb", b"\xef\xbb\xbfLOCUS       X 120 bp DNA" + rest)
-    assert Genome.open(path).lengths == {"U1": 120}
+    assert Genome(path).lengths == {"U1": 120}
     authors = b"\n  AUTHORS   Proven\xe7al,J.\nFEATURES"
     path.write_bytes(content.replace(b"\nFEATURES", authors).replace(b"made", b"d\xe9but"))
     (record,) = read_sequences(path)
@@ -315,7 +314,7 @@ def test_a_damaged_byte_in_a_genbank_sequence_is_named(tmp_path):
     with pytest.raises(
         ValueError, match=r"line \d+: record U1: byte 0xe7 at column 11 is not a nuc"
     ):
-        Genome.open(write(tmp_path, "x.gb", content))
+        Genome(write(tmp_path, "x.gb", content))
 
 
 def test_a_line_of_genbank_with_another_position_is_refused(tmp_path):
@@ -325,7 +324,7 @@ def test_a_line_of_genbank_with_another_position_is_refused(tmp_path):
         with pytest.raises(
             ValueError, match=r"a line of sequence begins with '.*', expected the position 61"
         ):
-            Genome.open(write(tmp_path, "x.gb", content.replace(b"\n       61 ", wrong)))
+            Genome(write(tmp_path, "x.gb", content.replace(b"\n       61 ", wrong)))
 
 
 def test_a_compressed_twobit_is_read(tmp_path):
@@ -335,10 +334,10 @@ def test_a_compressed_twobit_is_read(tmp_path):
         genomes.mkdir()
         packed = formats.COMPRESSED[packing](content)
         write(genomes, "x.2bit.gz", packed)
-        assert letters(Genome.open(genomes)) == SMALL
+        assert letters(Genome(genomes)) == SMALL
         damaged = packed[:-6] + bytes([packed[-6] ^ 1]) + packed[-5:]  # within a checksum
         with pytest.raises(ValueError, match="is damaged or cut short"):
-            Genome.open(write(tmp_path, "y.2bit.gz", damaged))
+            Genome(write(tmp_path, "y.2bit.gz", damaged))
 
 
 def test_a_twobit_with_a_wrong_number_of_records_or_blocks_is_refused(tmp_path):
@@ -362,7 +361,7 @@ def test_a_twobit_with_a_wrong_number_of_records_or_blocks_is_refused(tmp_path):
             ValueError,
             match=rf"x\.2bit is a damaged or cut short 2bit file \({message}|[\d,]+ {message}",
         ):
-            Genome.open(write(tmp_path, "x.2bit", damaged))
+            Genome(write(tmp_path, "x.2bit", damaged))
 
 
 @pytest.mark.parametrize("path", [5, [None], "", ["  "], {"human": 5}, [[1.5]], True, b"a.fa"])
@@ -370,15 +369,15 @@ def test_what_is_no_path_is_named(path):
     with pytest.raises(
         ValueError, match=r"^data\.path is .*; expected the name of a file or of a folder, .*"
     ):
-        Genome.open(path)
+        Genome(path)
 
 
 @pytest.mark.parametrize("keep", [5, [None], [True], {"chr1": 1}, [["chr1"]]])
 def test_what_names_no_records_is_named(tmp_path, keep):
     file = write(tmp_path, "x.fa", b">1\nACGT\n>X\nTTTT\n")
     with pytest.raises(ValueError, match=r"^keep\S* .* must be "):
-        Genome.open(file, keep)
-    assert Genome.open(file, [1]).names == ["1"]  # a yaml reads [1] as a number
+        Genome(file, keep)
+    assert Genome(file, [1]).names == ["1"]  # a yaml reads [1] as a number
 
 
 def test_a_genome_of_other_bases_has_another_digest(tmp_path):
@@ -386,8 +385,8 @@ def test_a_genome_of_other_bases_has_another_digest(tmp_path):
         write(tmp_path, f"{i}.fa", b">a\nACGT\n>b\n" + text)
         for i, text in enumerate((b"TTTT", b"TTTT", b"TTTA"))
     )
-    digests = [Genome.open(path).digest for path in (one, same, other)]
-    assert digests[0] == digests[1] != digests[2] and Genome.open(one, "a").digest != digests[0]
+    digests = [Genome(path).digest for path in (one, same, other)]
+    assert digests[0] == digests[1] != digests[2] and Genome(one, "a").digest != digests[0]
 
 
 def test_genbank_records_without_an_accession_are_named_by_their_locus(tmp_path):
@@ -396,7 +395,7 @@ def test_genbank_records_without_an_accession_are_named_by_their_locus(tmp_path)
         line[:12] + b"." if line.startswith((b"ACCESSION", b"VERSION")) else line
         for line in content.split(b"\n")
     ]
-    assert Genome.open(write(tmp_path, "x.gb", b"\n".join(lines))).lengths == {
+    assert Genome(write(tmp_path, "x.gb", b"\n".join(lines))).lengths == {
         "pUC19": 4,
         "pBR322": 4,
     }

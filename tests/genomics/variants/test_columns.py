@@ -56,7 +56,7 @@ def world(make_network, make_alignment, tmp_path):
 
     def make(denoiser, **settings):
         columns = make_alignment(tmp_path / "g.aln", {"one": LETTERS}).astype(np.float64)
-        alignment = Alignment.open(tmp_path / "g.aln")
+        alignment = Alignment(tmp_path / "g.aln")
         settings = {"window": 9, "alignment": alignment, **settings}
         return make_network(denoiser, LETTERS, **settings), columns
 

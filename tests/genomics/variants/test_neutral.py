@@ -43,7 +43,7 @@ def effects(scorer, rows):
 def aligned(tmp_path, make_alignment, letters=LETTERS):
     reference = Sequences({"one": letters[:170], "two": letters[170:]})
     make_alignment(tmp_path / "g.aln", {"one": letters[:170], "two": letters[170:]})
-    return AlignedGenome(reference, Alignment.open(tmp_path / "g.aln"))
+    return AlignedGenome(reference, Alignment(tmp_path / "g.aln"))
 
 
 def scorer_of(network, method, folder, percentile=False, calibrate=False):
@@ -87,7 +87,7 @@ def test_random_snvs_are_scored_once_for_each_model_genome_and_alignment(tmp_pat
     assert found[0].percentile == pytest.approx(100 / 3)
     assert found[1].percentile == first[1].percentile
     make_alignment(tmp_path / "g.aln", {"one": LETTERS[:170], "two": LETTERS[170:]}, seed=9)
-    other = AlignedGenome(network.reference, Alignment.open(tmp_path / "g.aln"))
+    other = AlignedGenome(network.reference, Alignment(tmp_path / "g.aln"))
     effects(scorer_of(other, Phylogeny(), tmp_path, True), rows)
     assert len(json.loads(file.read_text())) == 2 and key in json.loads(file.read_text())
 
