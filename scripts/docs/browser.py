@@ -1,5 +1,5 @@
 """Open every page of the site in headless Chromium at two widths: pictures of the pages, and an
-error for each message of the console.
+error for each message of the console, and for each block of code that is wider than its frame.
 
     python scripts/docs/browser.py [FOLDER] [--site SITE] [--chromium PATH] [--only TEXT]
 
@@ -19,12 +19,17 @@ import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-WIDTHS = {1280: 2400, 480: 3200}  # and the height of the picture
+WIDTHS = {1280: 2400, 420: 3200}  # and the height of the picture
+FRAME = Path(__file__).with_name("frame.html")
 MESSAGE = re.compile(r"CONSOLE[^\]]*\] (.*)")
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """A server without a log."""
+    """A server of the site and of the frame, without a log."""
+
+    def translate_path(self, path: str) -> str:
+        """The file of an address."""
+        return str(FRAME) if path.startswith("/?") else super().translate_path(path)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -40,8 +45,6 @@ def look(chromium: str, address: str, picture: Path, size: tuple[int, int]) -> l
             "--hide-scrollbars",
             "--enable-logging=stderr",
             "--v=0",
-        ]
-        options += [
             f"--user-data-dir={profile}",
             f"--window-size={size[0]},{size[1]}",
             "--virtual-time-budget=3000",
@@ -84,10 +87,10 @@ def main() -> None:
     for page in pages:
         name = str(page.relative_to(options.site).with_suffix("")).replace("/", "_")
         for width, height in WIDTHS.items():
-            address = f"http://127.0.0.1:{server.server_port}/{page.relative_to(options.site)}"
+            query = f"?{width}&{page.relative_to(options.site)}"
             for message in look(
                 options.chromium,
-                address,
+                f"http://127.0.0.1:{server.server_port}/{query}",
                 options.folder.absolute() / f"{name}_{width}.png",
                 (width, height),
             ):

@@ -1,8 +1,8 @@
 """Make the pictures of the guides by the commands and the code of docs/reference/pictures.md.
 
-    python scripts/docs/examples.py FOLDER [--code]      # --code: the commands have run in FOLDER
+    python scripts/docs/examples.py FOLDER [--code]      # --code: the commands have run there
 
-The commands write into FOLDER, the pictures are written to docs/pictures.
+The commands write into FOLDER, which exists, and the pictures are written to docs/pictures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def main(folder: Path, only_code: bool) -> None:
     """Run the blocks of the page in their order."""
-    folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)
     names: dict[str, object] = {}
     for kind, text in BLOCK.findall((DOCS / "reference/pictures.md").read_text(encoding="utf-8")):

@@ -111,15 +111,16 @@ def unmasking(model: Model, x0: Tensor) -> Figure:
     xt[:, first : first + GAP] = mask_id
     rng = np.random.default_rng(1)
     order = np.random.default_rng(0).permutation(GAP) + first
-    figure, axes = rows(GAP + 2 * FLANK, [f"{round(share * GAP)} revealed" for share in ROWS])
+    shown = [round(share * GAP) for share in ROWS]
+    figure, axes = rows(GAP + 2 * FLANK, [f"{number} unmasked" for number in shown])
     for revealed in range(GAP + 1):
         with torch.no_grad():
             log_probs = model.denoiser.log_probs(
                 xt, torch.full((1,), float((xt == mask_id).double().mean()))
             )
         probs = log_probs[0, :, emitted].double().exp().numpy()
-        if revealed in [round(share * GAP) for share in ROWS]:
-            axis = axes[[round(share * GAP) for share in ROWS].index(revealed)]
+        if revealed in shown:
+            axis = axes[shown.index(revealed)]
             for column, place in enumerate(range(first - FLANK, first + GAP + FLANK)):
                 if xt[0, place] != mask_id:
                     inside = first <= place < first + GAP
