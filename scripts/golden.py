@@ -90,6 +90,7 @@ INTENDED = (
     Intended("unguided samples are next to designs", "design/*", "*", "*unguided*"),
     Intended("unguided samples are next to designs", "design/*", "*.json", "design*"),
     Intended("the last stage resamples", "design/resample_move"),
+    Intended("keys have another order", "[ds][ea]*/*", "*.json", " keys"),
 )
 
 # Times, and what else differs between two runs of the same version.

@@ -614,7 +614,7 @@ def check_weights(
         )
     if weighted is None and generator.constrains(request):
         log.info(
-            "these samples have no importance weights: constraints hold, but the distribution is "
+            "these designs have no importance weights: constraints hold, but the distribution is "
             "not corrected (docs/designing.md)"
         )
     if any(map(generator.has_fixed_after_mask, request.evenly_spaced())):

@@ -55,7 +55,7 @@ from dnadiff.diffusion.sampler.base import (
     Sampler,
     draw_in_chunks,
 )
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
 @dataclass(frozen=True)
@@ -457,8 +457,7 @@ class Step:
         )
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Stepwise(DesignMethod):
     """A method that draws the tokens of each unmasking step taking the reward into account.
 

@@ -1,16 +1,13 @@
 """Best of n: the baseline of all design methods."""
 
-from dataclasses import dataclass
-
 import torch
 
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import DesignMethod, DesignRun
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class BestOfN(DesignMethod):
     """For each design, draw `num_candidates` samples of the model and keep the one with the highest
     reward.

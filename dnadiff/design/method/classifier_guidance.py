@@ -1,6 +1,6 @@
 """Classifier guidance of discrete diffusion."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,13 +9,12 @@ from torch import Tensor
 from dnadiff.design.generate import ConditionalSampler
 from dnadiff.design.method.base import DesignRun, Goal, Particles, Step, Stepwise
 from dnadiff.design.request import dna_tokenizer
-from dnadiff.fields import checked
+from dnadiff.fields import checked_dataclass
 
 _BASES = "ACGT"
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class ClassifierGuidance(Stepwise):
     """Discrete classifier-based guidance (D-CBG, arXiv 2412.10193): a token is drawn from p(x0_l |
     xt) exp(beta_k (r(x0') - r(x0))).

@@ -1,7 +1,6 @@
 """Metropolis-Hastings: remask a part of a finished sequence, refill it with the model, and accept
 by the reward."""
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -10,11 +9,10 @@ from torch import Tensor
 from dnadiff.design.generate import SampleBatch
 from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.diffusion.sampler.base import draw_in_chunks, redrawn
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Metropolis(DesignMethod):
     """Markov chains of complete sequences, one for each design.
 

@@ -1,8 +1,6 @@
 """Resample-move: a population of complete sequences under a rising weight of the reward, with
 Metropolis-Hastings moves by the model."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
@@ -11,11 +9,10 @@ from dnadiff.design.method.base import DesignMethod, DesignRun
 from dnadiff.design.method.metropolis import Metropolis, Move
 from dnadiff.design.pilot import refined
 from dnadiff.diffusion.sampler.base import Sampler
-from dnadiff.fields import Fraction, PositiveInt, checked
+from dnadiff.fields import Fraction, PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class ResampleMove(DesignMethod):
     """Sequential Monte Carlo over complete sequences (resample-move, Gilks and Berzuini 2001; Del
     Moral, Doucet and Jasra 2006).

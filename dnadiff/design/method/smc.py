@@ -1,18 +1,16 @@
 """Sequential Monte Carlo over the unmasking steps."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from dnadiff.design.generate import effective_size
 from dnadiff.design.method.base import Particles, Step, Stepwise
-from dnadiff.fields import Fraction, checked
+from dnadiff.fields import Fraction, checked_dataclass
 from dnadiff.progress import log
 
 _FEW = 8  # particles
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class SMC(Stepwise):
     """Sequential Monte Carlo (Feynman-Kac steering, arXiv 2501.06848; twisted diffusion, arXiv
     2306.17775).

@@ -1,16 +1,14 @@
 """SVDD: one of several candidates at every step, drawn in proportion to exp(beta r)."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 
 from dnadiff.design.method.base import Particles, Step, Stepwise
-from dnadiff.fields import PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class SVDD(Stepwise):
     """Soft value-based decoding (arXiv 2408.08252): each step draws candidates, and one is chosen
     by the reward of its predicted x0.
