@@ -397,7 +397,7 @@ class Model:
         generator.check_start(request)
         generator.check_bounds(longest, num_draws)
         if gc is not None:
-            gc = check_gc(gc, request, self.tokenizer)
+            check_gc(gc, request, self.tokenizer)
             generator = generator.with_tilt(
                 fit_tilt(generator, request, gc, seed, batch_size).log_odds
             )

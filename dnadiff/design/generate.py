@@ -470,10 +470,10 @@ TOLERANCE = 0.002  # of the calibration
 MAX_ERROR = 0.02  # larger errors are an error
 
 
-def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
-    """The target GC fraction as a float; a ValueError if it is not a fraction, or the masked
-    positions of the request cannot reach it."""
-    gc = check_value("gc", gc, InnerFraction)
+def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> None:
+    """Raise ValueError if the target is not a fraction, or the masked positions of the request
+    cannot reach it."""
+    check_value("gc", gc, InnerFraction)
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
     low = high = total = 0
@@ -488,7 +488,6 @@ def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> float:
             f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} "
             f"and {high / total:.3f}; set gc between them"
         )
-    return gc
 
 
 class TiltFit(NamedTuple):

@@ -61,7 +61,8 @@ def test_a_gc_that_the_template_excludes_is_an_error(gc):
         r"and 0.800)",
     ):
         check_gc(gc, request, DNA)
-    assert check_gc(0.5, request, DNA) == 0.5 == check_gc(np.float32(0.5), request, DNA)
+    check_gc(0.5, request, DNA)
+    check_gc(np.float32(0.5), request, DNA)
     with pytest.raises(ValueError, match="for models of DNA"):
         check_gc(0.5, request, CharTokenizer("ab"))
 

@@ -28,7 +28,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -47,7 +46,7 @@ from dnadiff.design.pilot import Beta, Choice, refined
 from dnadiff.design.request import Request, Target
 from dnadiff.design.reward import CountedReward, Reward
 from dnadiff.diffusion.draws import Draws, NoMassError, float64_device, hash64
-from dnadiff.diffusion.process import AbsorbingProcess, Process, require
+from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.diffusion.sampler.base import (
     Configurable,
     CountedDenoiser,
@@ -73,7 +72,6 @@ class DesignMethod(Configurable, ABC):
     """Designs sequences with a high reward from a generator.
 
     Attributes:
-        process_type: the process of the models that it designs with.
         needs: what it needs of a model that one that goes from left to right has not, for messages;
             empty if it designs with such models too.
         has_weights: whether its designs have importance weights. Weighted designs have the
@@ -86,7 +84,6 @@ class DesignMethod(Configurable, ABC):
             place of others.
     """
 
-    process_type: ClassVar[type[Process]] = AbsorbingProcess
     needs = ""
     has_weights = changes_given = reads_whole = False
     uses_beta = True
@@ -140,8 +137,7 @@ class DesignRun:
 
     Attributes:
         template: (B, L) tokens, masks to be filled.
-        device: of the tokens; weights and rewards are on `exact_device`, the same unless it has no
-            float64.
+        exact_device: of weights and rewards; that of the tokens unless it has no float64.
         generation: how often the sequences were resampled. A copy takes the noise of the row that
             it is copied to; with the same numbers as before, its tokens would depend on why the
             earlier sequence of that row was dropped.
@@ -154,12 +150,12 @@ class DesignRun:
     seed: int
 
     def __post_init__(self) -> None:
-        self.prepared = self.generator.prepared(self.targets)
-        self.template, self.device = self.prepared.x_init, self.prepared.x_init.device
-        self.draws = Draws(self.seed, torch.tensor(self.numbers, device=self.device))
-        self.exact_device = float64_device(self.device)
+        self.prepared = made = self.generator.prepared(self.targets)
+        self.template = made.x_init
+        device = made.x_init.device
+        self.draws = Draws(self.seed, torch.tensor(self.numbers, device=device))
+        self.exact_device = float64_device(device)
         self.generation = 0
-        made = self.prepared
         self.calls = CountedDenoiser(made.denoiser, made.cond, made.valid)
 
     def sampled(
@@ -253,7 +249,7 @@ class Designer(ConditionalSampler):
         self.goal = Goal(CountedReward(reward), 0.0 if self.beta.is_automatic else self.beta.number)
         self.num_draws = num_draws
         self.longest_match = longest_match
-        require(f"method {type(method).__name__}", generator.denoiser, method.process_type)
+        require(f"method {type(method).__name__}", generator.denoiser, AbsorbingProcess)
         method.check(self, self.goal)
 
     def with_choice(self, choice: Choice) -> Designer:
