@@ -51,7 +51,6 @@ class PredictedReward(Reward):
         self.device = device
         self.trust = trust
         self._model = ensemble.load(checkpoint, trust, device)
-        self._is_length_logged = False
         try:
             self._number = self._model.number_of(output)
         except ValueError as error:
@@ -73,13 +72,12 @@ class PredictedReward(Reward):
             )
         if problem:
             raise ValueError(f"reward.checkpoint {self.checkpoint}: {problem}")
-        if length != self._model.longest and not self._is_length_logged:
+        if length != self._model.longest:
             log.warning(
                 f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most "
                 f"{self._model.longest:,} bases, {got}; predictions "
                 "may be less accurate at other lengths"
             )
-            self._is_length_logged = True
 
     def inputs(self) -> dict[str, str]:
         return {str(member.folder): member.sha256 for member in self._model.members}

@@ -299,9 +299,9 @@ def test_a_length_beyond_the_network_is_refused_before_anything_is_sampled(gener
         "the 2 that this network takes; use .*at most 2"
     )
     with pytest.raises(ValueError, match=message):
-        next(designer.batches(request(2), 1, 2))
+        designer.check_request(request(2), 2)
     assert (designer.goal.reward.calls, made.denoiser.calls) == (0, 0)
-    Designer(made, BestOfN(1), as_reward(scores), BETA).check_request(request(2))
+    Designer(made, BestOfN(1), as_reward(scores), BETA).check_request(request(2), 2)
 
 
 def test_designs_do_not_depend_on_the_batch(generator):
@@ -546,7 +546,7 @@ def test_batches_have_one_template_and_start_anywhere(generator):
         for a, b in zip(batches[3:], rest)
     )
     with pytest.raises(ValueError, match="3 to 5; set length to a number"):
-        list(Designer(generator(), SVDD(), as_reward(scores)).batches(Free(DNA, 5, (3, 5)), 1, 2))
+        Designer(generator(), SVDD(), as_reward(scores)).check_request(Free(DNA, 5, (3, 5)), 2)
 
 
 def test_a_target_value_is_approached(generator):

@@ -263,12 +263,10 @@ class Designer(ConditionalSampler):
         """True, or None if the method has no weights or the sampler does not support them."""
         return self.method.supports_weights(self.sampler, request.lengths[1]) or None
 
-    def check_request(self, request: Request, batch_size: int | None = None) -> None:
+    def check_request(self, request: Request, batch_size: int) -> None:
         """Raise ValueError for several lengths of one template, and for lengths that the method,
-        the reward or the bounds do not take.
-
-        With `batch_size` also raise ValueError, or warn, if batches are too small for the method.
-        """
+        the reward or the bounds do not take; raise it, or warn, if batches are too small for the
+        method."""
         low, high = request.lengths
         if low < high and request.num_groups == 1:
             raise ValueError(
@@ -285,9 +283,8 @@ class Designer(ConditionalSampler):
         shown = (target.shown for target in request.first_of_groups())
         for length in sorted({end - start for start, end in shown}):
             self.goal.reward.reward.check_length(length)
-        if batch_size is not None:
-            count = -(-request.each // batch_size)
-            self.method.check_population(request.each // count, -(-request.each // count))
+        count = -(-request.each // batch_size)
+        self.method.check_population(request.each // count, -(-request.each // count))
 
     def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
         """As in the base class; a batch has one template, and the populations of a template have
@@ -314,7 +311,6 @@ class Designer(ConditionalSampler):
         Raises:
             ValueError: if the reward fails, or no design of a batch has a probability above 0.
         """
-        self.check_request(request)
         key = hash64(seed, "design")
         for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
             before = self.goal.reward.calls
