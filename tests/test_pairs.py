@@ -49,6 +49,7 @@ def test_targets_are_written_and_compared(cli, runs, tmp_path, name):
     status, out, err = cli("sample", *args, "num_draws=2", "output=t.jsonl")
     assert status == 0, err
     rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text().splitlines()]
+    assert "log_prob" not in rows[0]  # bounds choose the length alone
     assert [row["source"] for row in rows] == ["the cat", "red dog sat", "the"]
     assert [row["name"] for row in rows] == ["source_1_1", "source_2_1", "source_3_1"]
     assert not any({"\x1e", "\ufffd"} & set(row["text"]) for row in rows)
@@ -104,7 +105,7 @@ def test_the_best_length_is_kept(runs):
             == model.tokenizer.encode(target.about["source"]).tolist()
         )
     one = Translator(generator, read_sources(str(runs / "sources.txt"), model.loaded, 2, 1), 4)
-    assert one.num_draws == 0
+    assert one.of_beam == 0
 
 
 def generator_seed(seed):

@@ -100,8 +100,8 @@ class Translator(ConditionalSampler):
     def __init__(self, generator: ConditionalSampler, request: Sources, num_draws: int) -> None:
         vars(self).update(vars(generator))
         self.request = request
-        self.num_draws = num_draws if request.beam > 1 else 0
-        self.check_bounds(request.lengths[1], self.num_draws)
+        self.of_beam = num_draws if request.beam > 1 else 0
+        self.check_bounds(request.lengths[1], self.of_beam)
 
     def fill(
         self, numbered: Sequence[tuple[int, Target]], seed: int, weighted: bool = True
@@ -110,7 +110,7 @@ class Translator(ConditionalSampler):
         batch = super().fill(tried, seed, False)
         numbers = [i for i, _ in tried]
         score = np.zeros(len(tried))
-        calls = self.num_draws
+        calls = self.of_beam
         if calls:
             counted = self._counted(batch.targets)[1].sum(1)
             score = self.bounds(batch, numbers, calls, seed) / counted.numpy()
