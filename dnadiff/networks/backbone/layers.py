@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from dnadiff.networks.backbone.base import OptTensor
-from dnadiff.networks.kernels.facade import add_norm, linear, rms_norm
+from dnadiff.networks.kernels.facade import AUTO, kernels
 
 # cuDNN's gradients with a mask are wrong or NaN at some lengths in half precision (pytorch#196678),
 # and PyTorch 2.11 selects it on an H200. Remove this when the oldest PyTorch allowed has the fix.
@@ -51,17 +51,17 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        return rms_norm(x, self.weight.to(x.dtype), self.eps, scan=self.scan)
+        return kernels(self.scan, x).rms_norm(x, self.weight.to(x.dtype), self.eps)
 
     def after(self, x: Tensor, added: OptTensor) -> tuple[Tensor, Tensor]:
         """x + added (..., D), and its norm in the type of the weights (or autocast's, see
-        `dnadiff.networks.kernels.add_norm`)."""
-        return add_norm(x, added, self.weight, self.eps, scan=self.scan)
+        `dnadiff.networks.kernels.backend.Backend.add_norm`)."""
+        return kernels(self.scan, x).add_norm(x, added, self.weight, self.eps)
 
 
 class KernelLinear(nn.Linear):
     """A linear map with an optional gate, computed by the fastest library on this processor
-    (`dnadiff.networks.kernels.linear`)."""
+    (`dnadiff.networks.kernels`)."""
 
     def forward(self, x: Tensor, gate: OptTensor = None) -> Tensor:
         """(..., in) -> (..., out); `gate (out,)` multiplies the result.
@@ -79,7 +79,7 @@ class KernelLinear(nn.Linear):
         x = x if autocast else x.to(weight.dtype)  # norms return float32 for weights of any type
         if autocast or x.device.type != "cpu" or x.dtype != torch.float32:
             return nn.functional.linear(x, weight, bias)
-        y = linear(x, weight)
+        y = kernels(AUTO, x).linear(x, weight)
         return y if bias is None else y + bias
 
 

@@ -217,13 +217,16 @@ class Backend(ABC):
         return (y if y_rev is None else y + y_rev) * F.silu(z)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / rms(x) * weight, (..., D)."""
+        """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
+        1910.07467, equation 4)."""
         return F.rms_norm(x, weight.shape, weight, eps)  # on accelerators this is one kernel
 
     def add_norm(
         self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """x + added and its `rms_norm`, in weight's type."""
+        """The residual stream x (..., D) after a branch is added, perhaps in a narrower type, in the
+        wider type of the two, and its `rms_norm`, which is the input of the next branch, in
+        weight's type, or in autocast's type if there is one kernel for both steps."""
         total = x if added is None else x + added
         return total, self.rms_norm(total, weight.to(total.dtype), eps).to(weight.dtype)
 

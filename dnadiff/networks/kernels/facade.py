@@ -232,14 +232,18 @@ class AnyType(Backend):
         return self._rowwise(y, y_rev, z).gated_sum(y, y_rev, z)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        _check_shape("weight", weight, x.shape[-1:])
         return self._rowwise(x, weight).rms_norm(x, weight, eps)
 
     def add_norm(
         self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
+        _check_shape("added", added, x.shape, " as x")
+        _check_shape("weight", weight, x.shape[-1:])
         return self._rowwise(x, added, weight).add_norm(x, added, weight, eps)
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        _check_shape("weight", weight, (len(weight), x.shape[-1]))
         return self._rowwise(x, weight).linear(x, weight)
 
     def narrow_linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -363,44 +367,6 @@ def last_inputs(x: Tensor, num_taps: int) -> Tensor:
     (Bt, L, E); zero before the first position."""
     missing = num_taps - 1 - x.shape[1]
     return F.pad(x, (0, 0, missing, 0)) if missing > 0 else x[:, -missing:]
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, *, scan: str = AUTO) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight of x (..., D) over the last axis, weight (D,) (arXiv
-    1910.07467, equation 4).
-
-    Here and in the operations below, half precision and autocast are left to PyTorch unless the
-    back end reads half precision itself.
-    """
-    _check_shape("weight", weight, x.shape[-1:])
-    return kernels(scan, x).rms_norm(x, weight, eps)
-
-
-def add_norm(
-    x: Tensor, added: OptionalTensor, weight: Tensor, eps: float, *, scan: str = AUTO
-) -> tuple[Tensor, Tensor]:
-    """The residual stream after a branch is added, s = x + added, and `rms_norm` of s, which is the
-    input of the next branch.
-
-    Args:
-        x: (..., D).
-        added: (..., D), perhaps in a narrower type; None adds nothing.
-        weight: (D,).
-        eps: added to the mean square.
-
-    Returns:
-        s in the wider type of the two, and its norm. The norm is computed in that type and returned
-        in weight's type, or in autocast's type if the back end has one kernel for both steps.
-    """
-    _check_shape("added", added, x.shape, " as x")
-    _check_shape("weight", weight, x.shape[-1:])
-    return kernels(scan, x).add_norm(x, added, weight, eps)
-
-
-def linear(x: Tensor, weight: Tensor, *, scan: str = AUTO) -> Tensor:
-    """x weight^T, (..., E), of x (..., R) and weight (E, R), by the fastest library for it."""
-    _check_shape("weight", weight, (len(weight), x.shape[-1]))
-    return kernels(scan, x).linear(x, weight)
 
 
 def mixer(

@@ -5,7 +5,7 @@ import torch
 
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
 from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
-from dnadiff.networks.kernels.facade import add_norm, kernels, mixer
+from dnadiff.networks.kernels.facade import kernels, mixer
 
 SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # L, D, E, N, R, K
 
@@ -113,7 +113,7 @@ def test_wrong_shapes_are_refused(mixer_tensors):
 @pytest.mark.parametrize("used", ["both", "sum", "norm"])
 def test_the_sum_and_its_norm_match_their_definition(used, scan, values_and_grads, close):
     def both(x, added, weight, scan):
-        total, normed = add_norm(x, added, weight, 1e-2, scan=scan)
+        total, normed = kernels(scan, x).add_norm(x, added, weight, 1e-2)
         return {"both": total * normed, "sum": total * weight, "norm": normed}[used]
 
     def tensors(dtype):

@@ -15,8 +15,6 @@ from dnadiff.networks.kernels.facade import (
     check_scan,
     choose,
     kernels,
-    linear,
-    rms_norm,
     selective_scan,
 )
 from dnadiff.networks.kernels.portable import MambaSSMBackend, PortableBackend
@@ -45,7 +43,7 @@ def test_a_requested_scan_that_cannot_run_fails_with_its_reason(name, scan_input
         selective_scan(*scan_inputs(1, 3, 2, 2), scan=name)
     monkeypatch.setenv("DNADIFF_SCAN", name)
     with pytest.raises(RuntimeError, match=f"scan '{name}' was asked for and cannot run"):
-        rms_norm(torch.ones(2, 3), torch.ones(3), 1e-5)
+        kernels("auto", torch.ones(2, 3))
 
 
 def test_an_unknown_scan_is_refused_with_the_known_ones(scan_inputs, monkeypatch):
@@ -248,9 +246,9 @@ def calls(scan):
     yield lambda t: selective_scan(t(x), t(x), -t(square), t(x), t(x), t(w), scan=scan)
     yield lambda t: kernels(scan, t(x)).short_conv(t(x), t(taps), t(w))
     yield lambda t: kernels(scan, t(x)).gated_sum(t(x), None, t(x))
-    yield lambda t: rms_norm(t(x), t(w), 1e-5, scan=scan)
+    yield lambda t: kernels(scan, t(x)).rms_norm(t(x), t(w), 1e-5)
     yield lambda t: kernels(scan, t(x)).narrow_linear(t(x), t(square))
-    yield lambda t: linear(t(x), t(square), scan=scan)
+    yield lambda t: kernels(scan, t(x)).linear(t(x), t(square))
     yield lambda t: kernels(scan, t(x)).linear_halves(t(x), t(square))
 
 
