@@ -31,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import study
+from matplotlib.figure import Figure
 
 sys.path += [str(Path(__file__).parent / "variants")]
 import coding
@@ -43,6 +44,7 @@ from dnadiff.diffusion.vocab import DEPTH, FREQUENCY, POSTERIOR, RATE
 from dnadiff.formats.sequences import iter_sequences, write_fasta
 from dnadiff.genomics.held_out import Scores
 from dnadiff.genomics.phylogeny import fit, phase_contrast, sample_positions
+from dnadiff.plot.style import WIDTH, figure
 from dnadiff.store.files import bundled
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -66,6 +68,21 @@ ORDER = 6  # of the Markov model
 NUMBERS = (1, 2, 4, 8, 16, 32)  # of relatives
 DEPTHS = (0, 1, 10, 20, 30, 38, 1000)  # edges of the groups
 FEW = 25  # items of a class; with fewer there is no AUROC
+GROUPS = {  # markers and colors of the picture
+    "missense, all": "missense",
+    "missense, all, third": "missense, third positions of codons",
+    "nonsense, all": "nonsense",
+}
+NAMED = {  # rows of the picture
+    "third": "third position or not",
+    "none-1": "network without columns",
+    "frequencies": "base frequencies",
+    "HKY": "HKY posterior",
+    "mixture": "mixture posterior",
+    "frequencies-1": "network, frequencies",
+    "posterior-1": "network, posterior",
+    "both-1": "network, both",
+}
 ESSENTIAL = "EcoGene Essentiality: Escherichia coli BW25113"
 
 
@@ -272,9 +289,6 @@ class Study:
                 log_probs = self.columns(np.sort(of), table.position)[:, POSTERIOR]
                 found = aurocs({"mixture": llr(log_probs, table)}, table, groups)["mixture"]
                 rows[f"{name} {number}"] = {"identity": float(identity[of].mean()), **found}
-        values = {(int(k.split()[1]), k.split()[0]): v["third"]["value"] for k, v in rows.items()}
-        axes = pandas.Series(values).unstack().plot(marker="o", ylabel="AUROC, third positions")
-        axes.figure.savefig(self.folder / f"relatives-{part}.svg", metadata={"Date": None})
         return {"rows": rows}
 
     def bits(self, part: str) -> dict:
@@ -375,13 +389,52 @@ class Study:
                 "reading frame kept": np.mean([keeps_frame(one) for one in each]),
                 "distinct": len(np.unique(each, axis=0)),
             }
-        axes = pandas.DataFrame(identity).plot.hist(bins=30, histtype="step")
-        axes.figure.savefig(self.folder / f"samples-{part}.svg", metadata={"Date": None})
+        with figure(WIDTH, 3) as (made, (axes,)):
+            for name, each in identity.items():
+                axes.hist(100 * each, bins=range(87, 100), histtype="step", label=name)
+            axes.set(xlabel="identity to the target, %", ylabel="sequences")
+            axes.legend(loc="upper left")
+        self.save(made, f"samples-{part}")
         return {"place": place, "rows": rows}
 
+    def save(self, made: Figure, name: str) -> None:
+        made.savefig(self.folder / f"{name}.svg", metadata={"Date": None})
+
+    def draw(self, part: str) -> None:
+        """The pictures of `coding` and `relatives`."""
+        rows = self.kept[f"coding-{part}"]["rows"]
+        shown = [name for name in NAMED if name in rows]
+        with figure(1.6 * WIDTH, 3.6) as (made, (axes,)):
+            for marker, group in zip("o^s", GROUPS):
+                cells = pandas.DataFrame([rows[name][group] for name in shown])
+                low, high = cells.value - cells.low, cells.high - cells.value
+                places = range(len(shown))
+                label = GROUPS[group]
+                axes.errorbar(cells.value, places, xerr=(low, high), fmt=marker, label=label)
+            axes.set(xlabel="AUROC against synonymous SNVs", yticks=range(len(shown)))
+            axes.set_yticklabels([NAMED[name] for name in shown])
+            axes.invert_yaxis()
+            axes.legend()
+        self.save(made, f"coding-{part}")
+        rows = self.kept[f"relatives-{part}"]["rows"]
+        with figure(WIDTH, 3) as (made, (axes,)):
+            for name in ("nearest", "spread", "farthest"):
+                chosen = [key for key in rows if key.startswith(name)]
+                numbers = [int(key.split()[1]) for key in chosen]
+                values = [rows[key]["third"]["value"] for key in chosen]
+                axes.plot(numbers, values, marker="o", label=name)
+            axes.set(xlabel="related genomes", ylabel="AUROC within third positions")
+            axes.set(xscale="log", xticks=numbers, xticklabels=numbers)
+            axes.minorticks_off()
+            axes.legend()
+        self.save(made, f"relatives-{part}")
+
     def table(self) -> str:
-        """The rows of finished pieces."""
+        """The rows of finished pieces, and their pictures."""
         found = []
+        for part in ("valid", "test"):
+            if all(f"{work}-{part}" in self.kept for work in ("coding", "relatives")):
+                self.draw(part)
         for name in filter(self.kept.__contains__, self.pieces):
             table = pandas.DataFrame(self.kept[name].get("rows", {})).T
             cells = [[row, *map(shown, each)] for row, each in zip(table.index, table.to_numpy())]
