@@ -78,6 +78,8 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     ROOT / "RESPONSIBLE_USE.md",
     *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "genomic_benchmarks").glob("*.md")),
+    *sorted((ROOT / "packaging").glob("*.md")),
 ]
 MOST_WORDS = 36
 NOT_PROSE = (
