@@ -151,10 +151,11 @@ class BackoffMarkov:
         order: number of bases in the longest context.
     """
 
-    def __init__(self, counts: Counts, strengths: Sequence[float]) -> None:
+    def __init__(self, counts: Counts, strengths: float | Sequence[float]) -> None:
         self.counts = counts
         self.order = counts.order
-        self.strengths = tuple(map(float, strengths))
+        each = np.array(strengths, float)
+        self.strengths = tuple(np.broadcast_to(each, self.order + 1).tolist())
 
     @classmethod
     def fit(
@@ -168,41 +169,18 @@ class BackoffMarkov:
         Args:
             sequences: arrays of bases; no context extends from one sequence into the next.
             order: 0..26. The model includes all lower orders.
-            strength: a_0 .. a_order, or one number for all orders.
+            strength: a_0 .. a_order, or one number for all orders; positive.
 
         Raises:
-            ValueError: if the order is out of range, a strength is not positive, or no sequence
-                contains a known base.
+            ValueError: if the order is out of range, or no sequence contains a known base.
         """
-        strengths = _checked_strengths(strength, check_value("order", order, _Order))
+        check_value("order", order, _Order)
         bases = _joined(sequences)
         if not (bases < UNKNOWN).any():
             raise ValueError(
                 "sequences contain no known base (A, C, G or T); a Markov model needs training data"
             )
-        return cls(Counts(bases, order), strengths)
-
-    def with_strengths(self, strength: float | Sequence[float]) -> BackoffMarkov:
-        """The same counts with other strengths."""
-        return BackoffMarkov(self.counts, _checked_strengths(strength, self.order))
-
-    def tuned(
-        self, valid: Iterable[ndarray], grid: Sequence[float] = GRID, sweeps: int = 0
-    ) -> BackoffMarkov:
-        """The same counts with the strengths of maximum likelihood on `valid`, chosen greedily in
-        ascending order of k.
-
-        Every lower order is then a tuned model too. `sweeps` of coordinate search continue from
-        there for the highest order alone: each sweep chooses every strength again with the others
-        fixed, which can skip an unhelpful intermediate order (E. coli, order 12: 0.006 bits less).
-        Use held-out sequences: on training data the smallest strength always wins. Of more than 34
-        million bases, evenly spaced blocks are used.
-
-        Raises:
-            ValueError: if `valid` contains no known base, or the grid is empty or contains a number
-                that is not positive.
-        """
-        return self.tuned_each(valid, [self.order], grid, sweeps)[self.order]
+        return cls(Counts(bases, order), strength)
 
     def tuned_each(
         self,
@@ -211,22 +189,28 @@ class BackoffMarkov:
         grid: Sequence[float] = GRID,
         sweeps: int = 4,
     ) -> dict[int, BackoffMarkov]:
-        """For each order, the same counts with the strengths tuned for that order. Raises the
-        errors of `tuned`.
+        """For each order, the same counts with the strengths of maximum likelihood on `valid`.
+
+        They are chosen greedily in ascending order of k: every lower order is then a tuned model
+        too. `sweeps` of coordinate search continue from there for the highest order alone: each
+        chooses every strength again with the others fixed, which can skip an unhelpful intermediate
+        order (E. coli, order 12: 0.006 bits less). Use held-out sequences: on training data the
+        smallest strength always wins. Of more than 34 million bases, evenly spaced blocks are used.
 
         Args:
+            grid: strengths to choose from, positive.
             sweeps: maximum number of joint searches after the greedy one, on at most 2 million
                 bases; they stop when nothing changes.
+
+        Raises:
+            ValueError: if `valid` contains no known base.
         """
-        grid = [_checked_strengths(a, 0)[0] for a in grid]
         bases = _joined(_evenly_spaced(list(valid), _TUNING_BASES, _TUNING_BLOCK))
         known = bases < UNKNOWN
         if not known.any():
             raise ValueError(
                 "valid contains no known base (A, C, G or T); strengths are chosen on held-out data"
             )
-        if not grid:
-            raise ValueError("grid is empty; give at least one positive strength")
         top = max(map(self._checked, orders))
         blocks = [segment for _, segment in segments(bases, self.order)]
         q = np.full(known.sum(), 0.25)
@@ -247,7 +231,7 @@ class BackoffMarkov:
             lower = strengths[: order + 1]
             upper = strengths[order + 1 :]
             chosen = _coordinate_search(lower, counts[: order + 1], grid, sweeps)
-            found[order] = self.with_strengths(chosen + upper)
+            found[order] = BackoffMarkov(self.counts, chosen + upper)
         return found
 
     def log_probs(self, bases: ndarray, order: int | None = None) -> ndarray:
@@ -332,18 +316,3 @@ def _joined(sequences: Iterable[ndarray]) -> ndarray:
     into the next."""
     parts = [part for bases in sequences for part in (bases, np.array([UNKNOWN], np.uint8))]
     return np.concatenate(parts[:-1] or [np.empty(0, np.uint8)])
-
-
-def _checked_strengths(strength: float | Sequence[float], order: int) -> tuple[float, ...]:
-    strengths = tuple(np.ravel(strength).astype(float).tolist())
-    strengths *= 1 if np.ndim(strength) else order + 1
-    if len(strengths) != order + 1:
-        raise ValueError(
-            f"strength has {len(strengths)} numbers; order {order} needs {order + 1}, one for each "
-            f"order 0..{order}"
-        )
-    if not all(a > 0 for a in strengths):
-        raise ValueError(
-            f"strength {strength} must be positive, or contexts without counts have no distribution"
-        )
-    return strengths

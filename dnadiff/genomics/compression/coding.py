@@ -119,7 +119,7 @@ def code(
     num_groups: int,
     seed: int,
     batch_size: int,
-    progress: Callable[[int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda sequences, tokens: None,
 ) -> list[Tensor]:
     """Encode or decode the maskable tokens of all sequences, and return the complete sequences.
 
@@ -133,7 +133,7 @@ def code(
             sequences with fewer maskable tokens take one call per token.
         seed: of the order.
         batch_size: sequences per batch; the code depends on it.
-        progress: called with the number of sequences that are finished.
+        progress: called with the numbers of sequences and tokens that are finished.
     """
     vocab = process.vocab
     device = denoiser.device
@@ -190,8 +190,7 @@ def code(
                 state = denoiser.advance(given, state)
         for row, i in enumerate(number):
             result[i].copy_(x[row, : len(sequences[i])])
-        if progress is not None:
-            progress(len(number))
+        progress(len(number), ids.numel())
     return result
 
 
@@ -410,7 +409,7 @@ def compress(
             masked,
             encoder,
             **options,
-            progress=lambda n: bar.update(n, n * window),
+            progress=bar.update,
         )
     bar.close()
     content = container.pack(header, about, encoder.words())
@@ -482,7 +481,7 @@ def decompress(
             header.num_groups,
             header.seed,
             header.batch_size,
-            progress=lambda n: bar.update(n, n * header.window),
+            progress=bar.update,
         )
     bar.close()
     for piece, tokens in zip(cuts, found):

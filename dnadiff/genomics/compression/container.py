@@ -14,22 +14,22 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Interval
 from numpy import ndarray
+from pydantic import ConfigDict, StringConstraints, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from dnadiff import fields as checks
-from dnadiff.fields import Json, Natural, PositiveInt, is_integer
+from dnadiff.fields import Natural, PositiveInt
 from dnadiff.formats.nucleotides import IUPAC, not_a_nucleotide
 from dnadiff.store.disk import json_object
 from dnadiff.store.files import chunks, open_binary, resolve
@@ -37,7 +37,6 @@ from dnadiff.store.files import chunks, open_binary, resolve
 _MARK = b"\xef\xbb\xbf"  # byte order mark of UTF-8, which some editors write
 _OTHER = bytes.maketrans(b"ACGT", bytes(4))
 _OTHERS = frozenset(IUPAC) - frozenset("ACGT")
-_SURROGATE = re.compile("[\ud800-\udfff]")  # half of a pair
 
 
 @dataclass(frozen=True)
@@ -55,13 +54,15 @@ class ContainerLayout:
         marked: whether the text begins with a byte order mark.
     """
 
-    headers: list[str]
-    lines: list[list[int]]
-    lower: list[list[int]]
-    others: list[list[int | str]]
-    newline: str
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid", strict=True)
+
+    headers: list[Annotated[str, StringConstraints(pattern=r"^[^\n]*$")]]
+    lines: list[list[Natural]]
+    lower: list[list[Natural]]
+    others: list[list[Natural | str]]
+    newline: Annotated[str, StringConstraints(pattern=r"^\r?\n$")]
     ended: bool
-    leading: int
+    leading: Natural
     marked: bool = False
 
     def lengths(self) -> list[int]:
@@ -84,45 +85,35 @@ class ContainerLayout:
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
-def checked(found: Mapping[str, Json]) -> ContainerLayout:
-    """The layout with these attributes. Nothing is allocated for the lengths that it declares.
+def layout_of(content: bytes) -> ContainerLayout:
+    """The layout in its JSON form. Nothing is allocated for the lengths that it declares.
 
     Raises:
         ValueError: if attributes are missing or of another type, or runs do not fit the lengths of
             their records.
     """
     try:
-        layout = ContainerLayout(**found)
-    except TypeError as error:
-        raise ValueError("other attributes than those of a layout") from error
-    are_flags = isinstance(layout.ended, bool) and isinstance(layout.marked, bool)
-    _check(are_flags and layout.newline in ("\n", "\r\n"), "the kind of line breaks")
-    _check(is_integer(layout.leading, 0), "the number of empty lines")
-    records: tuple[list, ...] = (layout.headers, layout.lines, layout.lower, layout.others)
-    are_lists = all(isinstance(each, list) for each in records)
-    _check(are_lists and len(set(map(len, records))) == 1, "the number of records")
-    for header, lines in zip(layout.headers, layout.lines):
-        is_line = isinstance(header, str) and "\n" not in header
-        _check(is_line and not _SURROGATE.search(header), "a header")
-        _check(_are_counts(lines) and len(lines) % 2 == 0, "the lengths of lines")
+        layout = TypeAdapter(ContainerLayout).validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{where} {first['msg']}".strip()) from None
+    records: Sequence[list] = (layout.headers, layout.lines, layout.lower, layout.others)
+    _check(len(set(map(len, records))) == 1, "the number of records")
+    _check(all(len(lines) % 2 == 0 for lines in layout.lines), "the lengths of lines")
     for length, lower, others in zip(layout.lengths(), layout.lower, layout.others):
-        _check(_are_counts(lower) and (not lower or sum(lower) == length), "the runs of lower case")
-        are_triples = isinstance(others, list) and len(others) % 3 == 0
-        counts = [*others[::3], *others[1::3]] if are_triples else None
-        _check(_are_counts(counts), "the runs of other letters")
-        letters = others[2::3]
-        _check(all(isinstance(x, str) and x in _OTHERS for x in letters), "a letter")
-        _check(sum(map(int, counts or ())) <= length, "the runs of other letters")
+        _check(not lower or sum(lower) == length, "the runs of lower case")
+        gaps, sizes, letters = others[::3], others[1::3], others[2::3]
+        are_counts = all(isinstance(each, int) for each in [*gaps, *sizes])
+        are_triples = len(others) % 3 == 0 and are_counts and _OTHERS.issuperset(letters)
+        _check(are_triples, "the runs of other letters")
+        _check(sum(map(int, [*gaps, *sizes])) <= length, "the runs of other letters")
     return layout
 
 
 def _check(right: bool, what: str) -> None:
     if not right:
         raise ValueError(f"{what} cannot be that of a FASTA file")
-
-
-def _are_counts(values: Json) -> bool:
-    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def read_text(path: str | Path) -> bytes:
@@ -301,25 +292,21 @@ class ContainerHeader:
             ValueError: if it is of another format, an entry is missing, or has a value that no
                 compression writes.
         """
-        found = json_object(content, f"{path}: its header", ("format",))
+        where = f"{path}: its header"
+        found = json_object(content, where, ("format",))
         if found["format"] != FORMAT:
             raise ValueError(
                 f"{path} has format {found['format']!r:.40}, this version reads {FORMAT}; use the "
                 "dnadiff that wrote it"
             )
         names = [field.name for field in fields(cls)]
-        missing = [name for name in names if name not in found]
-        if not missing:
-            found = {name: found[name] for name in names}
-            checks.check_value(f"{path}: machine", found["machine"], Machine)
-            checks.check_arguments(cls, found, f"{path}: ")
-            known = found["machine"]
-            missing = [f"machine.{key}" for key in Machine.__annotations__ if key not in known][:1]
-        if missing:
-            raise ValueError(
-                f"{path}: its header lacks {', '.join(missing)}; compress the file again"
-            )
-        return cls(**found)
+        found = json_object(content, where, names)
+        json_object(
+            json.dumps(found["machine"]), f"{where}, machine,", list(Machine.__annotations__)
+        )
+        checks.check_value(f"{path}: machine", found["machine"], Machine)
+        given = {name: found[name] for name in names}
+        return cls(**checks.check_arguments(cls, given, f"{path}: "))
 
 
 def size_limit(size: int, max_bytes: int | None = None) -> int:
@@ -397,9 +384,8 @@ def unpack(
             f"{path}: its layout does not end where the header says; use another copy of it"
         )
     try:
-        layout = checked(json_object(side, "the layout"))
+        layout = layout_of(side)
     except ValueError as error:
-        what = str(error).partition("; ")[0]
-        raise ValueError(f"{damaged}: {what}; use another copy of it") from error
+        raise ValueError(f"{damaged}: {error}; use another copy of it") from error
     check_size(path, "its text", layout.num_bytes(), limit)
     return header, layout, np.frombuffer(body[side_end:], "<u4").astype(np.uint32)

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 
 from dnadiff.data.kmers import UNKNOWN, spectrum
 from dnadiff.diffusion.bootstrap import student_t
-from dnadiff.formats.nucleotides import FIRST_BASE, NOT_A_NUCLEOTIDE, ids_of
+from dnadiff.formats.nucleotides import FIRST_BASE, ids_of
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
@@ -132,16 +132,9 @@ class RandomSets:
 
 
 def as_bases(sequence: str | bytes) -> ndarray:
-    """A sequence as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity code; raises
-    ValueError for another character."""
-    ids = ids_of(sequence)
-    if (ids == NOT_A_NUCLEOTIDE).any():
-        position = int(np.argmax(ids == NOT_A_NUCLEOTIDE))
-        raise ValueError(
-            f"the sequence has {sequence[position : position + 1]!r} at position {position}, which "
-            "is not a nucleotide code"
-        )
-    return ids - np.uint8(FIRST_BASE)  # of N: `UNKNOWN`
+    """A sequence of nucleotides as a uint8 array: 0 A, 1 C, 2 G, 3 T or U, 4 for an ambiguity
+    code."""
+    return ids_of(sequence) - np.uint8(FIRST_BASE)  # of N: `UNKNOWN`
 
 
 def designed_part(header: str, length: int) -> slice:

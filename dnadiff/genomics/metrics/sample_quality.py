@@ -133,38 +133,28 @@ def cross_validated_scores(samples: ndarray, real: ndarray) -> tuple[ndarray, nd
     R,) bool, True for samples.
     """
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import StratifiedKFold
+    from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     counts = np.concatenate([samples, real]).astype(float)
     features = np.sqrt(counts / np.maximum(counts.sum(1, keepdims=True), 1))
     labels = np.arange(len(counts)) < len(samples)
-    scores = np.empty(len(counts))
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-    for train, test in folds.split(features, labels):
-        model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000)).fit(
-            features[train], labels[train]
-        )
-        decision = model.decision_function(features[test])
-        scores[test] = decision - decision.mean()  # each fold has its own intercept
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+    scores = cross_val_predict(model, features, labels, cv=folds, method="decision_function")
+    for _, test in folds.split(features, labels):
+        scores[test] -= scores[test].mean()  # each fold has its own intercept
     return scores, labels
-
-
-def auroc(scores: ndarray, labels: ndarray) -> float:
-    """Area under the ROC curve of `scores (N,)` for `labels (N,)` bool; ties count half
-    (Mann-Whitney U)."""
-    from scipy.stats import rankdata
-
-    positive = int(labels.sum())
-    above = rankdata(scores)[labels].sum() - positive * (positive + 1) / 2
-    return float(above / (positive * (len(labels) - positive)))
 
 
 def discriminator_auroc(samples: ndarray, real: ndarray) -> float:
     """AUROC of `cross_validated_scores`: 0.5 is chance, 1 separates samples from real windows
     perfectly."""
-    return auroc(*cross_validated_scores(samples, real))
+    from sklearn.metrics import roc_auc_score
+
+    scores, labels = cross_validated_scores(samples, real)
+    return float(roc_auc_score(labels, scores))
 
 
 def train_on_samples_bits(samples: ndarray, real: ndarray, order: int) -> float:
@@ -175,7 +165,8 @@ def train_on_samples_bits(samples: ndarray, real: ndarray, order: int) -> float:
     real windows are only tested on.
     """
     num_tuning = max(1, len(samples) // 5)
-    model = BackoffMarkov.fit(list(samples[num_tuning:]), order).tuned(list(samples[:num_tuning]))
+    fitted = BackoffMarkov.fit(list(samples[num_tuning:]), order)
+    model = fitted.tuned_each(list(samples[:num_tuning]), [order], sweeps=0)[order]
     gap = np.full((len(real), 1), UNKNOWN, np.uint8)
     return float(-np.nanmean(model.log_probs(np.hstack([real, gap]).ravel())) / np.log(2))
 
@@ -471,6 +462,8 @@ class SampleQualityEvaluator:
         )
 
     def _discriminator(self) -> QualityPart:
+        from sklearn.metrics import roc_auc_score
+
         samples, real = self._counts(_DISCRIMINATOR_K)
         found = self.sets.distance(discriminator_auroc, samples, real, self.num_slow)
         chosen = self.sets.samples[0]
@@ -480,7 +473,7 @@ class SampleQualityEvaluator:
         rng = np.random.default_rng(self.seed)
         replicates = rng.integers(self.number, size=(200, 2, self.number))
         areas = [
-            auroc(np.concatenate([scores[a], scores[self.number + b]]), labels)
+            roc_auc_score(labels, np.concatenate([scores[a], scores[self.number + b]]))
             for a, b in replicates
         ]
         half = 1.96 * float(np.std(areas, ddof=1))

@@ -45,7 +45,10 @@ def vcf(tmp_path):
     """vcf(rows of (pos, ref, alt, genotype), samples): a VCF file of one record."""
 
     def write(*rows, samples="me", form="GT"):
-        header = f"##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\t{samples}"
+        header = (
+            "##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\tFORMAT\t"
+            f"{samples}"
+        )
         lines = [
             f"one\t{pos}\t.\t{ref}\t{alt}\t.\t.\t.\t{form}\t{call}" for pos, ref, alt, call in rows
         ]
