@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 from numpy.typing import DTypeLike
+from pydantic import TypeAdapter
 
 from dnadiff.data.kmers import UNKNOWN
 from dnadiff.fields import JsonDict, JsonMap
@@ -210,6 +210,9 @@ class QualityMetric:
         return self.is_distance and self.distance.below_baseline
 
 
+Curves = tuple[list[float], tuple[list[float], list[float]]]
+
+
 @dataclass(frozen=True)
 class SampleQuality:
     """All metrics of a set of samples.
@@ -224,7 +227,7 @@ class SampleQuality:
     metrics: Sequence[QualityMetric]
     num_compared: int
     length: int
-    information: tuple[ndarray, ndarray]
+    information: Curves
 
     def __getitem__(self, key: str) -> QualityMetric:
         """A metric by its key."""
@@ -265,17 +268,18 @@ class SampleQuality:
             for m in self.metrics
         }
         ours, (low, high) = self.information
-        curve = {"samples": ours.tolist(), "real_low": low.tolist(), "real_high": high.tolist()}
+        curve = {"samples": ours, "real_low": low, "real_high": high}
         sizes = {"num_compared": self.num_compared, "length": self.length}
         return sizes | {"findings": rows, "mutual_information": curve, "warnings": self.warnings()}
 
 
-class QualityPart(NamedTuple):
+@dataclass(frozen=True)
+class QualityPart:
     """Metrics that are computed together; `information` as in `SampleQuality`, of one part
     alone."""
 
-    metrics: Sequence[QualityMetric]
-    information: tuple[ndarray, ndarray] | None = None
+    metrics: list[QualityMetric]
+    information: Curves | None = None
 
 
 class SampleQualityEvaluator:
@@ -420,7 +424,8 @@ class SampleQualityEvaluator:
             self._value((key, f"{name} up to {reach} bases", "bits"), mean, pairs),
             self._metric((f"{key}_gap", f"{name} difference of curves", "bits"), gap, pairs),
         ]
-        return QualityPart(metrics, (ours, np.maximum(limits, 0.0)))
+        low, high = np.maximum(limits, 0.0).tolist()
+        return QualityPart(metrics, (ours.tolist(), (low, high)))
 
     def _coding(self) -> QualityPart:
         period = self._both(period_three)
@@ -526,27 +531,15 @@ class JudgeJob(Job):
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for part in self.evaluator.parts()[start + skip :]:
-            metrics, curves = part()
+            content = asdict(part())
             self.report(1, 0)
-            content = {
-                "metrics": list(map(asdict, metrics)),
-                "information": None if curves is None else [curve.tolist() for curve in curves],
-            }
             yield Result(1, json.dumps(content).encode())
 
     def write(self, results: Iterator[Result]) -> None:
         """Write the picture, then the JSON file, which says that both are complete; nothing before
         both are known."""
-        parts = []
-        for content in (json.loads(result.content) for result in results):
-            metrics = [
-                QualityMetric(**about | {"distance": Distance(**about["distance"])})
-                for about in content["metrics"]
-            ]
-            curves = content["information"]
-            known = None if curves is None else (np.array(curves[0]), np.array(curves[1]))
-            parts.append(QualityPart(metrics, known))
-        self.quality = self.evaluator.joined(parts)
+        read = TypeAdapter(QualityPart).validate_json
+        self.quality = self.evaluator.joined(read(result.content) for result in results)
         self.content = {**self.about, **self.quality.content()}
         write_bytes(self.picture, self.draw(self.quality))
         write_json(self.output, self.content)
