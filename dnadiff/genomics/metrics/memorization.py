@@ -4,6 +4,7 @@ they may be copied: exact matches on either strand."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -47,6 +48,7 @@ class _Tables(NamedTuple):
     first: ndarray
 
 
+@dataclass(eq=False)
 class TrainingIndex:
     """An index of the training part that finds exact matches on both strands.
 
@@ -68,9 +70,8 @@ class TrainingIndex:
     matches = 1 << 21
     block = 1 << 20
 
-    def __init__(self, sequences: Iterable[ndarray], k: int = 24) -> None:
-        self.sequences = sequences
-        self.k = k
+    sequences: Iterable[ndarray]
+    k: int = 24
 
     @cached_property
     def _tables(self) -> _Tables:

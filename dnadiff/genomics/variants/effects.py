@@ -123,6 +123,7 @@ Effects = Callable[[Sequence[Edit]], Sequence[Effect | PredictedEffect]]
 Scored = tuple[Row, Sequence[Effect | PredictedEffect | Skipped]]
 
 
+@dataclass(eq=False)
 class RowScorer:
     """Scores rows of variants in chunks.
 
@@ -144,16 +145,15 @@ class RowScorer:
 
     chunk = 1024
     sites_per_window = 1
+
+    alleles: Alleles
+    effects: Effects
+    method_name: str
+    audit: Audit = field(default_factory=Audit)
+    num_scored: int = 0
+    audited: int = 0
     neutral: Neutral | None = None
     phased: Phased | None = None
-
-    def __init__(self, alleles: Alleles, effects: Effects, method_name: str) -> None:
-        self.alleles = alleles
-        self.effects = effects
-        self.method_name = method_name
-        self.audit = Audit()
-        self.num_scored = 0
-        self.audited = 0
 
     @property
     def alleles_together(self) -> int:
