@@ -138,6 +138,12 @@ class VariantsOptions(BrowsedOptions, ModelOptions, ShardedOptions):
             raise ValueError(f"dependency {matrix} has another format; its name must end in .tsv")
         return self
 
+    @property
+    def pages(self) -> dict[str, str]:
+        """Those of `saturate` have a report always."""
+        report = {"report": str(self.run_dir / "report.html")} if self.saturate else {}
+        return report | super().pages
+
 
 @command(VariantsOptions)
 def variants(options: VariantsOptions) -> list[Job]:
@@ -146,7 +152,6 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.data.genome.genome import Genome
     from dnadiff.formats.regions import open_source, read_regions
     from dnadiff.genomics.variants import effects, methods, phased, variant, work
-    from dnadiff.report.heat_map import draw_regions
     from dnadiff.store.disk import hash_file
     from dnadiff.store.files import resolve
     from dnadiff.supervised import ensemble
@@ -226,16 +231,10 @@ def variants(options: VariantsOptions) -> list[Job]:
         aligned = scored.alignment
     added = {} if aligned is None else {"alignment": aligned.identity}
     added |= {"filter": filters} if filters else {}
-    about: dict[str, Any] = {"checkpoint": options.checkpoint, "window": window}
-    if aligned is not None:
-        about["alignment"] = options.alignment
-    genes = read_regions(options.genes, genome.lengths, "gene") if options.genes else None
-    read = partial(writer.read, output)
+    if options.genes:
+        read_regions(options.genes, genome.lengths, "gene")  # refuses a wrong file
     make = partial(
         work.VariantJob,
-        page=expand_user(options.report or options.run_dir / "report.html") if regions else None,
-        page_is_named=options.report is not None,
-        draw=partial(draw_regions, regions=regions, read=read, about=about, genes=genes),
         source=source,
         writer=writer,
         output=output,
@@ -249,7 +248,6 @@ def variants(options: VariantsOptions) -> list[Job]:
         writer.predicted = model.target.contrast_name(target)
         strand = ", read on strand + or that of a region" if on_strands else ""
         log.info(f"predictions are {writer.predicted}{strand}")
-        about["predicted"] = writer.predicted
         predict = model.contrasts(options.target, options.batch_size)
         compare = partial(effects.predicted_effects, predict, alleles, aligned)
         return [
@@ -281,7 +279,6 @@ def variants(options: VariantsOptions) -> list[Job]:
         keys += ["sites_per_window", "L2", "batch_size", "seed"]
         more["training"] = work.training_part(model, genome, options.trust)
         more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
-    about["method"] = method.name
     joined = None
     if sample is not None:
         block = options.into(phased.HaplotypeBlock, block=None)

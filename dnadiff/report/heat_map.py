@@ -3,19 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas
 
 from dnadiff.fields import Json
 from dnadiff.formats.regions import Region
-from dnadiff.genomics.variants.work import picture_of
 from dnadiff.plot.figures import Saturation, heat_map, saturation
 from dnadiff.plot.style import rendered
 from dnadiff.progress import log
 from dnadiff.report import charts
-from dnadiff.report.page import Page, Picture, Section, Table, write
+from dnadiff.report.page import Page, Picture, Section, Table
 from dnadiff.store.disk import write_bytes
 
 LARGEST = 1200  # positions in a picture
@@ -32,40 +32,32 @@ def drawn(regions: Sequence[Region]) -> list[Region]:
     return [region for region in regions if region.end - region.start <= LARGEST][:MAX_PICTURES]
 
 
-def draw_regions(
-    page: Path,
+def picture_of(page: Path, number: int) -> Path:
+    """The picture of a region, counted from 1, next to a page."""
+    return page.with_name(f"{page.stem}_heat_map_{number}.png")
+
+
+def page_of(
+    path: Path,
+    read: Callable[[], pandas.DataFrame],
     regions: Sequence[Region],
-    read: Callable[[], Iterable[Mapping[str, Json]]],
     about: Mapping[str, Json],
     genes: Sequence[Region] | None = None,
-) -> None:
-    """Write the page of the first regions that are not too long; `read` returns the alleles of the
-    output file, `genes` are drawn below the heat maps."""
-    import pandas
-
+) -> Page | None:
+    """The page of the first regions that are not too long, None without a variant in them. Each
+    figure is also written as a PNG and an SVG file next to `path`, where the page will be; `read`
+    returns the alleles of the output file, `genes` are drawn below the heat maps."""
     chosen = drawn(regions)
     if left_out := len(regions) - len(chosen):
         limits = f"at most {MAX_PICTURES} regions of at most {LARGEST:,} bases are drawn"
         about = {**about, "regions without a heat map": f"{left_out:,} ({limits})"}
         log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
-    inside = {(r.chrom, place) for r in chosen for place in range(r.start, r.end + 1)}
-    rows = [row for row in read() if (row["chrom"], row["pos"]) in inside]
-    frame = pandas.DataFrame(rows)
-    found = [saturation(frame, region[:3]) for region in chosen] if rows else []
+    frame = read() if chosen else ()
+    found = [saturation(frame, region[:3]) for region in chosen] if len(frame) else []
     found = [each for each in found if any(each.variants())]
-    if found:
-        write(page_of(page, found, about, genes), page)
-
-
-def page_of(
-    path: Path,
-    found: Sequence[Saturation],
-    about: Mapping[str, Json],
-    genes: Sequence[Region] | None = None,
-) -> Page:
-    """The page of these regions; each figure is also written as a PNG and an SVG file next to
-    `path`, where the page will be."""
-    regions = []
+    if not found:
+        return None
+    sections = []
     for number, each in enumerate(found, start=1):
         figure = heat_map(each, genes=genes)[0, 0].figure
         picture = picture_of(path, number)
@@ -87,8 +79,8 @@ def page_of(
                 wide=True,
             ),
         ]
-        regions.append(Section(each.name, parts))
-    first = [part for part in regions[0].parts if isinstance(part, Picture)]
+        sections.append(Section(each.name, parts))
+    first = [part for part in sections[0].parts if isinstance(part, Picture)]
     known = {
         f"{one.chrom}:{position:,} {base}>{allele}": values
         for one in found
@@ -106,7 +98,7 @@ def page_of(
         f"{effect}.",
         first,
         Table(head, rows, f"The {len(rows):,} strongest variants of {len(strongest):,}."),
-        regions[1:],
+        sections[1:],
         made=about,
     )
 

@@ -6,16 +6,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas
 
-from dnadiff.formats.regions import Row, VcfSource, header_fields, open_source
+from dnadiff.data.genome.genome import Genome
+from dnadiff.formats.regions import Row, VcfSource, header_fields, open_source, read_regions
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
-from dnadiff.report import charts
+from dnadiff.report import charts, heat_map
 from dnadiff.report.page import Page, Picture, Section, Table
+from dnadiff.store.address import expand_user
 
 STRONGEST = 200  # alleles in the table
 _GROUPS = 6  # in the picture; the rarer ones are one
@@ -26,9 +29,18 @@ _SHOWN = ("SE", "SE_seeds", "percentile", "LLR_calibrated", "information", "dept
 
 
 def page(result: Result, options: Any) -> Page | None:
-    """The page of a finished file of effects; None for regions, which have heat maps."""
+    """The page of a finished file of effects: of regions, one with heat maps."""
+    settings = result.content["settings"]
     if options.saturate is not None:
-        return None
+        lengths = Genome.open(options.genome).lengths
+        regions = read_regions(options.saturate, lengths, options.feature)
+        genes = options.genes and read_regions(options.genes, lengths, "gene")
+        about = options.only("checkpoint", "alignment") | {"window": settings["window"]}
+        about["predicted"] = settings.get("predicted")
+        about["method"] = settings.get("variant_method", {}).get("method")
+        about = {key: value for key, value in about.items() if value is not None}
+        read = partial(effects_of, result.paths[0])
+        return heat_map.page_of(expand_user(options.pages["report"]), read, regions, about, genes)
     frame = effects_of(result.paths[0])
     value = "LLR" if "LLR" in frame else "difference"
     unit = "LLR (nats)" if value == "LLR" else f"{value} of predictions (ALT minus REF)"
@@ -75,9 +87,8 @@ def page(result: Result, options: Any) -> Page | None:
             f"The {len(rows):,} strongest of {len(known):,} alleles; {result.paths[0].name} has "
             "all.",
         )
-    settings = result.content.get("settings", {})
     made = options.only("checkpoint", "vcf", "genome") | {
-        "window": settings.get("window"),
+        "window": settings["window"],
         "alleles": result.alleles,
         "training part": result.training_part,
     }

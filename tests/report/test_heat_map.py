@@ -1,8 +1,11 @@
 import re
 
+import pandas
+
 from dnadiff.formats.regions import Region
 from dnadiff.report import heat_map
-from dnadiff.report.heat_map import draw_regions, drawn
+from dnadiff.report.heat_map import drawn, page_of
+from dnadiff.report.page import write
 
 
 def alleles(first=1, size=4, score="LLR"):
@@ -11,6 +14,13 @@ def alleles(first=1, size=4, score="LLR"):
         for pos in range(first, first + size)
         for alt in "CGT"
     ]
+
+
+def draw_regions(path, regions, rows, about, genes=None):
+    """Write the page of some alleles, if there is one."""
+    page = page_of(path, lambda: pandas.DataFrame(rows()), regions, about, genes)
+    if page is not None:
+        write(page, path)
 
 
 def test_the_number_of_pictures_is_limited():

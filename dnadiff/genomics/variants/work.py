@@ -1,13 +1,11 @@
 """Rows of variants with their effects as an output that can be resumed, as VCF, table or Parquet by
-the name of the file, and what is written next to it: the dependency matrix of a single variant, and
-the page with heat maps of saturated regions."""
+the name of the file, and the dependency matrix of a single variant next to it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -155,12 +153,6 @@ class ParquetTable(Table):
         kinds = dict.fromkeys((*PLACE, _TEXT), "string") | {"pos": "int64", MISMATCH: "bool"}
         types = {name: kinds.get(name, "float64") for name in self.names}
         write_parquet(super().read(rows), output, types)
-
-    def read(self, path: Path) -> Iterator[JsonMap]:
-        import pyarrow.parquet
-
-        for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
-            yield from batch.to_pylist()
 
 
 class Vcf(Table):
@@ -364,20 +356,6 @@ def dependency(network: Network, edit: Edit, span: int) -> bytes:
     return "".join(rows).encode()
 
 
-def picture_of(page: Path, number: int) -> Path:
-    """The picture of a region, counted from 1, next to a page."""
-    return page.with_name(f"{page.stem}_heat_map_{number}.png")
-
-
-def files_of(matrix: Path | None, page: Path | None) -> list[Path]:
-    """The files that there must not be before. How many pictures a page will have is known when the
-    scores are."""
-    found = []
-    if page is not None:
-        found = [page, *sorted(page.parent.glob(f"{escape(page.stem)}_heat_map_[0-9]*.[ps][nv]g"))]
-    return found if matrix is None else [*found, matrix]
-
-
 @dataclass(eq=False)
 class VariantJob(ResumableJob):
     """The effects of all rows of a source. Items are rows.
@@ -388,10 +366,6 @@ class VariantJob(ResumableJob):
         network: of the matrix.
         matrix: the dependency matrix, a .tsv file; None for none.
         span: bases on each side of the variant in it.
-        page: an .html file with heat maps, and pictures next to it; None for none.
-        page_is_named: whether it was asked for under this name; one in a run folder is not drawn
-            again when the scores are complete.
-        draw: writes the page with its pictures.
     """
 
     stream = "rows"
@@ -410,13 +384,10 @@ class VariantJob(ResumableJob):
     network: Network | None = None
     matrix: Path | None = None
     span: int = 0
-    page: Path | None = None
-    page_is_named: bool = False
-    draw: Callable[[Path], object] = print
 
     def __post_init__(self) -> None:
         super().__init__()
-        self.side_files = files_of(self.matrix, self.page)
+        self.side_files = [self.matrix] if self.matrix else []
         self.bgzip = self.writer.is_vcf
         self.converts = self.writer.converts
         self.audit = Audit()
@@ -495,7 +466,7 @@ class VariantJob(ResumableJob):
         self.writer.convert(collected, self.output)
 
     def finish(self, collected: Path) -> JsonDict:
-        self._write_next_to_it(self.matrix, self.page, self.summary.first)
+        self._write_matrix(self.summary.first)
         audit = self.audit
         training = self.training
         summary = self.summary
@@ -521,18 +492,13 @@ class VariantJob(ResumableJob):
         }
 
     def found_complete(self) -> None:
-        named = (self.matrix, self.page if self.page_is_named else None)
-        matrix, page = (None if path and path.exists() else path for path in named)
-        if matrix or page:
-            self._write_next_to_it(matrix, page, self._summarized().first)
+        if self.matrix is not None and not self.matrix.exists():
+            self._write_matrix(self._summarized().first)
 
-    def _write_next_to_it(self, matrix: Path | None, page: Path | None, first: Edit | None) -> None:
-        """Write these files; `first` is the variant of the matrix."""
-        if page is not None:
-            self.draw(page)
-        if matrix is not None and self.network is not None and first is not None:
-            write_bytes(matrix, dependency(self.network, first, self.span))
-            print(f"the dependency matrix is in {matrix}")
+    def _write_matrix(self, first: Edit | None) -> None:
+        if self.matrix is not None and self.network is not None and first is not None:
+            write_bytes(self.matrix, dependency(self.network, first, self.span))
+            print(f"the dependency matrix is in {self.matrix}")
 
     def closing(self, seconds: float) -> str:
         """The counts of alleles, the error of several sites per window, and the speed."""

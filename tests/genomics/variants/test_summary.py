@@ -7,7 +7,6 @@ import pytest
 from dnadiff.formats.regions import Rows, open_source
 from dnadiff.genomics.variants.effects import InputSummary, TrainingPart, summarize
 from dnadiff.genomics.variants.variant import Alleles, Sequences
-from dnadiff.genomics.variants.work import files_of, picture_of
 
 GENOME = Sequences({"chr1": "ACGTACGTAC", "chrM": "ACGT", "chr2": "AC"})
 COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
@@ -72,13 +71,3 @@ def test_contigs_have_the_names_that_the_rows_use():
         ("MT", 4),
         ("chr2", 2),
     ]
-
-
-def test_pictures_of_another_page_of_that_name_are_kept(tmp_path):
-    page = tmp_path / "report.html"
-    for name in ("report_heat_map.png", "report_heat_map_x.png", "my_report_heat_map_1.png"):
-        (tmp_path / name).touch()
-    assert files_of(None, page) == [page]
-    picture_of(page, 3).touch()
-    matrix = tmp_path / "d.tsv"
-    assert files_of(matrix, page) == [page, tmp_path / "report_heat_map_3.png", matrix]
