@@ -224,6 +224,8 @@ def variants(options: VariantsOptions) -> list[Job]:
         "indels": "normalized",
     }
     scored: Any = None
+    scorer: Any
+    earlier: Any = {}
     if needs_model:
         aligned = model.columns_for(options.alignment, genome)
     else:
@@ -233,13 +235,6 @@ def variants(options: VariantsOptions) -> list[Job]:
     added |= {"filter": filters} if filters else {}
     if options.genes:
         read_regions(options.genes, genome.lengths, "gene")  # refuses a wrong file
-    make = partial(
-        work.VariantJob,
-        source=source,
-        writer=writer,
-        output=output,
-        mismatch_is_error=options.on_mismatch == "error",
-    )
     is_fixed = is_fine_tuned and model.limits.fixed is not None
     skips = options.on_mismatch == "skip"
     alleles = variant.Alleles(genome, window, skips, is_fixed, filters)
@@ -250,61 +245,51 @@ def variants(options: VariantsOptions) -> list[Job]:
         log.info(f"predictions are {writer.predicted}{strand}")
         predict = model.contrasts(options.target, options.batch_size)
         compare = partial(effects.predicted_effects, predict, alleles, aligned)
-        return [
-            make(
-                effects.RowScorer(alleles, compare, "predicted"),
-                method=None,
-                training=effects.TrainingPart({}, "not known of a fine-tuned run"),
-                settings={
-                    "networks": [member.sha256 for member in model.members],
-                    "device": model.device.type,
-                    **inputs,
-                    **options.only("deletions", "on_mismatch", "batch_size"),
-                    "target": target,
-                    "predicted": writer.predicted,
-                    **added,
-                },
-            )
-        ]
-    asked = options.only("percentile", "calibrate_indels")
-    added |= {key: True for key, value in asked.items() if value}
-    keys = ["deletions", "on_mismatch", "stranded"]
-    known = dict[str, Any]()
-    more: dict[str, Any] = {"training": effects.TrainingPart({}, "no model is read")}
-    if needs_model:
-        parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
-        scored = options.into(methods.Network, **parts, window=window, alignment=aligned)
-        method = methods.check_method(method, model.denoiser)
-        known = {"model": tensors.identity(model.denoiser), "device": scored.device.type}
-        keys += ["sites_per_window", "L2", "batch_size", "seed"]
-        more["training"] = work.training_part(model, genome, options.trust)
-        more |= {"earlier": tensors.earlier_identities(model.denoiser), "network": scored}
-    joined = None
-    if sample is not None:
-        block = options.into(phased.HaplotypeBlock, block=None)
-        of_haplotypes = method if method.for_left_to_right else block
-        joined = phased.Phased(*sample, alleles, scored, of_haplotypes)
-        alleles = replace(alleles, check=joined.call)
-        added["phased"] = joined.sample
-    scorer = effects.Scorer(scored, method, alleles, options.L2)
-    scorer.phased = joined
-    if any(asked.values()):
-        scorer.compare(Path(model.path if needs_model else aligned.path), **asked)
-    writer.columns = scorer.columns
+        scorer = effects.RowScorer(alleles, compare)
+        known: dict[str, Any] = {"networks": [member.sha256 for member in model.members]}
+        known["device"] = model.device.type
+        own = {"target": target, "predicted": writer.predicted}
+        keys = ["deletions", "on_mismatch", "batch_size"]
+        training = effects.TrainingPart({}, "not known of a fine-tuned run")
+    else:
+        asked = options.only("percentile", "calibrate_indels")
+        added |= {key: True for key, value in asked.items() if value}
+        keys = ["deletions", "on_mismatch", "stranded"]
+        known = {}
+        training = effects.TrainingPart({}, "no model is read")
+        if needs_model:
+            parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
+            scored = options.into(methods.Network, **parts, window=window, alignment=aligned)
+            method = methods.check_method(method, model.denoiser)
+            known = {"model": tensors.identity(model.denoiser), "device": scored.device.type}
+            keys += ["sites_per_window", "L2", "batch_size", "seed"]
+            training = work.training_part(model, genome, options.trust)
+            earlier = tensors.earlier_identities(model.denoiser)
+        joined = None
+        if sample is not None:
+            block = options.into(phased.HaplotypeBlock, block=None)
+            of_haplotypes = method if method.for_left_to_right else block
+            joined = phased.Phased(*sample, alleles, scored, of_haplotypes)
+            alleles = replace(alleles, check=joined.call)
+            added["phased"] = joined.sample
+        scorer = effects.Scorer(scored, method, alleles, options.L2)
+        scorer.phased = joined
+        if any(asked.values()):
+            scorer.compare(Path(model.path if needs_model else aligned.path), **asked)
+        writer.columns = scorer.columns
+        own = {"variant_method": method.settings()}
     return [
-        make(
+        work.VariantJob(
             scorer,
-            method=method,
-            settings={
-                **known,
-                **inputs,
-                "variant_method": method.settings(),
-                **options.only(*keys),
-                **added,
-            },
-            matrix=None if options.dependency is None else expand_user(options.dependency),
-            span=options.dependency_span,
-            **more,
+            source,
+            writer,
+            output,
+            training,
+            options.on_mismatch == "error",
+            {**known, **inputs, **own, **options.only(*keys), **added},
+            earlier,
+            None if options.dependency is None else expand_user(options.dependency),
+            options.dependency_span,
         )
     ]
 

@@ -130,7 +130,7 @@ class RowScorer:
     Args:
         alleles: turns rows into edits.
         effects: of the edits, at least one, of the block that was begun last.
-        method_name: how they are computed.
+        method: how they are computed; None of a fine-tuned run.
 
     Attributes:
         chunk: alleles that are scored together; results may depend on it in the last bits, never on
@@ -141,6 +141,7 @@ class RowScorer:
         audited: sites that were compared before.
         neutral: random variants with which scores are compared.
         phased: joins variants of a sample.
+        network: the `Network` of a language model.
     """
 
     chunk = 1024
@@ -148,12 +149,13 @@ class RowScorer:
 
     alleles: Alleles
     effects: Effects
-    method_name: str
+    method: Any = None  # VariantMethod
     audit: Audit = field(default_factory=Audit)
     num_scored: int = 0
     audited: int = 0
     neutral: Neutral | None = None
     phased: Phased | None = None
+    network: Any = None
 
     @property
     def alleles_together(self) -> int:
@@ -259,9 +261,8 @@ class Scorer(RowScorer):
     def __init__(
         self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
     ) -> None:
-        super().__init__(alleles, self._effects, method.name)
+        super().__init__(alleles, self._effects, method)
         self.network = network
-        self.method = method
         self.embeddings = embeddings
         self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None

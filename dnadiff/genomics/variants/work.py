@@ -26,7 +26,7 @@ from dnadiff.genomics.variants.effects import (
     divided,
     summarize,
 )
-from dnadiff.genomics.variants.methods import Audit, Floats, Network, VariantMethod
+from dnadiff.genomics.variants.methods import Audit, Floats, Network
 from dnadiff.genomics.variants.phased import NO_VALUE
 from dnadiff.genomics.variants.variant import TOKENIZER, Edit, Reference, Skipped
 from dnadiff.jobs.job import Earlier, Result, ResumableJob
@@ -361,9 +361,7 @@ class VariantJob(ResumableJob):
     """The effects of all rows of a source. Items are rows.
 
     Args:
-        method: checks each variant; None if it has an answer for all of them.
         mismatch_is_error: refuse rows whose REF differs from the genome.
-        network: of the matrix.
         matrix: the dependency matrix, a .tsv file; None for none.
         span: bases on each side of the variant in it.
     """
@@ -376,12 +374,10 @@ class VariantJob(ResumableJob):
     source: VariantSource
     writer: Table
     output: Path
-    method: VariantMethod | None
     training: TrainingPart
     mismatch_is_error: bool
     settings: JsonMap
     earlier: Earlier = field(default_factory=dict)
-    network: Network | None = None
     matrix: Path | None = None
     span: int = 0
 
@@ -402,7 +398,7 @@ class VariantJob(ResumableJob):
         return self.starts_of(divided(self.source, scorer.alleles_together, phased=scorer.phased))
 
     def _summarized(self, first: int = 0, last: int | None = None) -> InputSummary:
-        rules = self.scorer.alleles, self.method, self.training, self.mismatch_is_error
+        rules = self.scorer.alleles, self.scorer.method, self.training, self.mismatch_is_error
         return summarize(self.source, *rules, first, last)
 
     def check(self, first: int = 0, last: int | None = None) -> None:
@@ -415,14 +411,14 @@ class VariantJob(ResumableJob):
                 f"{self.source.name} is not sorted by position, so {self.output.name} is not "
                 "either and cannot be indexed; bcftools sort sorts it"
             )
-        if self.matrix is None or self.network is None:
+        if self.matrix is None:
             return
         if (alleles := found.kinds.total()) != 1:
             raise ValueError(
                 f"dependency writes the matrix of a single variant, and there are {alleles:,} "
                 "alleles; give one variant"
             )
-        if self.network.denoiser.left_to_right:
+        if self.scorer.network.denoiser.left_to_right:
             raise ValueError(
                 "dependency masks bases around the variant, which a model from left to right "
                 "cannot do; leave dependency out"
@@ -432,10 +428,11 @@ class VariantJob(ResumableJob):
 
     def begin(self) -> None:
         window = self.scorer.alleles.window
+        method = self.scorer.method
         windows = f"windows of {window} bases, " if window else ""
         log.info(
             f"{self.summary.kinds.total():,} alleles in {self.summary.rows:,} rows, {windows}"
-            f"method {self.scorer.method_name}"
+            f"method {method.name if method else 'predicted'}"
         )
         self.calls = self.scorer.calls(self.summary.kinds) / self.summary.rows
 
@@ -496,8 +493,8 @@ class VariantJob(ResumableJob):
             self._write_matrix(self._summarized().first)
 
     def _write_matrix(self, first: Edit | None) -> None:
-        if self.matrix is not None and self.network is not None and first is not None:
-            write_bytes(self.matrix, dependency(self.network, first, self.span))
+        if self.matrix is not None and first is not None:
+            write_bytes(self.matrix, dependency(self.scorer.network, first, self.span))
             print(f"the dependency matrix is in {self.matrix}")
 
     def closing(self, seconds: float) -> str:
@@ -510,10 +507,10 @@ class VariantJob(ResumableJob):
             *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
             *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),
         ]
-        if self.method is not None and audit.missing:
-            rows.append((f"no value: {self.method.no_value}", f"{audit.missing:,}"))
-        if self.method is not None and "depth" in self.writer.columns:
-            what = f"no related genome is aligned: {self.method.without_columns}"
+        if scorer.method is not None and audit.missing:
+            rows.append((f"no value: {scorer.method.no_value}", f"{audit.missing:,}"))
+        if scorer.method is not None and "depth" in self.writer.columns:
+            what = f"no related genome is aligned: {scorer.method.without_columns}"
             rows.append((what, f"{audit.empty:,}"))
         if scorer.phased is not None:
             rows.append((f"haplotypes without a value: {NO_VALUE}", f"{audit.haplotypes:,}"))
