@@ -32,7 +32,7 @@ def page(result: Result, options: Any) -> Page | None:
     """The page of a finished file of effects: of regions, one with heat maps."""
     settings = result.content["settings"]
     if options.saturate is not None:
-        lengths = Genome.open(options.genome).lengths
+        lengths = Genome(options.genome).lengths
         regions = read_regions(options.saturate, lengths, options.feature)
         genes = options.genes and read_regions(options.genes, lengths, "gene")
         about = options.only("checkpoint", "alignment") | {"window": settings["window"]}
