@@ -85,7 +85,7 @@ def page(result: Result, options: Any) -> Page:
 
 
 def read_track(path: Path) -> pandas.DataFrame:
-    """The first rows of a bedGraph or bigWig file: chrom, start, end (0-based, half-open), value."""
+    """The first rows of a bedGraph or bigWig file; start and end are 0-based, half-open."""
     names = ["chrom", "start", "end", "value"]
     if not tracks.is_big_wig(path):
         return pandas.read_csv(path, sep="\t", names=names, nrows=ROWS)

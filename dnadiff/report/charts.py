@@ -18,7 +18,7 @@ import pandas
 
 from dnadiff.fields import Json, JsonDict
 from dnadiff.plot.figures import ROWS, Saturation
-from dnadiff.plot.style import FAINT, MODEL, OTHER, PALETTE
+from dnadiff.plot.style import MODEL, OTHER, PALETTE
 
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 MAX_POINTS = 5000
@@ -139,50 +139,44 @@ def bars(
 def histogram(frame: pandas.DataFrame, x: str, color: str | None = None) -> Chart:
     """The distribution of a column of numbers, for each value of `color`: % of its rows in each of
     at most 40 bins, and dashed lines at the means."""
-    known = frame[np.isfinite(frame[x].to_numpy(float))]
-    edges = np.histogram_bin_edges(known[x], min(40, max(len(frame) // 5, 8)))
-    shares, means = [], []
-    for name, group in [("", known)] if color is None else known.groupby(color, sort=False):
-        counts = np.histogram(group[x], edges)[0]
-        shares += [
-            {"from": low, "to": high, "%": 100 * count / len(group), "group": name}
-            for low, high, count in zip(edges, edges[1:], counts)
-            if count
-        ]
-        means.append({"mean": group[x].mean(), "group": name})
-    table = pandas.DataFrame(shares)
-    colored = _color(table, color and "group")
-    place = _axis(alt.X, "from", bin="binned", title=x)
-    filled = (
-        _chart(table)
-        .mark_bar(opacity=0.5, binSpacing=0)
-        .encode(
-            x=place,
-            x2=_end(alt.X2, "to"),
-            y=_field(alt.Y, "%", type="quantitative", stack=None),
-            color=colored,
-            tooltip=_tooltip(table, ("from", "to", "%", color and "group")),
-        )
+    groups: list[Any] = [] if color is None else [color]
+    known = frame[np.isfinite(frame[x].to_numpy(float))][[x, *groups]]
+    base = _chart(known).encode(color=_color(known, color))
+    shares = base.transform_joinaggregate(total="count()", groupby=groups)
+    shares = shares.transform_calculate(share="100 / datum.total")
+    percent: Json = {"aggregate": "sum", "field": "share", "type": "quantitative", "title": "%"}
+    binned: Json = {"type": "quantitative", "bin": alt.Bin(maxbins=40)}
+    filled = shares.mark_bar(opacity=0.5, binSpacing=0).encode(
+        x=_field(alt.X, x, **binned),
+        y=alt.Y(stack=None, **percent),
+        tooltip=[
+            _field(alt.Tooltip, x, **binned),
+            alt.Tooltip(format=".3g", **percent),
+            *_tooltip(known, groups),
+        ],
     )
-    dashed = _chart(pandas.DataFrame(means)).mark_rule(strokeDash=[5, 4], strokeWidth=1.6)
-    means_at = dashed.encode(x=_axis(alt.X, "mean", title=x), color=colored)
-    return alt.layer(filled, means_at).properties(height=HEIGHT)
+    dashed = base.mark_rule(strokeDash=[5, 4], strokeWidth=1.6)
+    means = dashed.encode(x=_axis(alt.X, x, aggregate="mean"))
+    return alt.layer(filled, means).properties(height=HEIGHT)
 
 
-def heat_map(found: Saturation, genes: Iterable[Sequence[Json]] | None = None) -> Chart:
+def heat_map(found: Saturation) -> Chart:
     """Effects of all variants of a region, alleles x positions of the genome, which zooms along the
-    genome; letters of the genome where there is room for them, and genes below."""
+    genome; letters of the genome where there is room for them."""
     names = ["position", "base", "allele", found.unit, "bits"]
     table = pandas.DataFrame([*found.variants()], columns=names)
     table["low"], table["high"] = table["position"] - 0.5, table["position"] + 0.5
-    tracks = pandas.DataFrame(found.overlapping(genes or ()))
-    order = [*found.rows, *["genes"] * bool(len(tracks))]
     first, last = found.start + 0.5, found.start + len(found.bases) + 0.5
     scale = alt.Scale(domain=[first, last], nice=False, zero=False)
     axis = alt.Axis(format=",d", tickMinStep=1)
     place = _axis(alt.X, "low", title=found.chrom, scale=scale, axis=axis)
     row = _field(
-        alt.Y, "allele", type="nominal", sort=order, scale=alt.Scale(domain=order), title=None
+        alt.Y,
+        "allele",
+        type="nominal",
+        sort=found.rows,
+        scale=alt.Scale(domain=found.rows),
+        title=None,
     )
     colors = alt.Scale(scheme="redblue", domain=[-found.limit, found.limit], clamp=True)
     color = _field(
@@ -215,15 +209,6 @@ def heat_map(found: Saturation, genes: Iterable[Sequence[Json]] | None = None) -
         marks.add_params(_zoom("x")),
         letters.encode(x=_axis(alt.X, "position", scale=scale, title=found.chrom), y=row),
     ]
-    if len(tracks):
-        track = _chart(tracks.assign(allele="genes")).encode(x=place, y=row)
-        boxes = track.mark_bar(color=FAINT, opacity=0.6, clip=True)
-        text = track.mark_text(color="currentColor", align="left", dx=3, fontSize=10, clip=True)
-        hover = _tooltip(tracks, ("gene", "strand"))
-        layers += [
-            boxes.encode(x2=_end(alt.X2, "high"), tooltip=hover),
-            text.encode(text=_field(alt.Text, "gene", type="nominal")),
-        ]
     return alt.layer(*layers).properties(height=alt.Step(24))
 
 

@@ -68,7 +68,7 @@ def page_of(
                 f"heat_map_{number}",
                 f"Heat map of {each.name}: alleles x positions",
                 f"{_MEANINGS[each.score]} {_rows(each)} Zoom with the wheel; letters appear.",
-                chart=charts.heat_map(each, genes),
+                chart=charts.heat_map(each),
                 wide=True,
             ),
             Picture(

@@ -61,7 +61,7 @@ class Table:
         head: names of the columns.
         rows: text, or numbers, which are shown with four digits; the first column has the names of
             the rows. The first 1,000 rows are on the page.
-        numbers: columns that are aligned on the right; those that hold only numbers are, too.
+        numbers: columns of text that are aligned on the right, as numbers are.
     """
 
     head: Sequence[str]
@@ -80,18 +80,6 @@ class Table:
         left = len(self.rows) - len(self.shown)
         more = f"The first {MAX_ROWS:,} of {len(self.rows):,} rows; the output has all."
         return f"{self.caption} {more}".strip() if left else self.caption
-
-    @property
-    def aligned(self) -> set[int]:
-        """The columns that are aligned on the right."""
-        columns = enumerate(zip(*self.rows))
-        of_numbers = {
-            i
-            for i, values in columns
-            if any(map(is_number, values))
-            and all(value is None or isinstance(value, int | float) for value in values)
-        }
-        return of_numbers | set(self.numbers)
 
 
 @dataclass(frozen=True)

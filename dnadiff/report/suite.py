@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas
 
-from dnadiff.fields import JsonDict, JsonMap, is_number
+from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.report import charts
-from dnadiff.report.page import Facts, Page, Part, Picture, Section, Table, html_of
+from dnadiff.report.page import Facts, Page, Part, Picture, Section, Table, html_of, shown
 from dnadiff.store.disk import write_bytes
 from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.metrics import title
@@ -197,16 +197,6 @@ def published_for(result: JsonMap) -> list[PublishedResult]:
 
 def chosen(result: JsonMap) -> JsonDict:
     """What was chosen on validation for each model."""
-    found: JsonDict = {}
-    for name, model in result["models"].items():
-        said = [
-            ", ".join(
-                f"{key} {value:g}" if is_number(value) else f"{key} {value}"
-                for key, value in one.items()
-            )
-            if isinstance(one, Mapping)
-            else str(one)
-            for one in of_rounds(model, "chosen")
-        ]
-        found |= {name: "; ".join(dict.fromkeys(said))} if any(said) else {}
-    return found
+    found = {name: map(shown, of_rounds(x, "chosen")) for name, x in result["models"].items()}
+    texts = {name: "; ".join(filter(None, dict.fromkeys(each))) for name, each in found.items()}
+    return {name: text for name, text in texts.items() if text}

@@ -85,7 +85,7 @@ def test_charts_are_escaped_labeled_and_need_no_network(tmp_path):
 def test_long_tables_and_charts_are_cut():
     rows = [[f"row {i}", i] for i in range(MAX_ROWS + 5)]
     table = Table(["name", "value"], rows, "All rows.")
-    assert len(table.shown) == MAX_ROWS and table.aligned == {1}
+    assert len(table.shown) == MAX_ROWS
     assert table.text == "All rows. The first 1,000 of 1,005 rows; the output has all."
     frame = pd.DataFrame({"x": range(20_001)})
     kept = charts.records(frame)
@@ -115,7 +115,16 @@ def test_names_of_columns_may_have_dots_and_brackets():
 def test_a_histogram_has_the_shares_of_each_group():
     frame = pd.DataFrame({"x": [0.0] * 3 + [8.0] + [4.0, np.nan], "name": [*"aaaab", "b"]})
     spec = charts.histogram(frame, "x", "name").to_dict()
-    bars, means = (spec["datasets"][layer["data"]["name"]] for layer in spec["layer"])
-    shares = [(each["from"], each["%"], each["group"]) for each in bars]
-    assert shares == [(0.0, 75.0, "a"), (7.0, 25.0, "a"), (4.0, 100.0, "b")]
-    assert means == [{"mean": 2.0, "group": "a"}, {"mean": 4.0, "group": "b"}]
+    (values,) = spec["datasets"].values()
+    assert [(each["x"], each["name"]) for each in values[3:]] == [(8.0, "a"), (4.0, "b")]
+    bars, means = spec["layer"]
+    assert bars["transform"][0]["groupby"] == ["name"]
+    assert bars["encoding"]["y"]["field"] == "share"
+    assert means["encoding"]["x"]["aggregate"] == "mean"
+
+
+def test_numbers_are_aligned_on_the_right(tmp_path):
+    table = Table(["name", "value", "text"], [["a", 1.5, "2"], ["b", None, "3"]], numbers=[2])
+    page = written(tmp_path, table=table)
+    assert '<th scope="col" class="number">value' in page and '<td class="number">1.5<' in page
+    assert '<td class="number">3<' in page and '<th scope="row">a<' in page
