@@ -91,6 +91,10 @@ INTENDED = (
     Intended("unguided samples are next to designs", "design/*", "*.json", "design*"),
     Intended("the last stage resamples", "design/resample_move"),
     Intended("keys have another order", "[ds][ea]*/*", "*.json", " keys"),
+    Intended("saved networks list all settings", "finetune/*", "*model.json", "settings*"),
+    Intended("finetune.json has the summary", "finetune/*", "*results.json"),
+    Intended("embed can be resumed", "embed/*", "*.json"),
+    Intended("the track is in the settings", "predict/*", "*.json", "settings.track*"),
 )
 
 # Times, and what else differs between two runs of the same version.

@@ -144,5 +144,5 @@ def test_boosting_features_are_the_same_for_both_strands():
     )
     model = KmerBoosting(DNA, k=3)
     assert np.array_equal(model.features(forward, False), model.features(backward, False))
-    assert model.features(forward, False).shape == (1, 32)
+    assert model.features(forward, False).shape == (1, 64)
     assert model.features(forward, True).shape == (1, 64)
