@@ -161,7 +161,7 @@ def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_p
     frame = found.to_frame()
     assert list(frame.predicted) == found.predicted and list(frame.columns) == [
         "predicted",
-        *(f"p_{name}" for name in found.classes),
+        *(f"p_{name}" for name in found.names),
         "spread",
     ]
 
@@ -803,9 +803,7 @@ def test_a_head_of_one_length_names_the_sequence_of_another_before_any_work(cli,
             "set window=20" if len(letters) > 4 else "remove it, or fine-tune with head=attention"
         )
         expected = (
-            f"x.fa: {got}, and the FlattenHead of this classifier accepts only "
-            "sequences of "
-            f"20; {remedy}"
+            f"x.fa: {got}, and the head of this classifier accepts only sequences of 20; {remedy}"
         )
         assert status == 1 and expected in err.strip().splitlines()[-1] and "model:" not in err
         assert not list(tmp_path.glob("*p.tsv*"))

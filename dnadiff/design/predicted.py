@@ -62,7 +62,7 @@ class PredictedReward(Reward):
         problem = ""
         if limits.fixed is not None and length != limits.fixed:
             problem = (
-                f"its {limits.head} takes only sequences of {limits.fixed:,} bases, {got}; set "
+                f"its head takes only sequences of {limits.fixed:,} bases, {got}; set "
                 f"length={limits.fixed}, or give templates of that length"
             )
         elif limits.maximum is not None and length > limits.maximum:

@@ -94,12 +94,6 @@ class Estimators:
             shared = {"loss": self.boosting_loss, **shared}
         return {f"{number} trees": make(max_iter=number, **shared) for number in num_trees}
 
-    def neighbors(self, number: int) -> BaseEstimator:
-        """The mean of the nearest neighbors."""
-        from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
-
-        return (KNeighborsClassifier if self.boosting_loss is None else KNeighborsRegressor)(number)
-
     def fit(self, model: BaseEstimator, features: Features, labels: ndarray) -> Any:
         """A fitted model, or one for each output."""
         from sklearn.base import clone
@@ -453,13 +447,16 @@ class NearestNeighbors(FrozenModel):
     numbers: Sequence[int] = (1, 5, 15, 45)
 
     def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
+        from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import Normalizer, StandardScaler
 
+        classifies = estimators.boosting_loss is None
+        make = KNeighborsClassifier if classifies else KNeighborsRegressor
         scalers = (StandardScaler(), Normalizer())
         numbers = self.numbers
         return {
-            f"{number} neighbors": make_pipeline(*scalers, estimators.neighbors(number))
+            f"{number} neighbors": make_pipeline(*scalers, make(number))
             for number in numbers
             if number <= num_items
         }

@@ -47,16 +47,6 @@ class ClassProbabilities(Predicted):
     log-probabilities."""
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the C classes."""
-        return self.names
-
-    @property
-    def log_probs(self) -> ndarray:
-        """(R, S, C) float32, of each seed."""
-        return self.each_seed
-
-    @property
     def probs(self) -> ndarray:
         """(S, C) float64 probabilities, averaged over the seeds."""
         return self.values

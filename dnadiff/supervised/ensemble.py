@@ -57,12 +57,10 @@ class LengthLimits:
     Attributes:
         maximum: that the network accepts; None is any.
         fixed: the only number that the head accepts; None is any.
-        head: class of the head with a fixed length.
     """
 
     maximum: int | None = None
     fixed: int | None = None
-    head: str = "Head"
 
     def check(self, where: str, total: int, length: int) -> None:
         """Raise ValueError if `length` bases cannot be classified; they are a window of `where`, a
@@ -79,7 +77,7 @@ class LengthLimits:
                 else "remove it, or fine-tune with head=attention, head=conv or head=mean"
             )
             raise ValueError(
-                f"{got}, and the {self.head} of this classifier accepts only sequences of "
+                f"{got}, and the head of this classifier accepts only sequences of "
                 f"{self.fixed:,}; {remedy}"
             )
         if self.fixed is None and self.maximum is not None and length > self.maximum:
@@ -170,11 +168,8 @@ class ClassifierEnsemble:
         self.stranded = classifiers[0].stranded
         self.head_inputs = classifiers[0].inputs
         longest_read = [one.max_length for one in classifiers if one.max_length is not None]
-        fixed = [one.head for one in classifiers if one.head.fixed_length is not None]
-        self.limits = LengthLimits(
-            min(longest_read, default=None),
-            *((fixed[0].fixed_length, fixed[0].name) if fixed else ()),
-        )
+        fixed = [one.head.fixed_length for one in classifiers]
+        self.limits = LengthLimits(min(longest_read, default=None), next(filter(None, fixed), None))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -233,7 +228,7 @@ class ClassifierEnsemble:
             Query(name, 0, len(ids), ids, record=i) for i, (name, ids) in enumerate(sequences)
         )
         empty = np.zeros((len(self.members), 0, self.target.num_outputs), np.float32)
-        found = (self.classify(chunk, batch_size, source=source) for chunk in chunks(queries))
+        found = (self.classify(chunk, batch_size, source) for chunk in chunks(queries))
         return np.concatenate([empty, *(each.each_seed for each in found)], axis=1)
 
     def contrasts(
@@ -301,12 +296,10 @@ class ClassifierEnsemble:
         self,
         queries: Sequence[Query],
         batch_size: int | None = None,
-        report: Callable[[int], None] = lambda tokens: None,
         source: SequenceInput | None = None,
     ) -> Predicted:
         """The predictions for a chunk of queries, with the columns that `source` has for their
-        records, NaN where no base is known; `report` is called with the tokens read after each
-        seed."""
+        records, NaN where no base is known."""
         batch_size = check_value("batch_size", batch_size, PositiveInt | None) or self.batch_size
         for query in queries:
             self.limits.check(query.name, len(query.ids), len(query.ids))
@@ -315,11 +308,12 @@ class ClassifierEnsemble:
         pieces = [(query.record, query.start, query.end) for query in queries]
         pad_id = self.tokenizer.vocab.pad_id
         items = Items.from_sequences(ids, labels, pad_id, pieces=pieces, source=source)
-        found = []
-        for member in self.members:
-            found.append(member.classifier.predict(items, batch_size, not self.stranded).numpy())
-            report(int(items.lengths.sum()))
-        each_seed = np.stack(found)
+        each_seed = np.stack(
+            [
+                member.classifier.predict(items, batch_size, not self.stranded).numpy()
+                for member in self.members
+            ]
+        )
         each_seed[:, [query.is_unknown for query in queries]] = np.nan
         return self.target.predicted(each_seed)
 

@@ -32,11 +32,6 @@ class Head(nn.Module, ABC):
         self.num_outputs = num_outputs
         self.max_length = max_length
 
-    @property
-    def name(self) -> str:
-        """What messages call it."""
-        return type(self).__name__
-
     @classmethod
     def check_lengths(cls, shortest: int, longest: int) -> None:
         """Raise ValueError if it does not take sequences of these lengths."""
@@ -115,10 +110,6 @@ class HeadWithBases(Head):
         self.features = features
         self.bases = bases
         self.fixed_length = features.fixed_length
-
-    @property
-    def name(self) -> str:
-        return self.features.name
 
     def forward(self, features: Tensor, valid: Tensor | None = None) -> Tensor:
         first, last = features.split([self.features.width, self.bases.width], -1)

@@ -9,7 +9,6 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -386,14 +385,9 @@ class PredictJob(ResumableJob):
 
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in chunks(self.source, start + skip):
-            seeds = len(self.model.seeds)
-            done = iter([0] * (seeds - 1) + [len(chunk)])  # the last seed completes the chunk
-            found = self.model.classify(
-                chunk,
-                self.batch_size,
-                partial(lambda done, tokens: self.report(next(done), tokens), done),
-                self.source.source,
-            )
+            found = self.model.classify(chunk, self.batch_size, self.source.source)
+            bases = sum(len(query.ids) for query in chunk)
+            self.report(len(chunk), len(self.model.seeds) * bases)
             about = {"predicted": found.tally()}
             yield Result(len(chunk), self.predictions.rows(chunk, found), about)
 

@@ -92,7 +92,7 @@ SEQUENCES = ["ACGTTGACCATTGACCATGA", "GATTACAGATTACAGATTAC", "CCCGGGTTTAAACCCGGG
 
 def test_rewards_are_the_predictions(runs):
     found = dnadiff.load(runs["classes"]).predict(SEQUENCES)
-    odds = found.log_probs[..., 1].astype(float) - found.log_probs[..., 0].astype(float)
+    odds = found.each_seed[..., 1].astype(float) - found.each_seed[..., 0].astype(float)
     assert PredictedReward(str(runs["classes"]))(SEQUENCES) == pytest.approx(odds.mean(0), abs=1e-6)
     assert PredictedReward(str(runs["classes"]), "poor")(SEQUENCES) == pytest.approx(
         -odds.mean(0), abs=1e-6
@@ -215,7 +215,7 @@ def test_lengths_are_checked_before_the_network_runs(cli, trained, runs, tmp_pat
         )
         assert (
             status == 1
-            and "FlattenHead takes only sequences of 20 bases, and designs have 30; set length=20"
+            and "its head takes only sequences of 20 bases, and designs have 30; set length=20"
             in err
         )
         with pytest.raises(ValueError, match="set length=20"):

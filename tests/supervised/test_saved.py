@@ -97,7 +97,7 @@ def test_a_loaded_classifier_is_the_saved_one(tmp_path, kind, stranded, layer):
             for name, tensor in one.state_dict().items()
         )
     found = model.predict(SEQUENCES)
-    assert found.log_probs.shape == (2, 4, 3) and np.allclose(found.probs.sum(1), 1)
+    assert found.each_seed.shape == (2, 4, 3) and np.allclose(found.probs.sum(1), 1)
     assert found.predicted == [model.classes[n] for n in found.probs.argmax(1)]
     if not stranded:
         other = model.predict(["TGGTCAACGT", "NTGTAATC", "TAAAAAATCCGCGCGG", "T"])
@@ -164,7 +164,7 @@ def test_probabilities_are_averaged_and_the_spread_is_that_of_the_predicted_clas
     )
     assert np.allclose(found.probs, [[0.6, 0.4], [0.375, 0.625]]) and found.predicted == ["a", "b"]
     assert np.allclose(found.spread, [0.6, 0.25])
-    assert np.isnan(target.predicted(found.log_probs[:1]).spread).all()
+    assert np.isnan(target.predicted(found.each_seed[:1]).spread).all()
 
 
 def test_what_each_base_would_contribute_is_that_of_predictions(tmp_path):
@@ -208,14 +208,14 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
         head = FLATTEN_HEAD if seed == flat_seed else MEAN_HEAD
         put(tmp_path, classifier(seed=seed, head=head, longest=16), seed, head=head, seeds=[1, 2])
     model = ensemble.load(tmp_path)
-    assert model.limits == LengthLimits(16, 16, "FlattenHead")
-    assert model.predict(["ACGTACGTACGTACGT"]).log_probs.shape == (2, 1, 3)
+    assert model.limits == LengthLimits(16, 16)
+    assert model.predict(["ACGTACGTACGTACGT"]).each_seed.shape == (2, 1, 3)
     for letters, remedy in (
         ("ACGT", "remove it, or fine-tune with head=attention"),
         ("A" * 17, "set window=16"),
     ):
         message = (
-            f"sequence 1 has {len(letters)} bases, and the FlattenHead of this classifier "
+            f"sequence 1 has {len(letters)} bases, and the head of this classifier "
             f"accepts only sequences of 16; {remedy}"
         )
         with pytest.raises(ValueError, match=message):
@@ -224,7 +224,7 @@ def test_a_head_of_any_member_limits_the_lengths_of_the_ensemble(tmp_path, flat_
     with pytest.raises(
         ValueError,
         match=(
-            "variants has a window of 12 bases, and the FlattenHead of this classifier accepts "
+            "variants has a window of 12 bases, and the head of this classifier accepts "
             "only sequences of 16; set window=16"
         ),
     ):
