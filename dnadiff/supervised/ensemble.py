@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -129,6 +129,7 @@ class SeedClassifier:
     folder: Path
 
 
+@dataclass(eq=False, repr=False)
 class ClassifierEnsemble:
     """What `dnadiff.load` returns for a run of `python -m dnadiff.finetune`.
 
@@ -145,26 +146,18 @@ class ClassifierEnsemble:
         batch_size: sequences in a batch, as the test items of the task were predicted.
     """
 
-    def __init__(
-        self,
-        target: TaskTarget,
-        members: Sequence[SeedClassifier],
-        tokenizer: DNATokenizer,
-        path: Path,
-        task: str,
-        longest: int,
-        batch_size: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.target = target
-        self.members = tuple(members)
-        self.tokenizer = tokenizer
-        self.path = path
-        self.task = task
-        self.longest = longest
-        self.batch_size = batch_size
-        self.to(device)
-        classifiers = [one.classifier.eval() for one in members]
+    target: TaskTarget
+    members: Sequence[SeedClassifier]
+    tokenizer: DNATokenizer
+    path: Path
+    task: str
+    longest: int
+    batch_size: int
+    device: Any = "cpu"
+
+    def __post_init__(self) -> None:
+        self.to(self.device)
+        classifiers = [one.classifier.eval() for one in self.members]
         self.stranded = classifiers[0].stranded
         self.head_inputs = classifiers[0].inputs
         longest_read = [one.max_length for one in classifiers if one.max_length is not None]

@@ -234,6 +234,7 @@ def strand_batches(
         yield index, batches
 
 
+@dataclass(eq=False)
 class ShuffledBatches:
     """One epoch of training batches in random order, a function of (seed, epoch) alone.
 
@@ -245,28 +246,20 @@ class ShuffledBatches:
 
     bucket_batches = 32
 
-    def __init__(
-        self,
-        items: Items,
-        batch_size: int,
-        vocab: Vocab,
-        seed: int,
-        epoch: int,
-        both_strands: bool,
-        other_strand: bool = False,
-    ) -> None:
-        self.items = items
-        self.batch_size = batch_size
-        self.vocab = vocab
-        self.both_strands = both_strands
-        self.other_strand = other_strand
-        self.key = hash64(seed, "batches", epoch)
+    items: Items
+    batch_size: int
+    vocab: Vocab
+    seed: int
+    epoch: int
+    both_strands: bool
+    other_strand: bool = False
 
     def __len__(self) -> int:
         return -(-len(self.items) // self.batch_size)
 
     def __iter__(self) -> Iterator[ItemBatch]:
-        generator = torch.Generator().manual_seed(self.key % 2**63)
+        key = hash64(self.seed, "batches", self.epoch)
+        generator = torch.Generator().manual_seed(key % 2**63)
         order = torch.randperm(len(self.items), generator=generator)
         reverse = (torch.rand(len(self.items), generator=generator) < 0.5) ^ self.other_strand
         lengths = self.items.lengths

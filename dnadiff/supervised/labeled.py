@@ -25,7 +25,7 @@ from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked
+from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked_dataclass
 from dnadiff.formats.nucleotides import DNASequence
 from dnadiff.formats.regions import Region
 from dnadiff.formats.table import read_rows
@@ -273,7 +273,7 @@ Share = Annotated[float, Interval(gt=0, lt=1)]
 KmerLength = Annotated[int, Interval(ge=1, le=MAX_K)]
 
 
-@checked
+@checked_dataclass
 class LabeledTask(ABC):
     """A task whose sequences and labels are in files.
 
@@ -295,36 +295,23 @@ class LabeledTask(ABC):
         label_columns: the columns of the labels; a reader of a table sets them first.
     """
 
-    label_columns: Sequence[str] = ("label",)
+    label_columns: Sequence[str] = field(default=("label",), init=False)
+    name: Name
+    stranded: bool = False
+    max_length: PositiveInt | None = None
+    test_fraction: Share = 0.2
+    valid_fraction: Share = 0.1
+    cluster_kmer: KmerLength | None = None
+    redivide: bool = False
+    expected: Mapping[str, Natural] | None = None
+    protocol: str = "fixed"
+    seed: Natural = 0
+    kind: str = "classification"
+    loss: str | None = None
+    transform: str | None = None
 
-    def __init__(
-        self,
-        name: Name,
-        stranded: bool = False,
-        max_length: PositiveInt | None = None,
-        test_fraction: Share = 0.2,
-        valid_fraction: Share = 0.1,
-        cluster_kmer: KmerLength | None = None,
-        redivide: bool = False,
-        expected: Mapping[str, Natural] | None = None,
-        protocol: str = "fixed",
-        seed: Natural = 0,
-        kind: str = "classification",
-        loss: str | None = None,
-        transform: str | None = None,
-    ) -> None:
-        self.kind = kind
-        self.target = build_target(kind, self.label_columns, loss, transform)
-        self.name = name
-        self.protocol = protocol
-        self.expected = dict(expected or {})
-        self.stranded = stranded
-        self.redivide = redivide
-        self.seed = seed
-        self.max_length = max_length
-        self.cluster_kmer = cluster_kmer
-        self.test_fraction = test_fraction
-        self.valid_fraction = valid_fraction
+    def __post_init__(self) -> None:
+        self.target = build_target(self.kind, self.label_columns, self.loss, self.transform)
 
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:
@@ -401,9 +388,10 @@ class LabeledTask(ABC):
         # Differences from the known numbers of sequences, before validation is split off the
         # official training part.
         counts = Counter(division.parts.tolist())
-        if "valid" not in self.expected:
+        expected = self.expected or {}
+        if "valid" not in expected:
             counts["train"] += counts["valid"]
-        for part, known in self.expected.items():
+        for part, known in expected.items():
             if counts[part] != known:
                 about = notes.setdefault("differs_from_the_known_counts", {})
                 about[part] = {"found": counts[part], "known": known}

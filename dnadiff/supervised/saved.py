@@ -22,6 +22,7 @@ import re
 import sys
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,6 +131,7 @@ def _modules(config: Json) -> Iterator[str]:
             yield from _modules(value)
 
 
+@dataclass(eq=False)
 class ResultsFolder:
     """Stores predictions and summaries in a folder, with `provenance` (such as checkpoint and
     command) in each of them.
@@ -142,17 +144,13 @@ class ResultsFolder:
         networks: the weights of each model and seed whose network is kept.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        provenance: Mapping[str, object],
-        version: Mapping[str, str],
-        kept: Collection[str] = (),
-    ) -> None:
-        self.folder = expand_user(folder)
-        self.provenance = provenance
-        self.version = version
-        self.kept = frozenset(kept)
+    folder: Path
+    provenance: Mapping[str, object]
+    version: Mapping[str, str]
+    kept: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self.folder = expand_user(self.folder)
         self.networks = dict[tuple[str, int], WeightsFile]()
 
     def get_or_compute(self, job: Job, compute: Callable[[], Prediction]) -> Prediction | None:

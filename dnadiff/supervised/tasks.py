@@ -20,7 +20,7 @@ from dnadiff.data.kmers import UNKNOWN, KmerSet
 from dnadiff.data.splits import FractionSplit, Split, split_hash
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Config, Name, Natural, PositiveInt, as_list, checked
+from dnadiff.fields import Config, Name, Natural, PositiveInt, as_list, checked, checked_dataclass
 from dnadiff.formats.regions import Region, check_region, integers, listing, read_bed, record_of
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.formats.table import ending_of, endings, is_table, read_header, read_rows
@@ -521,7 +521,7 @@ def splits(path: str, delimiter: str | None = None) -> dict[str, str | None]:
     return found
 
 
-@checked
+@checked_dataclass
 class RegionWindows:
     """Windows completely inside regions against windows completely outside: all bases of a window
     are in some region, or none is.
@@ -539,37 +539,24 @@ class RegionWindows:
         k: length of the k-mers that held-out windows may not share with the training part.
     """
 
-    def __init__(
-        self,
-        genome: str,
-        regions: str,
-        length: PositiveInt = 200,
-        stride: PositiveInt = 50,
-        split: Split | None = None,
-        max_train: PositiveInt | None = None,
-        k: KmerLength = 24,
-        inside: Name = "inside",
-        outside: Name = "outside",
-        name: Name = "regions",
-        protocol: str = "fixed",
-        seed: Natural = 0,
-    ) -> None:
-        self.genome = genome
-        self.regions = regions
-        self.split = split or FractionSplit()
-        self.length = length
-        self.stride = stride
-        self.max_train = max_train
-        self.k = k
-        self.inside = inside
-        self.outside = outside
-        self.name = name
-        self.protocol = protocol
-        self.seed = seed
+    genome: str
+    regions: str
+    length: PositiveInt = 200
+    stride: PositiveInt = 50
+    split: Split | None = None
+    max_train: PositiveInt | None = None
+    k: KmerLength = 24
+    inside: Name = "inside"
+    outside: Name = "outside"
+    name: Name = "regions"
+    protocol: str = "fixed"
+    seed: Natural = 0
+
+    def __post_init__(self) -> None:
         if self.inside == self.outside:
             raise ValueError(
-                f"both classes are called {inside!r}; set task.inside or task.outside to another "
-                "name"
+                f"both classes are called {self.inside!r}; set task.inside or task.outside to "
+                "another name"
             )
 
     def load(self, tokenizer: DNATokenizer, alignment: Alignment | None = None) -> TaskData:
@@ -582,7 +569,8 @@ class RegionWindows:
             whole = [Region(name, 0, length) for name, length in lengths.items()]
             source = aligned_input(genome, whole, alignment)
         covered = covered_bases(read_bed(self.regions, lengths), lengths)
-        intervals = self.split(genome.names, list(lengths.values()))
+        split = self.split or FractionSplit()
+        intervals = split(genome.names, list(lengths.values()))
         bases = [tokenizer.bases(ids[:]) for ids in genome.records]
         train_kmers = KmerSet(
             [bases[i.record][i.start : i.end] for i in intervals["train"]], self.k
@@ -613,7 +601,7 @@ class RegionWindows:
         notes = {
             "window": self.length,
             "stride": self.stride,
-            "split": self.split.describe(),
+            "split": split.describe(),
             "split_hash": split_hash(intervals, genome.names),
             "shared_kmer": self.k,
             "left_out_for_a_shared_kmer": left_out,
