@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -375,6 +375,7 @@ class PromoterMotif(SklearnModel):
         return estimators.linear(StandardScaler(), [1.0])
 
 
+@dataclass(eq=False)
 class FrozenModel(SklearnModel):
     """A scikit-learn model on the features of a network that is not trained on the task.
 
@@ -382,23 +383,17 @@ class FrozenModel(SklearnModel):
     it in `describe`. `fit_info` records the validation score of every setting and the chosen one.
     """
 
-    def __init__(
-        self,
-        backbone: Callable[[int], Backbone],
-        random: bool = False,
-        batch_size: int = 64,
-        about: Mapping[str, object] | None = None,
-        device: str = "cpu",
-    ) -> None:
-        self.backbone = backbone
-        self.random = random
-        self.batch_size = batch_size
-        self.about = dict(about or {})
-        self.device = device
+    backbone: Callable[[int], Backbone]
+    random: bool = False
+    batch_size: int = 64
+    about: Mapping[str, object] = field(default_factory=dict)
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
         self._embeddings: dict[bytes, ndarray] = {}
 
     def describe(self) -> JsonDict:
-        return TaskModel.describe(self) | self.about
+        return {**TaskModel.describe(self), **self.about}
 
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         self.network = self.backbone(seed).to(self.device)
