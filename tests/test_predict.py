@@ -150,7 +150,7 @@ def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_p
         [[np.float32(row[f"log_p_{c}_seed_{s}"]) for c in model.classes] for row in rows]
         for s in model.seeds
     ]
-    np.testing.assert_array_equal(np.array(of_seeds), found.log_probs)
+    np.testing.assert_array_equal(np.array(of_seeds), found.each_seed)
     np.testing.assert_allclose(
         [[float(row[f"p_{c}"]) for c in model.classes] for row in rows], found.probs, rtol=1e-5
     )
