@@ -47,6 +47,11 @@ class ClassProbabilities(Predicted):
     log-probabilities."""
 
     @property
+    def log_probs(self) -> ndarray:
+        """(R, S, C) float32, of each seed."""
+        return self.each_seed
+
+    @property
     def probs(self) -> ndarray:
         """(S, C) float64 probabilities, averaged over the seeds."""
         return self.values
