@@ -258,7 +258,6 @@ def finetune(options: FinetuneOptions) -> Result:
     settings = study.settings if several is None else settings
     text = yaml.safe_dump(settings, sort_keys=False, width=120)
     disk.write_bytes(run_dir / "finetune.yaml", text.encode())
-    output.parent.mkdir(parents=True, exist_ok=True)
     shown = f"python -m dnadiff.finetune {shlex.join(options.overrides)}"
     write_suite(run_dir / "report.html", studies, [shown])
     # Last: while it does not exist, the command can be started again.

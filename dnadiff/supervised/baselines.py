@@ -72,7 +72,6 @@ class Estimators:
         self, scaler: TransformerMixin, strengths: Sequence[float]
     ) -> dict[str, BaseEstimator]:
         """Linear models on scaled features; the larger a strength, the weaker the penalty."""
-        from sklearn.base import clone
         from sklearn.linear_model import LogisticRegression, Ridge
         from sklearn.pipeline import make_pipeline
 
@@ -81,7 +80,7 @@ class Estimators:
             if self.boosting_loss is None
             else {f"alpha = {1 / c:g}": Ridge(alpha=1 / c) for c in strengths}
         )
-        return {name: make_pipeline(clone(scaler), model) for name, model in models.items()}
+        return {name: make_pipeline(scaler, model) for name, model in models.items()}
 
     def boosting(self, num_trees: Sequence[int], **settings: float) -> dict[str, BaseEstimator]:
         """Gradient boosting without early stopping, one for each number of trees per output."""

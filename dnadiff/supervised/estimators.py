@@ -164,8 +164,8 @@ class FineTuned(BaseEstimator):
             )
         remove_all(networks)
         for member, described in zip(self.ensemble_.members, self._described):
-            (place := networks / f"seed_{member.seed}").mkdir(parents=True, exist_ok=True)
-            weights = saved.write_weights(place / WEIGHTS, member.classifier)
+            place = networks / f"seed_{member.seed}" / WEIGHTS
+            weights = saved.write_weights(place, member.classifier)
             saved.save(networks, member.seed, weights, described)
 
 
