@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -344,30 +344,22 @@ def check_length(backbone: Backbone, data: TaskData) -> None:
         )
 
 
-class Mixture(NamedTuple):
-    """Item i of a batch has the `share` of itself and `1 - share` of item `order[i]`."""
-
-    share: float
-    order: Tensor
-
-
-def draw_mixture(alpha: float, size: int, seed: int, step: int) -> Mixture:
-    """A share from Beta(alpha, alpha) and a random order of a batch; the same seed and step give
-    the same."""
+def draw_mixture(alpha: float, size: int, seed: int, step: int) -> tuple[float, Tensor]:
+    """A share from Beta(alpha, alpha) and a random order of a batch: item i has the share of itself
+    and the rest of item `order[i]`. The same seed and step give the same."""
     random = np.random.default_rng(hash64(seed, "mixup", step))
-    return Mixture(float(random.beta(alpha, alpha)), torch.from_numpy(random.permutation(size)))
+    return float(random.beta(alpha, alpha)), torch.from_numpy(random.permutation(size))
 
 
 def mixed_logits(
     classifier: Classifier,
     ids: Tensor,
     valid: Tensor | None,
-    mixture: Mixture,
+    share: float,
+    order: Tensor,
     cond: Tensor | None = None,
 ) -> Tensor:
     """Logits (B, C) of mixed features. The shorter sequence of a pair ends with zeros."""
-    order = mixture.order.to(ids.device)
-    share = mixture.share
     mixed = []
     for features in classifier.read(ids, valid, cond):
         if valid is not None:

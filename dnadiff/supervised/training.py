@@ -316,10 +316,11 @@ class FineTuningModule(lightning.LightningModule):
                 f"mixup {mixup:g} needs a head on features, which a "
                 f"{type(self.classifier).__name__} has not; set mixup=0"
             )
-        mixture = draw_mixture(mixup, len(batch.labels), self.seed, self.global_step)
-        outputs = mixed_logits(self.classifier, batch.ids, batch.valid, mixture, batch.cond)
-        other = loss(outputs, batch.labels[mixture.order.to(batch.labels.device)])
-        return mixture.share * loss(outputs, batch.labels) + (1 - mixture.share) * other
+        labels = batch.labels
+        share, order = draw_mixture(mixup, len(labels), self.seed, self.global_step)
+        order = order.to(labels.device)
+        outputs = mixed_logits(self.classifier, batch.ids, batch.valid, share, order, batch.cond)
+        return share * loss(outputs, labels) + (1 - share) * loss(outputs, labels[order])
 
     def on_train_batch_end(self, outputs: object, batch: ItemBatch, batch_idx: int) -> None:
         now = time.perf_counter()

@@ -6,7 +6,6 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised.classifier import (
     Classifier,
     HeadInputs,
-    Mixture,
     draw_mixture,
     mixed_logits,
 )
@@ -37,11 +36,11 @@ def classifier() -> Classifier:
 def test_mixed_features_are_weighted_means_over_the_longer_sequence():
     model, batch = classifier(), make_batch(ITEMS, torch.arange(3), DNA.vocab)
     order = torch.tensor([1, 0, 2])
-    logits = mixed_logits(model, batch.ids, batch.valid, Mixture(0.25, order))
+    logits = mixed_logits(model, batch.ids, batch.valid, 0.25, order)
     one_hot = torch.where(batch.valid[..., None], model.read(batch.ids, batch.valid)[0], 0.0)
     pooled = (0.25 * one_hot + 0.75 * one_hot[order]).sum(1) / 4  # all pairs have a sequence of 4
     assert torch.allclose(logits, pooled @ model.head.weight.T + model.head.bias)
-    alone = mixed_logits(model, batch.ids[:1], None, Mixture(1.0, torch.tensor([0])))
+    alone = mixed_logits(model, batch.ids[:1], None, 1.0, torch.tensor([0]))
     assert torch.allclose(alone, model(batch.ids[:1]))
 
 
@@ -49,11 +48,11 @@ def test_the_loss_has_both_labels_in_the_same_shares():
     model, batch = classifier(), make_batch(ITEMS, torch.arange(3), DNA.vocab)
     module = FineTuningModule(model, DATA, 1e-3, RECIPE, seed=5, report=no_report)
     module._trainer = None
-    mixture = draw_mixture(0.4, 3, 5, 0)
-    logits = mixed_logits(model, batch.ids, batch.valid, mixture)
-    expected = mixture.share * cross_entropy(logits, batch.labels) + (
-        1 - mixture.share
-    ) * cross_entropy(logits, batch.labels[mixture.order])
+    share, order = draw_mixture(0.4, 3, 5, 0)
+    logits = mixed_logits(model, batch.ids, batch.valid, share, order)
+    expected = share * cross_entropy(logits, batch.labels) + (1 - share) * cross_entropy(
+        logits, batch.labels[order]
+    )
     assert torch.equal(module.training_step(batch, 0), expected)
 
 
@@ -66,20 +65,19 @@ def test_values_are_mixed_by_the_loss_of_their_target():
     model.target = data.target.fit(labels)
     module = FineTuningModule(model, data, 1e-3, RECIPE, seed=5, report=no_report)
     module._trainer = None
-    mixture, batch = draw_mixture(0.4, 3, 5, 0), make_batch(items, torch.arange(3), DNA.vocab)
-    outputs = mixed_logits(model, batch.ids, batch.valid, mixture)
-    losses = [model.target.loss(outputs, each) for each in (labels, labels[mixture.order])]
-    assert torch.equal(
-        module.training_step(batch, 0), mixture.share * losses[0] + (1 - mixture.share) * losses[1]
-    )
+    share, order = draw_mixture(0.4, 3, 5, 0)
+    batch = make_batch(items, torch.arange(3), DNA.vocab)
+    outputs = mixed_logits(model, batch.ids, batch.valid, share, order)
+    losses = [model.target.loss(outputs, each) for each in (labels, labels[order])]
+    assert torch.equal(module.training_step(batch, 0), share * losses[0] + (1 - share) * losses[1])
     found = validate(model, items, 3, stranded=True)
     assert -found.score.negative_loss == model.target.valid_loss(found.predictions, labels)
 
 
 def test_the_same_seed_and_step_mix_the_same_pairs():
     first, again, other = (draw_mixture(0.4, 8, seed, 3) for seed in (1, 1, 2))
-    assert first.share == again.share != other.share and torch.equal(first.order, again.order)
-    assert sorted(first.order.tolist()) == list(range(8)) and 0 <= first.share <= 1
+    assert first[0] == again[0] != other[0] and torch.equal(first[1], again[1])
+    assert sorted(first[1].tolist()) == list(range(8)) and 0 <= first[0] <= 1
 
 
 def test_a_network_without_a_head_on_features_is_refused():
