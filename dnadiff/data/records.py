@@ -22,7 +22,6 @@ from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dnadiff import fields as checks
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
 
@@ -84,11 +83,6 @@ class Intervals(Sequence[Interval]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Intervals({list(self)})"
 
 
 def num_tokens(intervals: Iterable[Interval]) -> int:
@@ -327,11 +321,8 @@ class StoredRecords(Sequence[TokenArray]):
 
 class TokenTable:
     """Which ids a model emits, and reverse complements, for NumPy arrays of ids. A table lookup per
-    letter would take ten times as long as cutting a window.
-
-    Raises:
-        ValueError: if the ids of complementary bases are not mirror images of each other.
-    """
+    letter would take ten times as long as cutting a window. Ids of complementary bases are mirror
+    images of each other."""
 
     def __init__(self, vocab: Vocab) -> None:
         emitted = vocab.emitted
@@ -342,13 +333,7 @@ class TokenTable:
         self.table = vocab.is_emitted().numpy().view(np.uint8) if has_gaps else None
         self.mirror = None
         if complement is not None:
-            self.mirror = mirror = complement[self.low] + self.low
-            mirrored = tuple(mirror - i if i in emitted else i for i in range(vocab.size))
-            if complement != mirrored:
-                raise ValueError(
-                    f"complement {complement} is not a mirror image of the emitted ids; "
-                    "number complementary letters from both ends"
-                )
+            self.mirror = complement[self.low] + self.low
 
     def is_emitted(self, ids: TokenIds) -> TokenIds:
         """1 where an id can be emitted, else 0; same shape as `ids`."""
@@ -500,12 +485,7 @@ class PaddedRows(NamedTuple):
 
 def pieces(lengths: Iterable[int], window: int) -> Iterator[Interval]:
     """Intervals of at most `window` tokens that cover records, one by one: as few as possible and,
-    within a record, of (almost) equal length.
-
-    Raises:
-        ValueError: if the window is below 1.
-    """
-    checks.check_value("window", window, checks.PositiveInt)
+    within a record, of (almost) equal length."""
     for record, length in enumerate(lengths):
         count = -(-length // window)
         for i in range(count):
@@ -551,12 +531,7 @@ def padded_batches(
     sequences: Sequence[Tensor], batch_size: int, pad_id: int, tokens: int = TOKENS
 ) -> Iterator[PaddedRows]:
     """All sequences in batches (`padded_groups`), the longest first, each batch padded to its
-    longest; depends only on lengths and batch size.
-
-    Raises:
-        ValueError: if the batch size is below 1.
-    """
-    checks.check_value("batch_size", batch_size, checks.PositiveInt)
+    longest; depends only on lengths and batch size."""
     order = sorted(range(len(sequences)), key=lambda i: -len(sequences[i]))
     for number in padded_groups(order, lambda i: len(sequences[i]), batch_size, tokens):
         chosen = [sequences[i] for i in number]

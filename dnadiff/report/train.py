@@ -49,7 +49,7 @@ def page(result: Result, options: Any) -> Page:
     lines = map(json.loads, path.read_text("utf-8").splitlines() if path.exists() else ())
     samples = {line["step"]: line["samples"] for line in lines}  # a resumed run repeats steps
     sampled = [(step, text[:120]) for step in sorted(samples) for text in samples[step]]
-    note = "The first validation windows, generated anew from the same noise at each validation."
+    note = "The first validation windows, generated again from the same noise at each validation."
     sections = [Section("Samples", [note, Table(("step", "its first 120 tokens"), sampled)])]
     best, last = metrics["best_valid_nll"], metrics["valid_nll"]
     about = "not validated" if last is None else f"validation {last:.4f} nats per token"

@@ -368,7 +368,7 @@ class Checkpoints(Callback):
 
 @dataclass(eq=False)
 class SampleLog(Callback):
-    """Generates the first two validation windows anew at each validation, by the averaged weights,
+    """Generates the first two validation windows again at each validation, by the averaged weights,
     with their labels or columns and what is not counted in them: a line of `samples.jsonl` in the
     run folder, with the step and the samples.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dnadiff.data.records import NRuns
 from dnadiff.data.splits import FractionSplit, Interval
-from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.data.windows import IntervalWindows, Labels, Tile, TiledWindows, UniformWindows
 
 DNA = DNATokenizer()
@@ -70,16 +70,6 @@ def test_half_of_the_windows_come_from_the_other_strand():
             both[i]["ids"].long(),
             DNA.vocab.reverse_complement(forward) if reversed_[i] else forward.long(),
         )
-
-
-def test_text_has_no_other_strand():
-    text = CharTokenizer("ab")
-    with pytest.raises(ValueError, match=r"augment_rc is true, .* set data\.augment_rc=false"):
-        UniformWindows(
-            [text.encode("abab")], [Interval(0, 0, 4)], 2, 1, text.vocab, 0, augment_rc=True
-        )
-    item = UniformWindows([text.encode("abab")], [Interval(0, 0, 4)], 4, 1, text.vocab, 0)[0]
-    assert text.decode(item["ids"]) == "abab" and item["weight"].tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("length", [1, 7, 16])
