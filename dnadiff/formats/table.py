@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -378,20 +377,12 @@ def read_log(
             "remove it"
         )
     for line, row in enumerate(rows, 2):
-        for name in row:
-            if math.isnan(number_in(row, name, f"{path}, line {line}")) and name in required:
+        for name, text in row.items():
+            try:
+                float(text if name in required else text.strip() or 0)
+            except ValueError:
                 raise ValueError(
-                    f"{path}, line {line}: the row has no {name}; correct the row or remove it"
-                )
+                    f"{path}, line {line}: {name} is {text[:40]!r}, which is not a number; correct "
+                    "the row or remove it"
+                ) from None
     return rows
-
-
-def number_in(row: Mapping[str, str], name: str, where: str) -> float:
-    """The number in a cell; NaN if it is empty. Raises ValueError, naming `where`, if it is not a
-    number."""
-    try:
-        return float(row[name]) if row[name].strip() else float("nan")
-    except ValueError:
-        raise ValueError(
-            f"{where}: {name} is {row[name][:40]!r}, which is not a number; correct it"
-        ) from None

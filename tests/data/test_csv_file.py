@@ -1,10 +1,8 @@
 """Tables that the package wrote and reads back."""
 
-import math
-
 import pytest
 
-from dnadiff.formats.table import number_in, read_csv
+from dnadiff.formats.table import read_csv, read_log
 
 
 def test_a_table_is_read_with_quotes_and_any_line_ends(tmp_path):
@@ -47,7 +45,12 @@ def test_a_last_row_that_was_cut_is_left_out(tmp_path, caplog):
     assert len(read_csv(tmp_path / "t.csv", ended=True)[1]) == 1
 
 
-def test_numbers_in_cells():
-    assert number_in({"a": "1e3"}, "a", "x") == 1000 and math.isnan(number_in({"a": ""}, "a", "x"))
-    with pytest.raises(ValueError, match=r"^x: a is 'one', which is not a number; correct it$"):
-        number_in({"a": "one"}, "a", "x")
+def test_cells_of_a_log_are_numbers_or_empty(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1e3,\n")
+    assert read_log(path, ("a", "b"), ("a",)) == [{"a": "1e3", "b": ""}]
+    with pytest.raises(ValueError, match=r"line 2: b is '', which is not a number; correct"):
+        read_log(path, ("a", "b"), ("b",))
+    path.write_text("a,b\n1,2\n1,one\n")
+    with pytest.raises(ValueError, match=r"line 3: b is 'one', which is not a number; correct"):
+        read_log(path, ("a", "b"), ("a",))

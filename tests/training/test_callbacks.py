@@ -57,7 +57,10 @@ def test_the_metrics_file_is_continued_from_the_step_of_a_resumed_run(tmp_path):
             lambda text: text.replace("\n10,", "\n1o,"),
             r"metrics\.csv, line 2: step is '1o', which is not a number",
         ),
-        (lambda text: text.replace("\n10,", "\n,"), r"metrics\.csv, line 2: the row has no step"),
+        (
+            lambda text: text.replace("\n10,", "\n,"),
+            r"metrics\.csv, line 2: step is '', which is not a number",
+        ),
         (
             lambda text: text.replace("10,100,", "10,"),
             r"metrics\.csv, line 2: the row has \d fields",

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 OptionalTensor: TypeAlias = Tensor | None
-_NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # read by back ends that keep types
 _NO_STEP = -1e4  # softplus of this is exactly 0 in float32: a step of size zero keeps the state
 
 
@@ -156,11 +155,6 @@ class Backend(ABC):
             return f"the tensors are on {device_type}, this kernel needs a {needed} device"
         wide = dtype == torch.float64
         return "it computes in float32; float64 needs scan=portable" if wide else ""
-
-    def cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """`x` in the type that this back end reads: `dtype`, or its own type if the back end
-        accepts it."""
-        return x if self.keeps_dtype and x.dtype in _NATIVE_TYPES else x.to(dtype)
 
     @abstractmethod
     def scan(self, inputs: ScanInputs, walk: Walk) -> ScanStates:

@@ -41,6 +41,7 @@ from dnadiff.networks.kernels.triton_rowwise import TritonBackend
 from dnadiff.progress import log
 
 AUTO = "auto"
+_NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # read by back ends that keep types
 _FOR_A_THREAD = 64 << 20  # bytes of address space: its stack of 8 MiB and what it allocates first
 # The fastest first for each device; `auto` stops at portable, which runs anywhere.
 SCANS: dict[str, Backend] = {
@@ -294,7 +295,8 @@ class AnyType(Backend):
     def _cast(self, like: Tensor, *tensors: OptionalTensor) -> list[Any]:
         """The tensors in the types that the back end reads for inputs of the type of `like`."""
         wide = compute_dtype(like.dtype)
-        return [None if x is None else self.own.cast(x, wide) for x in tensors]
+        kept = _NATIVE_TYPES if self.own.keeps_dtype else ()
+        return [x if x is None or x.dtype in kept else x.to(wide) for x in tensors]
 
     def _rowwise(self, x: Tensor, *others: OptionalTensor) -> Backend:
         """The back end for an operation on single positions."""
@@ -479,17 +481,10 @@ def _check_shape(name: str, x: OptionalTensor, shape: Sequence[int], like: str =
 def _check_scan_inputs(inputs: ScanInputs) -> None:
     """The inputs of a selective scan."""
     (Bt, L, E), N = _check_rows("u", inputs.u), inputs.A.shape[-1]
-    expected = {
-        "delta": (Bt, L, E),
-        "A": (E, N),
-        "B": (Bt, L, N),
-        "C": (Bt, L, N),
-        "D": (E,),
-        "delta_bias": (E,),
-    }
+    shapes = (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), (E,), (E,)
     like = f" for u of shape {(Bt, L, E)} and {N} states"
-    for name, shape in expected.items():
-        _check_shape(name, getattr(inputs, name), shape, like)
+    for name, x, shape in zip(ScanInputs._fields[1:], inputs[1:], shapes, strict=True):
+        _check_shape(name, x, shape, like)
 
 
 def _check_state(
