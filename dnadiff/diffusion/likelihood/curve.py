@@ -103,35 +103,6 @@ def code_length(h: ndarray, sizes: Sequence[int] | ndarray) -> float:
     return float((sizes * h[visible]).sum())
 
 
-def discrete_time(h: ndarray, alpha: Sequence[float] | ndarray) -> float:
-    """The cost of T ancestral steps in nats: the discrete-time NELBO (arXiv 2406.07524v2, section
-    3.3), as a code of random groups.
-
-    The step from t to s unmasks each token with probability alpha_s - alpha_t, when Binomial(L - 1,
-    alpha_t) others are visible.
-
-    Args:
-        h: (L,) as in `code_length`.
-        alpha: (T + 1,) at the times 0, 1/T, ..., 1; the first is taken as 1 and the last as 0,
-            because all tokens are unmasked in the end.
-
-    Raises:
-        ValueError: if alpha increases.
-    """
-    from scipy.special import betaln, xlog1py, xlogy
-
-    alpha = np.asarray(alpha, dtype=float).copy()
-    others = len(h) - 1
-    alpha[0], alpha[-1] = 1.0, 0.0
-    if len(alpha) < 2 or (np.diff(alpha) > 0).any():
-        raise ValueError("alpha must hold at least the times 0 and 1, and must not increase")
-    n = np.arange(len(h))
-    now = alpha[1:, None]
-    log_choose = -betaln(len(h) - n, n + 1) - math.log(len(h))
-    probability = np.exp(log_choose + xlogy(n, now) + xlog1py(others - n, -now))  # (T, L)
-    return len(h) * float(-np.diff(alpha) @ (probability @ h))
-
-
 def lost_structure(h: ndarray, nats: float, alone: float | None = None) -> float:
     """(code length - NELBO)/(L h(0) - NELBO): 0 for one token per call, 1 for a single call; NaN if
     there is no structure to lose.

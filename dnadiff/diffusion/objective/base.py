@@ -336,11 +336,11 @@ def mean_over(nll: Tensor, num_tokens: Tensor) -> Tensor:
 
 def check_fit(
     objective: type[Objective],
-    backbone: Backbone | type[Backbone],
+    backbone: Backbone,
     time_conditioning: bool | None = None,
 ) -> None:
     """Raise a ValueError if the objective does not fit the backbone, or takes no time."""
-    kind = backbone if isinstance(backbone, type) else type(backbone)
+    kind = type(backbone)
     if issubclass(kind, objective.reads):
         if time_conditioning and not objective.takes_time:
             raise ValueError(

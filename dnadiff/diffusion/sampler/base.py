@@ -277,8 +277,6 @@ class Sampler(Configurable, ABC):
             `Backbone`.
         process_type: of which process these models are.
         refines: whether it changes the tokens of sequences that have no masks.
-        moves_window: whether the network reads a part of the sequence at a time.
-        has_blocks: whether it fills blocks by another sampler, and so cannot fill a block itself.
         has_weights: whether each token is drawn from the distribution that the network returned for
             it, in any order given by the chain rule. Then the probability that a constraint removed
             from these distributions is the sample's importance weight.
@@ -292,9 +290,7 @@ class Sampler(Configurable, ABC):
     reads: ClassVar[type[Backbone]] = BidirectionalBackbone
     process_type: ClassVar[type[BaseProcess]] = AbsorbingProcess
     refines = False
-    moves_window = False
     has_weights = False
-    has_blocks = False
 
     def adjust(self, log_probs: Tensor) -> Tensor:
         """Temperature, then `top_k`, then `nucleus`: (M, V) -> (M, V)."""
@@ -592,18 +588,17 @@ class OuterSampler(Sampler):
         example: one that does, for the message.
 
     Attributes:
-        part_name: of the random numbers of a part.
+        part_name: what a part is called, in messages and for its random numbers.
     """
 
     part_name = "block"
 
     def __init__(self, sampler: Sampler, example: str) -> None:
         fits = isinstance(sampler, Sampler) and sampler.reads is BidirectionalBackbone
-        if not fits or (self.has_blocks and (sampler.moves_window or sampler.has_blocks)):
+        if not fits or (self.part_name == "block" and isinstance(sampler, OuterSampler)):
             raise ValueError(
-                f"sampler.sampler {type(sampler).__name__} does not fill the masks of "
-                f"{'a block' if self.has_blocks else 'a window'} in any order; choose {example} or "
-                "another one"
+                f"sampler.sampler {type(sampler).__name__} does not fill the masks of a "
+                f"{self.part_name} in any order; choose {example} or another one"
             )
         super().__init__(
             temperature=sampler.temperature, top_k=sampler.top_k, nucleus=sampler.nucleus

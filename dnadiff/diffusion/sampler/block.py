@@ -37,7 +37,6 @@ class Blockwise(OuterSampler):
 
     reads = BlockBackbone
     has_weights = True  # those of the other sampler
-    has_blocks = True
 
     def __init__(self, sampler: Sampler, block_size: PositiveInt | None = None) -> None:
         super().__init__(sampler, "grouped")

@@ -66,8 +66,6 @@ class FastDLLM(OuterSampler):
         80
     """
 
-    has_blocks = True
-
     def __init__(
         self, sampler: Sampler, block_size: PositiveInt = 32, cache: Cache | None = None
     ) -> None:

@@ -44,7 +44,7 @@ class PredictorCorrector(Reverse):
     def num_steps_for(self, length: int) -> int:
         return 2 * self.num_steps
 
-    def corrected(
+    def corrected(  # type: ignore[override]
         self,
         x: Tensor,
         masked: Tensor,
@@ -54,6 +54,7 @@ class PredictorCorrector(Reverse):
         process: MixtureProcess,
         draws: Draws,
     ) -> Tensor:
+        """x (B, L) after step number `step`, at time `s ()`."""
         chosen = draws.uniform("correct", x.shape[1]) < -math.expm1(-self.sweeps / self.num_steps)
         now = masked & chosen.to(x.device)
         if not now.any():

@@ -1,7 +1,8 @@
 """Reverse steps of any process (`dnadiff.diffusion.process.Process.reverse`) on a grid of
 times."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class Reverse(GridSampler):
 
     exact = True
     process_type = Process
+    # x (B, L) after a step, with changes that keep its distribution; see `PredictorCorrector`
+    corrected: ClassVar[Callable[..., Tensor] | None] = None
 
     def fill(
         self,
@@ -55,19 +58,6 @@ class Reverse(GridSampler):
                 x = x.masked_scatter(now, step.argmax(-1).to(x))
             else:
                 x = redrawn(x, now, step, draws.at(i).uniform("token", length))
-                x = self.corrected(x, masked, i, times[i + 1], calls, process, draws.at(i))
-        return x
-
-    def corrected(
-        self,
-        x: Tensor,
-        masked: Tensor,
-        step: int,
-        s: Tensor,
-        calls: CountedDenoiser,
-        process: Any,  # of `process_type`
-        draws: Draws,
-    ) -> Tensor:
-        """x (B, L) after step number `step`, at time `s ()`, with changes that keep its
-        distribution; none by default."""
+                if self.corrected is not None:
+                    x = self.corrected(x, masked, i, times[i + 1], calls, process, draws.at(i))
         return x

@@ -31,7 +31,6 @@ class SemiAR(OuterSampler):
         96
     """
 
-    moves_window = True
     part_name = "window"
     has_weights = True  # those of the other sampler
 

@@ -147,23 +147,6 @@ def test_lost_structure_is_1_for_one_call_and_0_token_by_token():
     assert math.isnan(curve.lost_structure(np.ones(4), 4.0))
 
 
-def test_discrete_time_for_copies_of_a_bit():
-    # facts 3: L log 2 (1/T) sum_i (i/T)^(L-1)
-    h = np.array([math.log(2), 0.0])
-    found = [curve.discrete_time(h, 1 - np.arange(steps + 1) / steps) for steps in (1, 2, 4, 10)]
-    assert found == pytest.approx([1.386294, 1.039721, 0.866434, 0.762462], abs=1e-6)
-    many = np.array([math.log(2), *[0.0] * 6])
-    expected = 7 * math.log(2) / 5 * sum((i / 5) ** 6 for i in range(1, 6))
-    assert curve.discrete_time(many, 1 - np.arange(6) / 5) == pytest.approx(expected)
-    with pytest.raises(ValueError, match="must not increase"):
-        curve.discrete_time(h, [1, 0.2, 0.4, 0])
-
-
-def test_discrete_time_tends_to_the_nelbo():
-    h = np.array([2.0, 1.5, 1.0, 0.5])
-    assert curve.discrete_time(h, 1 - np.arange(3001) / 3000) == pytest.approx(h.sum(), rel=1e-3)
-
-
 @pytest.fixture
 def samples(toy, oracle, process):
     index = torch.multinomial(

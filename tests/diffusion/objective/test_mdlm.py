@@ -167,9 +167,9 @@ def test_misfits_are_refused():
         check_fit(MDLM, Transformer(DNA, 16, 1, 2))
     with pytest.raises(
         ValueError,
-        match="derive Backbone from BidirectionalBackbone if it reads sequences in that way",
+        match="derive Own from BidirectionalBackbone if it reads sequences in that way",
     ):
-        check_fit(MDLM, Backbone)
+        check_fit(MDLM, type("Own", (Backbone,), {"head": None})(DNA, 4))
     with pytest.raises(ValueError, match="choose one of nelbo, cross_entropy"):
         MDLM(AbsorbingProcess(DNA, LogLinear()), weighting="elbo")
 
