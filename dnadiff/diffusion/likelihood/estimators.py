@@ -18,6 +18,7 @@ sequences short enough the mean over all masks (`exact_nelbo`)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -210,12 +211,10 @@ def estimate(
 
     result = draws_from(0, num_draws)
 
-    def wanted() -> bool:
-        return result.num_draws < min_draws or (
-            target_se is not None and result.se_mc() > target_se
-        )
-
-    while 2 * (done := result.num_draws) <= max_draws and wanted():
+    target_se = math.inf if target_se is None else target_se
+    while 2 * (done := result.num_draws) <= max_draws and (
+        done < min_draws or result.se_mc() > target_se
+    ):
         if on_doubling is not None:
             on_doubling(done, result.se_mc())
         result = result.with_draws(draws_from(done, done))

@@ -135,14 +135,9 @@ class SDTT(Objective):
         counted = weight[chosen]
         nll = -log_probs.detach().gather(-1, x0[chosen][:, None])[:, 0]
         of_row = noise.weight(t).to(nll)[:, None].expand(x0.shape)[chosen]
-        num_masked = counted.sum()
-        num_tokens = weight.sum()
-        return Loss(
-            mean_over(divergence * counted, num_masked),
-            mean_over(nll * of_row * counted, num_tokens),
-            num_tokens,
-            num_masked,
-        )
+        num_masked, num_tokens = counted.sum(), weight.sum()
+        bound = mean_over(nll * of_row * counted, num_tokens)
+        return Loss(mean_over(divergence * counted, num_masked), bound, num_tokens, num_masked)
 
     @torch.no_grad()
     def targets(
