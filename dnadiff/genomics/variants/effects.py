@@ -285,7 +285,8 @@ class Scorer(RowScorer):
         return max(self.chunk, min(self.look_ahead * self.network.window, 1 << 18))
 
     def calls(self, kinds: Mapping[str, int]) -> float:
-        of_kinds = (number * self.method.reads(kind) for kind, number in kinds.items())
+        denoiser = self.network.denoiser
+        of_kinds = (number * self.method.reads(kind, denoiser) for kind, number in kinds.items())
         found = sum(of_kinds) + super().calls(kinds) * self.embeddings
         return len(self.network.strands) * found
 

@@ -453,7 +453,7 @@ class VariantMethod:
         as of `llr`, for the same strand."""
         raise NotImplementedError
 
-    def reads(self, kind: str) -> int:
+    def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
         """About how many network calls a variant of a kind needs on each strand, for the progress
         bar."""
         return 1
@@ -591,7 +591,7 @@ class Block(VariantMethod):
     block: PositiveInt | None = None
     num_orders: Annotated[int, Interval(ge=2)] = 4
 
-    def reads(self, kind: str) -> int:
+    def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
         around = _AROUND_INDELS if kind == "indels" else _AROUND_SUBSTITUTIONS
         return 1 + self.num_orders * (self.block or around) * (1 + (kind == "indels"))
 
@@ -646,7 +646,7 @@ class PairedWindow(VariantMethod):
     def __post_init__(self) -> None:
         check_num_draws(self.num_draws)
 
-    def reads(self, kind: str) -> int:
+    def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
         return 1 + 2 * self.num_draws
 
     def difference(
@@ -702,8 +702,8 @@ class LogProb(VariantMethod):
 
     num_draws: PositiveInt = 64
 
-    def reads(self, kind: str) -> int:
-        return 2  # of a network whose likelihood is exact
+    def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
+        return 2 * (1 if is_exact(denoiser) else self.num_draws)
 
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         method = super().for_model(denoiser)
@@ -770,8 +770,8 @@ class ByKind(VariantMethod):
     def _of(self) -> dict[str, VariantMethod]:
         return {"SNVs": self.snv, "MNVs": self.mnv, "indels": self.indel}
 
-    def reads(self, kind: str) -> int:
-        return self._of[kind].reads(kind)
+    def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
+        return self._of[kind].reads(kind, denoiser)
 
     def difference(
         self, network: Network, edit: Edit, at_site: Floats, reverse: bool

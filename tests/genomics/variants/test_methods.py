@@ -1,6 +1,7 @@
 """Exact facts on windows of five bases: all orders and masks are enumerated."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -334,3 +335,9 @@ def test_an_autoregressive_model_has_the_difference_of_log_p(make_network):
         values[1, 1] == pytest.approx(float(log_p[1] - log_p[0]), abs=1e-4)
         and (variance == 0).all()
     )
+
+
+def test_a_block_model_reads_both_windows_in_every_draw():
+    block = SimpleNamespace(autoregressive=False, block_size=4)
+    ar = SimpleNamespace(autoregressive=True, block_size=None)
+    assert [LogProb(8).reads("SNVs", model) for model in (block, ar)] == [16, 2]
