@@ -96,15 +96,15 @@ class Model:
 
     def __init__(self, loaded: Loaded, device: torch.device | str = "cpu") -> None:
         self.loaded = loaded
-        self.denoiser = loaded.denoiser.to(device)
+        self.denoiser = loaded.denoiser
         self.process = loaded.process
         self.tokenizer = loaded.tokenizer
         self.config = loaded.config
         self.path = loaded.path
         self.step = loaded.step
         self.labels = loaded.labels
-        self.device = torch.device(device)
         self.stored_curve = StoredCurve(self.path, self.denoiser)
+        self.to(device)
 
     @property
     def length(self) -> int:
@@ -115,7 +115,7 @@ class Model:
     @checked
     def sample(
         self,
-        n: PositiveInt | None = None,
+        n: PositiveInt = 1,
         length: PositiveInt | None = None,
         sampler: Sampler | None = None,
         seed: Natural | None = None,
@@ -131,13 +131,12 @@ class Model:
         start_t: PositiveFraction | None = None,
         columns: ndarray | None = None,
         temperature: Positive | None = None,
-        num_samples: PositiveInt | None = None,
         progress: bool = False,
     ) -> Designs:
         """Generate sequences, free or under constraints.
 
         Args:
-            n: number of sequences, also called `num_samples`; 1 by default.
+            n: number of sequences.
             length: tokens per sequence; None is the training window.
             sampler: None is the one that fits the kind of model: random groups (`Grouped`), of one
                 block after another (`Blockwise`) for a block diffusion model; from left to right
@@ -170,15 +169,10 @@ class Model:
             ValueError: for a length that the network does not accept, an unknown label, a sampler
                 for another kind of model, or constraints that cannot be satisfied.
         """
-        if None not in (n, num_samples):
-            raise ValueError(
-                f"n {n} and num_samples {num_samples} are the same argument; leave one out"
-            )
-        number = n or num_samples or 1
         seed = drawn(seed)
         if columns is not None and not (length or template or start):
             length = len(columns)
-        request = self._request(number, length, seed, template, motif, prompt, start)
+        request = self._request(n, length, seed, template, motif, prompt, start)
         constrained = template is not None or bool(motif or prompt) or gc is not None
         if num_draws is None and (start is not None or not constrained):
             num_draws = 0
@@ -438,8 +432,7 @@ class Model:
     def sampler_options(self, options: Options) -> Config:
         """What a command says of the sampler, or the options of the sampler that fits the kind of
         model if its command line does not name one."""
-        default, _ = options.groups()["sampler"]
-        if self.denoiser.sampler == default or any(options.given("sampler")):
+        if self.denoiser.sampler == "grouped" or any(options.given("sampler")):
             return options.only("sampler")["sampler"]
         return self._settings(self.denoiser.sampler, options.config_folder)
 
@@ -816,8 +809,7 @@ def load(
     """
     from dnadiff.supervised import ensemble, runs
 
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if runs.is_fine_tuned(run):
         return ensemble.load(run, trust, device)
     return Model(checkpoint.load(run, trust), device)

@@ -41,7 +41,7 @@ def test_samples_are_strings_of_bases(model):
         and len(set(samples)) > 1
     )
     assert model.sample(5, length=70, seed=1) == samples != model.sample(5, length=70, seed=2)
-    assert model.sample(num_samples=2, length=70, seed=1) == samples[:2]
+    assert model.sample(n=2, length=70, seed=1) == samples[:2]
 
 
 def test_every_call_draws_new_sequences_and_says_their_seed(model):
@@ -275,7 +275,6 @@ def test_embeddings_tell_sequences_apart(model):
     ("call", "message"),
     [
         (lambda m: m.sample(0), "n 0"),
-        (lambda m: m.sample(2, num_samples=2), "n 2 and num_samples 2 are the same"),
         (lambda m: m.sample(1, length=0), "length 0"),
         (lambda m: m.nll(["A", ""]), "sequence 1 has an empty sequence"),
         (lambda m: m.nll(["ACGZ"]), "'Z' at position 4"),

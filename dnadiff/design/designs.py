@@ -67,13 +67,12 @@ class DesignJob(SampleJob):
         """What the pilot chose."""
         return Choice(**self.prepared["choice"])
 
-    @property
-    def made(self) -> JsonMap:
-        chosen = {"beta": float(f"{self.choice.beta:.6g}")} if self.beta.is_automatic else {}
-        return {**self.header_of_records, **chosen}
-
     def tuned(self) -> Designer:
-        return self.generator.with_choice(self.choice)
+        choice = self.choice
+        if self.beta.is_automatic:
+            chosen = {"beta": float(f"{choice.beta:.6g}")}
+            self.header_of_records = {**self.header_of_records, **chosen}
+        return self.generator.with_choice(choice)
 
     def prepare(self) -> Json:
         """The choice of beta, the records of the unguided samples, and what the JSON file says of

@@ -84,10 +84,7 @@ class _Combined(Reward):
             reward.check_length(length)
 
     def inputs(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for reward in self._rewards:
-            found |= reward.inputs()
-        return found
+        return {path: x for reward in self._rewards for path, x in reward.inputs().items()}
 
 
 class Toward(_Combined):

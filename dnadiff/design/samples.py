@@ -387,11 +387,6 @@ class SampleJob(ResumableJob):
         """An upper limit of the network calls that fill the masks of a batch, if there is one."""
         return self.generator.sampler.num_steps_for(self.request.lengths[1])
 
-    @property
-    def made(self) -> JsonMap:
-        """How samples are made, for their headers."""
-        return self.header_of_records
-
     def tuned(self) -> ConditionalSampler:
         """The generator with what `prepare` found."""
         tilt = self.prepared
@@ -497,10 +492,6 @@ class SampleJob(ResumableJob):
         }
         return self.content
 
-    def found_complete(self) -> None:
-        if self.index is not None:
-            log.info(f"python -m dnadiff.copies looks for copies in {self.output}")
-
     def table(self) -> dict[str, str]:
         """What is printed of the finished file."""
         return {}
@@ -544,7 +535,7 @@ class SampleJob(ResumableJob):
             content = b""
             found = generator.facts(batch, numbers, self.seed)
             for row, (target, sequence) in enumerate(zip(batch.targets, batch.tokens)):
-                about = {**self.made, "calls": batch.nfe, **target.about, **found[row]}
+                about = {**self.header_of_records, "calls": batch.nfe, **target.about, **found[row]}
                 if self.weighted and batch.log_weight is not None:
                     about["log_weight"] = f"{batch.log_weight[row]:.6f}"
                 text = generator.text(target, sequence)

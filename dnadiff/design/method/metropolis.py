@@ -2,6 +2,7 @@
 by the reward."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ class Metropolis(DesignMethod):
         x = run.generator.start_of(run.targets, run.template)
         if x is None:
             x, _ = run.sampled(weighted=False)
-        move = Move(run, self.num_positions, self.num_groups)
+        move = Move(run, self)
         start = x
         value = run.rewards(x)
         best = x
@@ -69,14 +70,14 @@ class Move:
 
     Args:
         run: the batch.
-        num_positions, num_groups: as in `Metropolis`.
+        method: has `num_positions` and `num_groups`, as `Metropolis`.
     """
 
-    def __init__(self, run: DesignRun, num_positions: int, num_groups: int | None) -> None:
+    def __init__(self, run: DesignRun, method: Any) -> None:
         self.run = run
-        self.num_groups = num_groups
+        self.num_groups = method.num_groups
         self.designed = run.template == run.generator.process.vocab.mask_id
-        self.most = min(num_positions, int(self.designed[0].sum()))
+        self.most = min(method.num_positions, int(self.designed[0].sum()))
         if run.prepared.constrained is not None:
             self.most = 1
 

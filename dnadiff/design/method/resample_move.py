@@ -69,7 +69,7 @@ class ResampleMove(DesignMethod):
             # Impossible under the template: there are no conditional probabilities to move them by.
             ancestors, log_weight = run.resampled(log_weight, self.num_stages)
             x = x[ancestors.to(x.device)]
-        move = Move(run, self.num_positions, self.num_groups)
+        move = Move(run, self)
         value = run.rewards(x)
         weighted = self.supports_weights(run.generator.sampler, x.shape[1])
         goal = run.goal
