@@ -182,9 +182,8 @@ class Model:
             for each in (sampler, getattr(sampler, "sampler", sampler)):
                 each.temperature = temperature
         start_t = None if start is None else start_t
-        return self._designs(
-            request, sampler, seed, batch_size, label, guidance, gc, num_draws, start_t, progress
-        )
+        generator = self.conditional_sampler(sampler, request, label, guidance, start_t)
+        return self._designs(generator, request, seed, batch_size, gc, num_draws, progress)
 
     @checked
     def infill(
@@ -224,7 +223,8 @@ class Model:
         """
         seed = drawn(seed)
         request = self._infill(sequence, start, end, n, length, columns)
-        return self._designs(request, sampler, seed, batch_size, label, guidance, gc, num_draws)
+        generator = self.conditional_sampler(sampler, request, label, guidance)
+        return self._designs(generator, request, seed, batch_size, gc, num_draws)
 
     @checked
     def design(
@@ -289,9 +289,7 @@ class Model:
             if not isinstance(infill, (tuple, list)) or len(infill) != 3:
                 raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
             request = self._infill(*infill, n, length)
-        generator = self.conditional_sampler(
-            sampler or self.default_sampler(request.lengths[1]), request, label, guidance
-        )
+        generator = self.conditional_sampler(sampler, request, label, guidance)
         designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
         has_weights = bool(designer.has_weights(request))
         resample = designer.beta.is_automatic and has_weights
@@ -367,15 +365,12 @@ class Model:
 
     def _designs(
         self,
+        generator: ConditionalSampler,
         request: Request,
-        sampler: Sampler | None,
         seed: int,
         batch_size: int,
-        label: Labels,
-        guidance: float,
         gc: float | None,
         num_draws: int | None,
-        start_t: float | None = None,
         progress: bool = False,
     ) -> Designs:
         longest = request.lengths[1]
@@ -384,9 +379,6 @@ class Model:
         too_long = maximum is not None and longest > maximum
         if num_draws is None:
             num_draws = 0 if too_long else 8
-        generator = self.conditional_sampler(
-            sampler or self.default_sampler(longest), request, label, guidance, start_t
-        )
         generator.num_draws = num_draws
         generator.check_start(request)
         generator.check_bounds(longest, num_draws)
@@ -402,14 +394,15 @@ class Model:
 
     def conditional_sampler(
         self,
-        sampler: Sampler,
+        sampler: Sampler | None,
         request: Request,
         label: Labels = None,
         guidance: float = 1.0,
         start_t: float | None = None,
     ) -> ConditionalSampler:
-        """The generator that fills a request with this model; raises ValueError as `conditioned`,
+        """The generator that fills a request with this model, None by its own sampler; raises ValueError as `conditioned`,
         and for a sampler that does not fit the kind of model or the lengths."""
+        sampler = sampler or self.default_sampler(request.lengths[1])
         sampler.check_model(self.denoiser)
         sampler = sampler.fitted(self.denoiser)  # its window
         longer = "" if self.denoiser.left_to_right else "sampler=semi_ar for longer sequences, "

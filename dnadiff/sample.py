@@ -381,8 +381,7 @@ def make_request(options: SampleOptions, model: Model) -> Request:
             alignment.check(genome, regions)
     if options.regions is not None:
         return requests.Infill(genome, regions, each, None, alignment=alignment)
-    asked = model.length if options.length is None else options.length
-    low, high = requests.length_range(asked)
+    low, high = requests.length_range(options.length or model.length)
     if options.infill is not None:
         model.check_infill()
         if low != high:

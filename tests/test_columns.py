@@ -253,7 +253,7 @@ def test_a_sharp_posterior_is_copied_by_every_kind_of_request(genome, stored, tm
         assert all(each.log_prob == pytest.approx(0, abs=1e-3) for each in bounds)
     one = model(predicts=False)
     request = Infill(genome, [Region("chr1", 30, 40, strand="-")], 1, 24, alignment=sharp)
-    [design] = one._designs(request, None, 1, 4, None, 1, None, 0)
+    [design] = one._designs(one.conditional_sampler(None, request), request, 1, 4, None, 0)
     flanks = DNA.decode(genome.window("chr1", 23, 47, "-"))
     expected = other[LENGTH - 40 : LENGTH - 30]
     assert design == flanks[:7] + expected + flanks[17:]

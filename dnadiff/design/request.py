@@ -550,9 +550,7 @@ class Infill(Request):
         shown = (0, len(ids)) if self.whole else (first, last)
         pattern = masked_interval(genome.tokenizer, ids, letters, first, last)
         name = f"{self.names[group]}_{number % self.each + 1}"
-        columns = None
-        if self.alignment is not None:
-            columns = self.alignment.batch([where])[0]
+        columns = None if self.alignment is None else self.alignment.batch([where])[0]
         return Target(name, pattern, shown, (first, last), about, columns=columns)
 
 

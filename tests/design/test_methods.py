@@ -410,7 +410,7 @@ def test_the_mean_weight_of_small_populations_is_unbiased(generator):
     method = ResampleMove(num_stages=3, num_positions=2, threshold=1.0)
     designer = Designer(generator(), method, as_reward(scores), BETA)
     means = np.array(
-        [np.exp(batch.log_weight).mean() for batch in designer.batches(request(4_500), 1, 3)]
+        [np.exp(batch.log_weight).mean() for batch in designer.batches(request(1_500), 1, 3)]
     )
     expected = np.exp(target(scores, BETA)[1])
     assert (
