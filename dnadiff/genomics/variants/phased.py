@@ -136,39 +136,39 @@ class Phased:
             effects = list(islice(waiting, len(group)))
             calls = list(map(self.call, group))
             phase_set = max(own for _, own in calls) or "0"
-            for copy in (0, 1):
+            for copy in (1, 2):
                 members = [
                     (row, of_row, number - 1)
                     for row, of_row, (numbers, _) in zip(group, effects, calls)
-                    if (number := numbers[copy]) and not isinstance(of_row[number - 1], Skipped)
+                    if (number := numbers[copy - 1]) and not isinstance(of_row[number - 1], Skipped)
                 ]
                 if len(members) < 2:
                     continue
-                llr = self.llr([(row, at) for row, _, at in members])
+                llr = self.llr(members)
                 missing += isnan(llr)
                 values = {
-                    f"LLR_haplotype_{copy + 1}": llr,
-                    f"LLR_sum_{copy + 1}": sum(of_row[at].LLR for _, of_row, at in members),
+                    f"LLR_haplotype_{copy}": llr,
+                    f"LLR_sum_{copy}": sum(of_row[at].LLR for _, of_row, at in members),
                 }
                 for _, of_row, at in members:
-                    name = f"{of_row[at].haplotype}|{phase_set}:{copy + 1}".lstrip("|")
+                    name = f"{of_row[at].haplotype}|{phase_set}:{copy}".lstrip("|")
                     of_row[at] = of_row[at]._replace(haplotype=name, **values)
         return found, missing
 
-    def llr(self, members: Sequence[tuple[Row, int]]) -> float:
-        """The LLR of one edit from the first allele to the last; NaN if they overlap, or the edit
-        has no value. Alleles are where the file has them: an indel in a repeat is not moved past
+    def llr(self, members: Sequence[tuple[Row, object, int]]) -> float:
+        """The LLR of one edit from the first allele to the last, given their rows and numbers; NaN
+        if they overlap, or the edit has no value. Alleles are where the file has them: an indel in a repeat is not moved past
         its neighbors."""
         row = members[0][0]
         reference = self.network.reference
         record = self.alleles.record(row.chrom, row.where)
-        edits = [
+        edits = sorted(
             trimmed(Edit(record, each.pos - 1, each.ref.upper(), each.alts[at].upper()))
-            for each, at in members
-        ]
+            for each, _, at in members
+        )
         ref = alt = ""
         start = end = row.pos - 1
-        for edit in sorted(edits, key=lambda edit: (edit.start, edit.end)):
+        for edit in edits:
             # the columns of an alignment would be shifted between an indel and the next variant
             if edit.start < end or (edit.surplus and self.network.alignment is not None):
                 return nan
