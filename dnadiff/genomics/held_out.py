@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -196,21 +196,17 @@ class Scores:
     def load(cls, path: str | os.PathLike[str]) -> Scores:
         """Read a file written by `save`; ValueError if it is damaged."""
         content = read_npz(path, ("windows", "block_size", "data", "nats/all"))
-        windows, block_size, data = map(content.pop, ("windows", "block_size", "data"))
-        of: dict[str, dict[str, ndarray]] = {"nats": {}, "tokens": {}}
-        for key, values in content.items():
-            kind, _, name = key.partition("/")
-            if values.shape == windows.shape[:1] and values.dtype.kind in "fi":
-                of.setdefault(kind, {})[name] = values
-        nats = of["nats"]
-        tokens = of["tokens"]
-        is_whole = nats.keys() == tokens.keys() and len(nats) + len(tokens) == len(content)
-        kinds = windows.ndim, block_size.ndim, windows.dtype.kind, block_size.dtype.kind
-        if not is_whole or kinds != (2, 0, "i", "i"):
+        windows = content["windows"]
+        nats, tokens = (
+            {key[len(kind) :]: each for key, each in content.items() if key.startswith(kind)}
+            for kind in ("nats/", "tokens/")
+        )
+        shapes = {each.shape for each in (*nats.values(), *tokens.values())}
+        if nats.keys() != tokens.keys() or shapes != {windows.shape[:1]}:
             raise ValueError(
                 f"{path} is damaged: not the scores of windows; evaluate again with windows={path}"
             )
-        return cls(windows, nats, tokens, int(block_size), str(data))
+        return cls(windows, nats, tokens, int(content["block_size"]), str(content["data"]))
 
     def minus(self, other: Scores, group: str = "all") -> ConfidenceInterval:
         """This model minus the other, nats per token, windows paired; raises ValueError if the
@@ -220,14 +216,8 @@ class Scores:
                 "these are scores of different windows: evaluate both models on the same data, "
                 "part and length"
             )
-        nats = {group: self.nats[group] - other.nats[group]}
-        return replace(self, nats=nats).mean(group)
-
-    def mean(self, group: str = "all") -> ConfidenceInterval:
-        """Nats per token with the standard error over windows."""
-        return ratio(
-            self.nats[group], self.tokens[group], blocks(len(self.windows), self.block_size)
-        )
+        nats = self.nats[group] - other.nats[group]
+        return ratio(nats, self.tokens[group], blocks(len(self.windows), self.block_size))
 
 
 def window_positions(tiles: TiledWindows) -> ndarray:

@@ -126,16 +126,10 @@ class DesignComparison:
     Attributes:
         divergences: Jensen-Shannon divergence in bits for each k, with its real-vs-real baseline.
         gc: Wasserstein-1 distance of the GC content in points.
-        design_gc, real_gc: GC content of each sequence in percent.
-        num_compared: real sequences in each set of the baseline, and designs that it is compared
-            with.
     """
 
     divergences: Mapping[int, Distance]
     gc: Distance
-    design_gc: ndarray
-    real_gc: ndarray
-    num_compared: int
 
 
 def real_windows(path: str, length: int) -> list[ndarray]:
@@ -185,7 +179,5 @@ def compare_designs(
                 kmer_counts(each, k, both_strands, np.float32) for each in (designs, real)
             )
             divergences[k] = sets.distance(jensen_shannon, ours, theirs)
-    ours = 100 * gc_content(designs, "the designs")
-    theirs = 100 * gc_content(real, "real")
-    gc = sets.distance(wasserstein, ours, theirs)
-    return DesignComparison(divergences, gc, ours, theirs, len(sets.samples[0]))
+    ours, theirs = gc_content(designs, "the designs"), gc_content(real, "real")
+    return DesignComparison(divergences, sets.distance(wasserstein, 100 * ours, 100 * theirs))
