@@ -388,7 +388,7 @@ class HeldOut:
                     continue
                 of_markov = (nats * mask).sum(1)
                 total = ratio(of_markov, mask.sum(1), blocks(len(mask), result.block_size))
-                difference = result.difference(of_markov, name)
+                difference = result.interval_of(result.per_sequence(name) - of_markov, name)
                 groups[name] = {
                     "bits": total.value / BIT,
                     "perplexity": math.exp(total.value),

@@ -535,13 +535,12 @@ class StoredCurve:
         if equal is None:  # no structure to lose
             return {"num_groups": num_groups, "sizes": None}
         number = num_groups or len(equal)
-        if not optimal:
-            return {"num_groups": number, "sizes": None}
-        if not optimal_sizes_help(stored, number):
-            log.warning(
-                f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used to "
-                "choose them; groups are equal"
-            )
+        if not optimal or not optimal_sizes_help(stored, number):
+            if optimal:
+                log.warning(
+                    f"sizes=optimal: by {FILE_NAME} optimal sizes save nothing on windows not used "
+                    "to choose them; groups are equal"
+                )
             return {"num_groups": number, "sizes": None}
         if num_groups is None:
             best = fewest_groups(h, optimal=True, alone=alone)
@@ -558,10 +557,10 @@ class StoredCurve:
             return None
         return h if np.isfinite(h).all() and (h >= 0).all() else None
 
-    def measured_length(self) -> int | None:
+    def measured_length(self) -> int:
         """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve`
         assumes a function of n/L."""
-        return None if self.curve(1) is None else int(self._stored()["length"])
+        return int(self._stored()["length"])
 
     def _stored(self) -> Json:
         """The code length in the run's `evaluate.json`; any error means that there is none of this

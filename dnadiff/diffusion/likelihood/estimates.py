@@ -118,11 +118,6 @@ class Likelihood:
         """Monte Carlo standard error in nats per token, for these sequences."""
         return float(np.sqrt(self.variance_mc(group).sum()) / self.tokens[group].sum())
 
-    def difference(self, other: ndarray, group: str = "all") -> ConfidenceInterval:
-        """This model minus another, nats per token, paired by sequence: `other (S,)` nats of the
-        same tokens."""
-        return self.interval_of(self.per_sequence(group) - other, group)
-
     def minus(self, other: Likelihood) -> Likelihood:
         """This model minus another on the same windows, draw by draw: with the same masks, `se_mc`
         is that of the difference.

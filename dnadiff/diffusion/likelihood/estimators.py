@@ -601,10 +601,9 @@ class ReverseComplemented:
 def both_strands(forward: Likelihood, reverse: Likelihood, group: str = "all") -> dict[str, float]:
     """NELBO of x (`forward`), of RC x (`reverse`), their mean, and the gap (x minus RC x) with its
     95 % interval: nats per token."""
-    gap = forward.difference(reverse.per_sequence(group), group)
-    mean = forward.interval_of(
-        (forward.per_sequence(group) + reverse.per_sequence(group)) / 2, group
-    )
+    ours, theirs = (each.per_sequence(group) for each in (forward, reverse))
+    gap = forward.interval_of(ours - theirs, group)
+    mean = forward.interval_of((ours + theirs) / 2, group)
     return {
         "forward": forward.interval(group).value,
         "reverse": reverse.interval(group).value,

@@ -30,7 +30,7 @@ from dnadiff.diffusion.likelihood.estimates import variance_of_mean
 from dnadiff.diffusion.likelihood.estimators import check_num_draws, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, Process, require
 from dnadiff.diffusion.vocab import DEPTH, POSTERIOR
-from dnadiff.fields import JsonDict, Natural, PositiveInt, checked
+from dnadiff.fields import JsonDict, Natural, PositiveInt, checked, checked_dataclass
 from dnadiff.genomics.information import by_length, window_nats
 from dnadiff.genomics.variants.variant import (
     TOKENIZER,
@@ -565,8 +565,7 @@ class Masked(VariantMethod):
             )
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class Block(VariantMethod):
     """Mean over random orders of log p(alt block | rest) - log p(ref block | rest) by the chain
     rule.
@@ -623,8 +622,7 @@ class Block(VariantMethod):
         return draws.uniform("order", count).argsort(-1).numpy()
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class PairedWindow(VariantMethod):
     """NELBO of the window with REF minus that of the window with ALT, in count form with common
     masks.
@@ -683,8 +681,7 @@ class PairedWindow(VariantMethod):
         return float(values.mean()), float(variance_of_mean(values[None])[0])
 
 
-@checked
-@dataclass(eq=False)
+@checked_dataclass
 class LogProb(VariantMethod):
     """log p(window with ALT) - log p(window with REF).
 
