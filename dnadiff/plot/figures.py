@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.fields import Json, JsonDict, is_number
+from dnadiff.fields import Json, is_number
 from dnadiff.plot import style
 
 if TYPE_CHECKING:
@@ -73,18 +73,6 @@ class Saturation(NamedTuple):
             if allele != base:
                 values = float(self.effects[place, row]), float(self.information[place])
                 yield self.start + place + 1, base, allele, *values
-
-    def overlapping(self, genes: Genes) -> list[JsonDict]:
-        """The parts of genes (record, start, end, name, strand) in the region, from `low` to
-        `high`, where the middle of a base is at its position."""
-        first, last = self.start + 0.5, self.start + len(self.bases) + 0.5
-        parts = [
-            {"low": max(gene[1] + 0.5, first), "high": min(gene[2] + 0.5, last)}
-            | {"gene": gene[3], "strand": gene[4]}
-            for gene in genes
-            if gene[0] == self.chrom
-        ]
-        return [part for part in parts if part["low"] < part["high"]]
 
     @property
     def limit(self) -> float:
@@ -185,7 +173,8 @@ def heat_map(
     size = len(found.bases)
     lines = -(-size // style.LINE)
     width = -(-size // lines)
-    tracks = found.overlapping(genes or ())
+    end = found.start + size
+    tracks = [g for g in genes or () if g[0] == found.chrom and g[1] < end and g[2] > found.start]
     heights = [1.0, 0.28 * len(found.rows), *[0.5] * bool(tracks)]
     every = axes
     if every is None:
@@ -243,16 +232,16 @@ def heat_map(
     return grid
 
 
-def _draw_genes(axes: Axes, tracks: Iterable[JsonDict], first: int, last: int) -> None:
+def _draw_genes(axes: Axes, genes: Genes, first: int, last: int) -> None:
     """Bars with names, those of strand - below the others; an arrow is the strand."""
-    for track in tracks:
-        left, right = max(track["low"], first + 0.5), min(track["high"], last + 0.5)
+    for _, start, end, name, strand, *_ in genes:
+        left, right = max(start, first), min(end, last)
         if left < right:
-            place = left - first - 1
-            y = -0.5 if track["strand"] == "-" else 0.5
+            place = left - first - 0.5
+            y = -0.5 if strand == "-" else 0.5
             bar: Json = {"color": style.FAINT, "alpha": 0.5, "lw": 0}
             axes.broken_barh([(place, right - left)], (y - 0.4, 0.8), **bar)
-            text = f"{track['gene']} {_ARROWS.get(track['strand'], '')}"
+            text = f"{name} {_ARROWS.get(strand, '')}"
             axes.text(place + 0.3, y, text, size=7, va="center", clip_on=True)
 
 

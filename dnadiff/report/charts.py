@@ -252,8 +252,6 @@ def _tooltip(frame: pandas.DataFrame, columns: Iterable[str | None]) -> list[alt
     ]
 
 
-def _zoom(*encodings: Any) -> alt.Parameter:
-    """Wheel and drag change the scales, of both axes if none is given; a double click resets
-    them."""
-    given: Json = {"encodings": [*encodings]} if encodings else {}
-    return alt.selection_interval(bind="scales", name="zoom", **given)
+def _zoom(encodings: Sequence[Any] = ("x", "y")) -> alt.Parameter:
+    """Wheel and drag change the scales of these axes; a double click resets them."""
+    return alt.selection_interval(bind="scales", name="zoom", encodings=list(encodings))

@@ -36,13 +36,6 @@ MAX_ROWS = 1000  # of a table on a page
 _OF_PAGE = {"#24292e|#4a4f55|#3d3d3d": "currentColor", "#6b7075": "var(--soft)"}
 _OF_PAGE |= {"#e6e8eb": "var(--line)", "#ffffff": "var(--paper)"}
 _PATHS = {"path": 1, "checkpoint": 3}  # names of files, and how many of their last parts are shown
-_LABELS = {
-    "n_policy": "N policy",
-    "num_draws": "Draws",
-    "path": "File",
-    "scan": "Scan kernel",
-    "step": "Steps",
-}
 
 
 @dataclass(frozen=True)
@@ -99,12 +92,6 @@ class Picture:
     figure: Any = None
     chart: Chart | None = None
     wide: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.label or (self.figure is None) == (self.chart is None):
-            raise ValueError(
-                f"picture {self.name!r} has a label, and either a figure or a chart; set them"
-            )
 
     @property
     def drawn(self) -> Markup:
@@ -213,7 +200,7 @@ ENVIRONMENT = Environment(
 ENVIRONMENT.filters |= {
     # Long names would push the last columns off the screen.
     "cell": lambda text: escape(text).replace("_", Markup("_<wbr>")),
-    "label": lambda key: _LABELS.get(key) or key[:1].upper() + key[1:].replace("_", " "),
+    "label": lambda key: key[:1].upper() + key[1:].replace("_", " "),
     "shown": shown,
 }
 ENVIRONMENT.globals |= {

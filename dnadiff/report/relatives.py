@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from dnadiff.fields import Json
 from dnadiff.plot.style import MODEL, OTHER, REAL, figure, legend_below, rendered
 from dnadiff.store.disk import write_bytes
 
@@ -27,7 +26,7 @@ def draw_relatives(path: Path, genomes: Sequence[RelatedGenome]) -> None:
             ("chance", REAL, "x"),
             ("paralogs", REAL, "+"),
         ):
-            values = [np.nan if (x := getattr(each, name)) is None else x for each in rows]
+            values: Json = [getattr(each, name) for each in rows]  # None draws nothing
             axes.plot(values, range(len(rows)), mark, color=color, label=name)
         axes.set_yticks(range(len(rows)), names)
         axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), xlabel="share of the target")

@@ -2,7 +2,6 @@ import re
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from dnadiff.plot.style import figure
 from dnadiff.report import charts
@@ -90,13 +89,6 @@ def test_long_tables_and_charts_are_cut():
     frame = pd.DataFrame({"x": range(20_001)})
     kept = charts.records(frame)
     assert len(kept) == charts.MAX_POINTS and (kept[0]["x"], kept[-1]["x"]) == (0, 20_000)
-
-
-def test_a_picture_is_one_figure_or_chart_with_a_label():
-    with pytest.raises(ValueError, match="picture 'p'"):
-        Picture("p", "", "", figure=drawn())
-    with pytest.raises(ValueError, match="either a figure or a chart"):
-        Picture("p", "label", "")
 
 
 def test_names_of_columns_may_have_dots_and_brackets():
