@@ -43,7 +43,7 @@ def page(result: Result, options: Any) -> Page:
         "Embeddings",
         sentence,
         [Picture("components", label, text, chart=drawn, wide=True)],
-        Table(list(frame), frame.to_numpy().tolist()),
+        Table.of(frame),
         made={"checkpoint": options.checkpoint, **options.only("pool", "layer", "stranded")},
     )
 

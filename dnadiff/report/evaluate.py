@@ -29,26 +29,16 @@ def page(result: Result, options: Any) -> Page:
     ends = "low", "high"
     novel = f"; novel: in no 24-mer, {content['novelty']}" if content["novelty"] else ""
     novel += "; in and outside: types of regions" if "annotation" in content else ""
-    pictures = [
-        Picture(name, label, text, chart=charts.bars(part, unit, row, interval=ends))
-        for name, label, text, row, part in (
-            (
-                "models",
-                f"{unit} of this model and of Markov models",
-                f"All tokens: {unit}, lower is better, and the 95 % interval of this model.",
-                "model",
-                frame[frame["group"] == "all"],
-            ),
-            (
-                "groups",
-                f"{unit} of this model by group",
-                f"This model by groups of tokens, with 95 % intervals{novel}.",
-                "group",
-                frame[frame["model"] == "this model"],
-            ),
-        )
-        if len(part) > 1
-    ]
+    pictures = []
+    all_tokens = f"All tokens: {unit}, lower is better, and the 95 % interval of this model."
+    by_group = f"This model by groups of tokens, with 95 % intervals{novel}."
+    for row, part, text in (
+        ("model", frame[frame["group"] == "all"], all_tokens),
+        ("group", frame[frame["model"] == "this model"], by_group),
+    ):
+        if len(part) > 1:
+            drawn = charts.bars(part, unit, row, interval=ends)
+            pictures.append(Picture(f"{row}s", f"{unit} of each {row}", text, chart=drawn))
     if content["curve"]:
         visible = "visible tokens"
         names = {"visible": visible, "bits": unit}

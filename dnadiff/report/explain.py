@@ -11,6 +11,7 @@ from numpy import ndarray
 from dnadiff import plot
 from dnadiff.options.base import Result
 from dnadiff.plot.figures import Saturation
+from dnadiff.plot.style import information
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table
 from dnadiff.store.disk import read_npz
@@ -44,10 +45,10 @@ def page(result: Result, options: Any) -> Page:
         text = "Starts of the sites, in % of those of each motif and strand; dashed: means."
         pictures.append(Picture("places", "Where the motifs are", text, chart=drawn))
     for motif in motifs[:_LOGOS]:
-        matrix = np.array(motif["matrix"])
-        bits = 2 + (matrix * np.log2(np.maximum(matrix, 1e-9))).sum(1, keepdims=True)
-        logo = plot.logo(matrix * bits, unit="bits").figure
-        text = f"{motif['name']}: {len(motif['sites']):,} sites."
+        count = len(motif["sites"])
+        heights = information(count * np.array(motif["matrix"]))
+        logo = plot.logo(heights, unit="bits").figure
+        text = f"{motif['name']}: {count:,} sites."
         pictures.append(Picture(motif["name"], f"logo of {motif['consensus']}", text, logo))
     ends = f"; {len(motifs)} motifs, first {motifs[0]['consensus']}" if motifs else ""
     return Page(

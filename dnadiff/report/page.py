@@ -28,6 +28,7 @@ from dnadiff.store.disk import write_bytes
 from dnadiff.store.objects import config_dir
 
 if TYPE_CHECKING:
+    import pandas
     from matplotlib.figure import Figure
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -61,6 +62,12 @@ class Table:
     rows: Sequence[Sequence[Json]]
     caption: str = ""
     numbers: Collection[int] = ()
+
+    @classmethod
+    def of(cls, frame: pandas.DataFrame, caption: str = "") -> Table:
+        """The table of a frame; what is not known is a dash."""
+        cells = frame.astype(object).where(frame.notna(), None)
+        return cls([*frame], cells.to_numpy().tolist(), caption)
 
     @property
     def shown(self) -> Sequence[Sequence[Json]]:

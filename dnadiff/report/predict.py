@@ -53,7 +53,7 @@ def page(result: Result, options: Any) -> Page:
         f"Predictions: {content['task']}",
         f"{content['predictions']:,} predictions: {', '.join(tally)}.",
         pictures,
-        Table(shown, highest[shown].values.tolist(), f"The highest of {value}."),
+        Table.of(highest[shown], f"The highest of {value}."),
         [metrics] if rows else [],
         {"checkpoint": options.checkpoint, "seeds": content["seeds"]},
     )

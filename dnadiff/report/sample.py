@@ -149,7 +149,7 @@ def _best(table: DesignTable) -> Table:
     if "reward" in frame:
         caption = "The highest rewards, different sequences"
         frame = frame.sort_values("reward", ascending=False, kind="stable")
-    return Table([*frame], frame.head(_LISTED).values.tolist(), f"{caption}; the file has all.")
+    return Table.of(frame.head(_LISTED), f"{caption}; the file has all.")
 
 
 def _real(options: Any, length: int) -> tuple[str, list[ndarray], bool] | None:

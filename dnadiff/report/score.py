@@ -38,12 +38,11 @@ def page(result: Result, options: Any) -> Page:
     bases = int(known["counted"].sum())
     mean = known["total_bits"].sum() / max(bases, 1)
     sentence = f"{len(frame):,} records, {bases:,} bases: {mean:.3f} bits per base."
-    rows = [[None if x != x else x for x in row] for row in frame.itertuples(index=False)]
     caption = "Upper bounds on -log2 p; exact for autoregressive models. se_mc is in nats per base."
     return Page(
         "Likelihood of sequences",
         sentence,
         pictures,
-        Table(list(frame.columns), rows, caption),
+        Table.of(frame, caption),
         made=result.content.get("settings", {}),
     )

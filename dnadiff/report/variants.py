@@ -80,10 +80,10 @@ def page(result: Result, options: Any) -> Page | None:
         shown = [unit, *(name for name in _SHOWN if name in known and known[name].notna().any())]
         named = ["id"] * bool((known["id"] != ".").any())
         columns = ["place", "change", *named, *shown, "group"]
-        rows = known.loc[order[:STRONGEST], columns].astype(object)
-        table = Table(
-            ["place", "REF>ALT", *named, *shown, annotation],
-            rows.where(rows.notna(), None).to_numpy().tolist(),
+        head = {"change": "REF>ALT", "group": annotation}
+        rows = known.loc[order[:STRONGEST], columns].rename(columns=head)
+        table = Table.of(
+            rows,
             f"The {len(rows):,} strongest of {len(known):,} alleles; {result.paths[0].name} has "
             "all.",
         )

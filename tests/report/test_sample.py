@@ -54,7 +54,7 @@ def test_the_page_of_designs_says_what_the_files_say(page, tmp_path):
     assert "python -m dnadiff.sample" in text and "screen them with current tools" in text
     side = read_sequences(unguided_path(tmp_path / "a.fa"))
     points = re.findall(r'"set": ?"(\w+)"', html)
-    assert points.count("unguided") == len(side) == 24 and points.count("real") == 5
+    assert points.count("unguided") == 2 * len(side) == 48 and points.count("real") == 2 * 5
     # Real sequences have rewards and likelihoods like designs.
     window = ("ACGTTGA" * 6)[:24]
     assert content["real"]["reward"] == pytest.approx([GCContent()([window])[0]] * 5)
