@@ -1,7 +1,6 @@
 """The page of the effects of variants in a file."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -78,4 +77,3 @@ def test_the_page_has_the_strongest_alleles_and_what_is_left_out(tmp_path, kept)
     )
     assert [row[1] for row in found.table.rows] == ["CA>C", "A>C", "C>T", "A>G"]
     assert json.dumps(found.table.rows[1]) == '["c:2", "A>C", "a", -3.0, "stop_gained"]'
-    assert page(Result(content, (path,)), SimpleNamespace(saturate="c:1-9")) is None
