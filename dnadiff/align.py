@@ -1,11 +1,9 @@
 """`python -m dnadiff.align`: align related genomes to a genome, and compute what a phylogeny says
 of each of its bases."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from annotated_types import Interval
-
-from dnadiff.fields import Positive
+from dnadiff.fields import Positive, PositiveFraction
 from dnadiff.jobs.job import Job
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
@@ -38,7 +36,7 @@ class AlignOptions(ShardedOptions):
     """each record of a FASTA file is a genome, as of mitochondria"""
     engine: Group | None = group()
     """last, minimap2 or mappy; null: the first of these that is installed"""
-    near_copies: Annotated[float, Interval(gt=0, le=1)] | None = 0.96
+    near_copies: PositiveFraction | None = 0.96
     """genomes of at least this identity are left out; null: none but the target itself"""
     tree: str | None = None
     """Newick file with a leaf for each genome that is used and one called target; null: neighbor

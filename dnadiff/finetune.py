@@ -10,7 +10,15 @@ from annotated_types import Interval
 from pydantic import model_validator
 from typing_extensions import TypedDict
 
-from dnadiff.fields import Fraction, Json, Natural, NonNegative, Positive, PositiveInt
+from dnadiff.fields import (
+    Fraction,
+    Json,
+    Natural,
+    NonNegative,
+    Positive,
+    PositiveFraction,
+    PositiveInt,
+)
 from dnadiff.options.base import Accelerator, Checkpoint, Config, Group, Options, Result, group
 from dnadiff.options.command import command
 from dnadiff.progress import log
@@ -22,7 +30,6 @@ from dnadiff.supervised import runs
 # Keys on which neither the numbers nor the saved networks depend.
 STARTING = {"overwrite", "trust", "results", "accelerator", "resume", "output"}
 AUTO: Literal["auto"] = "auto"  # a value that suits the task
-Rate = Annotated[float, Interval(gt=0, le=1)]
 
 
 class Inputs(TypedDict):
@@ -87,12 +94,12 @@ class FinetuneOptions(Options):
     class_weights=balanced; loss for values and labels); auto: 5 with epochs=auto; null: never"""
     batch_size: PositiveInt | list[PositiveInt] = 16
     """or a list, of which validation chooses"""
-    lr: Rate | Literal["auto"] | list[Rate] = AUTO
+    lr: PositiveFraction | Literal["auto"] | list[PositiveFraction] = AUTO
     """peak learning rate of the fine-tuned network and of the same head on one-hot; auto: short
     trials of four rates; from a list, complete training of each"""
-    lr_scratch: Rate | Literal["auto"] | list[Rate] = AUTO
+    lr_scratch: PositiveFraction | Literal["auto"] | list[PositiveFraction] = AUTO
     """of the same network from scratch"""
-    layer_decay: Rate | Literal["auto"] = AUTO
+    layer_decay: PositiveFraction | Literal["auto"] = AUTO
     """factor of the rate from layer to layer towards the input of the fine-tuned network; auto:
     0.8, 1 with task.protocol=paper, adapter=lora or freeze=backbone"""
     freeze: Literal["none", "backbone"] | PositiveInt = "none"

@@ -24,7 +24,14 @@ from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
-from dnadiff.fields import Config, Natural, PositiveFraction, PositiveInt, check_arguments
+from dnadiff.fields import (
+    Config,
+    InnerFraction,
+    Natural,
+    PositiveFraction,
+    PositiveInt,
+    check_arguments,
+)
 from dnadiff.formats.nucleotides import several
 from dnadiff.store.disk import read_yaml
 from dnadiff.store.objects import config_dir
@@ -33,7 +40,7 @@ from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import HeadInputs, check_head
 from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
 from dnadiff.supervised.items import EVALUATION, TaskData
-from dnadiff.supervised.labeled import Division, LabeledSequences, PathName, Share
+from dnadiff.supervised.labeled import Division, LabeledSequences, PathName
 from dnadiff.supervised.networks import FineTunedModel
 from dnadiff.supervised.runs import FOLDER, WEIGHTS, remove_all
 from dnadiff.supervised.targets import RegressionTarget, TaskTarget
@@ -73,7 +80,7 @@ class FineTuned(BaseEstimator):
     lr: PositiveFraction | list[PositiveFraction] | Automatic = AUTO
     batch_size: PositiveInt = 16
     stranded: bool = False
-    valid_fraction: Share = 0.1
+    valid_fraction: InnerFraction = 0.1
     seed: Natural = 1
     device: str | None = None
 

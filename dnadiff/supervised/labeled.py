@@ -25,7 +25,15 @@ from dnadiff.data.records import num_tokens
 from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import Config, Json, Name, Natural, PositiveInt, checked_dataclass
+from dnadiff.fields import (
+    Config,
+    InnerFraction,
+    Json,
+    Name,
+    Natural,
+    PositiveInt,
+    checked_dataclass,
+)
 from dnadiff.formats.nucleotides import DNASequence
 from dnadiff.formats.regions import Region
 from dnadiff.formats.table import read_rows
@@ -269,7 +277,6 @@ class Division:
 
 
 PathName = str | os.PathLike[str]
-Share = Annotated[float, Interval(gt=0, lt=1)]
 KmerLength = Annotated[int, Interval(ge=1, le=MAX_K)]
 
 
@@ -299,8 +306,8 @@ class LabeledTask(ABC):
     name: Name
     stranded: bool = False
     max_length: PositiveInt | None = None
-    test_fraction: Share = 0.2
-    valid_fraction: Share = 0.1
+    test_fraction: InnerFraction = 0.2
+    valid_fraction: InnerFraction = 0.1
     cluster_kmer: KmerLength | None = None
     redivide: bool = False
     expected: Mapping[str, Natural] | None = None
