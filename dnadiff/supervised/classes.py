@@ -20,7 +20,6 @@ from dnadiff.supervised.metrics import (
     Metric,
     ScoredPredictions,
     ScoredValues,
-    confusion_matrix,
     log_odds,
     roc_curves,
 )
@@ -236,7 +235,8 @@ class ClassTarget(TaskTarget):
         return METRICS
 
     def details(self, runs: Sequence[Any]) -> JsonDict:
-        return {"confusion": confusion_matrix(runs), "roc": roc_curves(runs[0])}
+        counts = np.mean([run.confusion() for run in runs], 0)  # by true and predicted class
+        return {"confusion": counts.tolist(), "roc": roc_curves(runs[0])}
 
     @property
     def columns(self) -> list[str]:

@@ -369,11 +369,6 @@ def roc_curves(scored: ScoredPredictions, max_points: int = 101) -> list[dict[st
     return curves
 
 
-def confusion_matrix(runs: Sequence[ScoredPredictions]) -> list[list[float]]:
-    """Number of items by true class (row) and predicted class (column), averaged over runs."""
-    return np.mean([run.confusion() for run in runs], 0).tolist()
-
-
 def estimate(
     metric: Metric,
     runs: Sequence[ScoredValues],

@@ -326,6 +326,7 @@ class FineTunedModel(NetworkModel):
         return classifier
 
 
+@dataclass(eq=False)
 class GridSearch(TaskModel):
     """Trains every candidate and predicts with the one with the best validation score: accuracy,
     then loss; for other targets than classes the loss.
@@ -334,8 +335,7 @@ class GridSearch(TaskModel):
     own validation items. `fit_info` records all candidates and the fit of the chosen one.
     """
 
-    def __init__(self, candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]) -> None:
-        self.candidates = candidates
+    candidates: Sequence[tuple[Mapping[str, Json], NetworkModel]]
 
     def describe(self) -> JsonDict:
         candidates = [model.describe() for _, model in self.candidates]

@@ -17,7 +17,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import lightning
@@ -447,6 +447,7 @@ class ShortRun(FineTuningModule):
         self.validation_seconds = (time.perf_counter() - start) * len(every) / len(items)
 
 
+@dataclass
 class Trials:
     """Runs trials and measures their speed.
 
@@ -455,11 +456,10 @@ class Trials:
         device: as in `train`.
     """
 
-    def __init__(self, short_run: Callable[[float], ShortRun], device: str) -> None:
-        self.short_run = short_run
-        self.device = device
-        self.step_seconds: list[float] = []
-        self.validation_seconds = 0.0  # of all validation items, from the last trial
+    short_run: Callable[[float], ShortRun]
+    device: str
+    step_seconds: list[float] = field(default_factory=list)
+    validation_seconds: float = 0.0  # of all validation items, from the last trial
 
     def __call__(self, lr: float, steps: int) -> float:
         """The validation loss of the target after `steps`, see `ShortRun`."""

@@ -85,7 +85,7 @@ def test_a_summary_has_the_exact_interval_and_spread_is_max_minus_min():
 
 def test_confusion_has_true_classes_as_rows():
     log_probs = np.log([[0.9, 0.1], [0.2, 0.8], [0.2, 0.8]])
-    assert metrics.confusion_matrix([ScoredPredictions(log_probs, np.array([0, 0, 1]))]) == [
+    assert ScoredPredictions(log_probs, np.array([0, 0, 1])).confusion().tolist() == [
         [1, 1],
         [0, 1],
     ]
