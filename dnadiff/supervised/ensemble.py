@@ -6,7 +6,7 @@ Loading builds only classes of this package (`dnadiff.store.objects.build`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from dnadiff.progress import log
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
-from dnadiff.supervised.attribution import Mutagenesis, hypothetical
+from dnadiff.supervised.attribution import Mutagenesis, Predict, hypothetical
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
     MEAN_HEAD,
@@ -224,9 +224,7 @@ class ClassifierEnsemble:
         found = (self.classify(chunk, batch_size, source) for chunk in chunks(queries))
         return np.concatenate([empty, *(each.each_seed for each in found)], axis=1)
 
-    def contrasts(
-        self, name: str | None = None, batch_size: int | None = None
-    ) -> Callable[[Sequence[ndarray], Columns], ndarray]:
+    def contrasts(self, name: str | None = None, batch_size: int | None = None) -> Predict:
         """A function from token ids of sequences (L_i,), and the columns of an alignment or None,
         to predictions (R, S) of one class or column, for each seed.
 

@@ -4,7 +4,6 @@ This module is imported by every command, and imports no torch.
 """
 
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ RUN = "finetune.yaml"
 MODELS = ("checkpoint", "init_from", "judge", "a", "b")  # keys that name a model
 
 _CLASSIFYING = ("predict", "variants", "explain")  # commands that take classifiers
-
-_SEED = re.compile(r"seed_(\d+)")
 
 
 def remove_all(folder: Path) -> None:
@@ -103,13 +100,9 @@ def _seeds_in(path: Path) -> list[Path]:
     for place in (path / FOLDER, path):
         if (place / DESCRIPTION).is_file():
             return [place]
-        numbered = [
-            (int(found[1]), p)
-            for p in place.glob("seed_*")
-            if (found := _SEED.fullmatch(p.name)) and (p / DESCRIPTION).is_file()
-        ]
-        if numbered:
-            return [p for _, p in sorted(numbered)]
+        named = (p for p in place.glob("seed_*") if p.name[5:].isdigit())
+        if seeds := [p for p in named if (p / DESCRIPTION).is_file()]:
+            return sorted(seeds, key=lambda p: int(p.name[5:]))
     return []
 
 
