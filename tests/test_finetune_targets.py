@@ -325,7 +325,7 @@ def test_bad_targets_get_one_line_and_leave_nothing(world, tmp_path, cli, overri
     [
         (["label_column=a"], "label_column names 1 columns, and this model expects 2, for a, b"),
         (["label_column=[sequence,b]"], "in column 'sequence', and a regression expects a number"),
-        (["track=t.bedgraph"], "track_class is missing; the track can be of 'a', 'b'"),
+        (["track=t.bedgraph"], "track_class is missing; set it to 'a', 'b'"),
     ],
 )
 def test_bad_predictions_get_one_line(world, cli, overrides, message):

@@ -24,13 +24,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dnadiff.fields import Json, JsonDict, JsonMap
+from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.formats.table import read_csv
 from dnadiff.progress import log
 from dnadiff.renamed import VERSION
@@ -45,6 +46,7 @@ from dnadiff.store.disk import (
     write_bytes,
     write_json,
 )
+from dnadiff.store.objects import leaves
 from dnadiff.supervised.items import Job, Prediction, TaskData
 from dnadiff.supervised.metrics import metric_values
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS
@@ -88,7 +90,7 @@ REMEDY = "use another copy of it, or fine-tune again"
 
 
 def code_version(
-    network: type | None = None, config: Json = None, package: Path | None = None
+    network: type | None = None, config: JsonMap = MappingProxyType({}), package: Path | None = None
 ) -> dict[str, str]:
     """What the code that computes predictions is identified by: a digest of its sources, and the
     versions of the libraries.
@@ -117,18 +119,14 @@ def code_version(
     }
 
 
-def _modules(config: Json) -> Iterator[str]:
+def _modules(config: JsonMap) -> Iterator[str]:
     """The modules of the `_target_`s of a configuration."""
-    if isinstance(config, Mapping):
-        name = str(config.get("_target_", ""))
+    for key, target in leaves(config):
+        name = str(target) if key.endswith("_target_") else ""
         while name := name.rpartition(".")[0]:  # a target can be a method of a class
             if name in sys.modules:
                 yield name
                 break
-        config = list(config.values())
-    if isinstance(config, list):
-        for value in config:
-            yield from _modules(value)
 
 
 @dataclass(eq=False)
