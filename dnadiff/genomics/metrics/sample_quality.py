@@ -46,7 +46,8 @@ from dnadiff.jobs.job import Job, Result
 from dnadiff.progress import log, table
 from dnadiff.store.disk import write_bytes, write_json
 
-_STOPS = ((3, 0, 0), (3, 0, 2), (3, 2, 0))  # TAA, TAG, TGA
+_CODON = np.array((16, 4, 1))  # what each base of a codon counts in its number
+_STOPS = (48, 50, 56)  # TAA, TAG, TGA
 
 
 def pair_counts(windows: ndarray, max_distance: int) -> ndarray:
@@ -108,8 +109,7 @@ def longest_orf(windows: ndarray) -> ndarray:
         number = frame.shape[1] // 3
         codons = frame[:, : 3 * number].reshape(len(frame), number, 3)
         if number:
-            stops = [(codons == stop).all(2) for stop in _STOPS]
-            ends = np.any([(codons == UNKNOWN).any(2), *stops], axis=0)
+            ends = (codons == UNKNOWN).any(2) | np.isin(codons @ _CODON, _STOPS)
             place = np.arange(number)
             # The last stop at or before each codon.
             last = np.maximum.accumulate(np.where(ends, place, -1), axis=1)
