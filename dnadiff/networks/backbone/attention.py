@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.utils.checkpoint import checkpoint
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, Probability
@@ -387,13 +386,5 @@ class AttentionBackbone(Backbone):
     def through_blocks(self, x: Tensor, *inputs: Angles | Mask) -> Tensor:
         """(B, L, D) -> (B, L, D), with further inputs of every block."""
         for block in self.blocks:
-            x = self.through(block, x, *inputs)
+            x = self.run(block, x, *inputs)
         return x
-
-    def through(self, block: nn.Module, x: Tensor, *inputs: Angles | Mask) -> Tensor:
-        """The output of one block, which the backward pass recomputes with
-        `activation_checkpointing`."""
-        recompute = self.activation_checkpointing and torch.is_grad_enabled()
-        return (
-            checkpoint(block, x, *inputs, use_reentrant=False) if recompute else block(x, *inputs)
-        )

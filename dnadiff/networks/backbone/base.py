@@ -11,10 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dnadiff.diffusion.vocab import CHANNELS, Vocab, complemented
 from dnadiff.fields import Config, Natural, PositiveInt, checked
@@ -91,6 +92,8 @@ class Backbone(nn.Module, ABC):
             reads whole sequences.
         reads_both_strands: whether features hold the channels of both strands, as
             `layers.join` arranges them.
+        activation_checkpointing: save only the inputs of each layer, and recompute the layer in the
+            backward pass.
         takes_sigma: whether it can be conditioned on the noise level.
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
         columns: reads the columns of an alignment (`read_columns`); None if the network reads the
@@ -104,6 +107,7 @@ class Backbone(nn.Module, ABC):
     max_length: int | None = None
     reads_both_strands = False
     peers: Peers | None = None
+    activation_checkpointing = False
     columns: ColumnLayer | None
 
     def __init__(
@@ -134,6 +138,13 @@ class Backbone(nn.Module, ABC):
                 "implement embed; set backbone.num_labels=0, or leave the alignment out"
             )
         self.columns = make(self.d_model // (1 + self.reads_both_strands))
+
+    def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
+        """The results of a layer, which the backward pass recomputes with
+        `activation_checkpointing`."""
+        if self.activation_checkpointing and torch.is_grad_enabled():
+            return checkpoint(function, *inputs, use_reentrant=False)
+        return function(*inputs)
 
     @property
     def trunk(self) -> nn.ModuleList | None:

@@ -168,7 +168,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         for number, block in enumerate(self.blocks):
             if number + 1 == len(self.blocks) and not clean:
                 attention = attention.noised_only()
-            x = self.through(block, x, condition, angles, attention)
+            x = self.run(block, x, condition, angles, attention)
         x = self.output_layer(x, condition)
         return x[:, :length], x[:, length:] if clean else None
 

@@ -10,7 +10,6 @@ from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import Natural, PositiveInt, Probability, checked
@@ -271,13 +270,6 @@ class MambaBackbone(Backbone):
         """Transforms the stream (B, L, D) and its last branch before each layer; the identity
         unless a subclass exchanges strands."""
         return stream, branch
-
-    def run(self, function: Callable[..., Any], *inputs: Any) -> Any:
-        """The results of a layer, which the backward pass recomputes with
-        `activation_checkpointing`."""
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-        return function(*inputs)
 
     def head(self, features: Tensor) -> Tensor:
         return at_least_float32(nn.functional.linear(features, self.embedding.weight))
