@@ -2,7 +2,6 @@
 back, and a model card."""
 
 import re
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import model_validator
@@ -57,7 +56,7 @@ def export(options: ExportOptions) -> Result:
     """Export; the only path of the result is the folder."""
     from dnadiff.sharing.folder import export_model
 
-    output = Path(options.output or options.run_dir / "model")
+    output = options.output_path("model")
     target, about = options.into(export_model, source=options.checkpoint, output=output)
     size = (target / "model.safetensors").stat().st_size
     rows = [("network", about["network"]), ("parameters", f"{about['parameters']:,}")]

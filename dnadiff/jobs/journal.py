@@ -145,9 +145,9 @@ class ResumableOutput:
         self.bytes = found["bytes"]
         self.notes = found["notes"]
         self.complete = found["complete"]
+        self.crc = found["crc"]
         if self.part.is_file() and self.part.stat().st_size >= self.bytes:
-            self.crc = crc_of(self.part, self.bytes)
-            if self.crc != found["crc"]:
+            if crc_of(self.part, self.bytes) != self.crc:
                 raise ValueError(f"{self.part} is damaged (its checksum differs); {remedy}")
         elif not (self.complete and self.output.exists()):
             raise ValueError(

@@ -7,13 +7,10 @@ results and, written last, an entry that says that it is complete.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import platform
 import re
 import struct
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,7 +27,15 @@ from dnadiff.jobs.journal import (
     temporary_path,
 )
 from dnadiff.renamed import VERSION
-from dnadiff.store.disk import atomic_write, json_hash, load_json, names_file, read_json, write_json
+from dnadiff.store.disk import (
+    atomic_write,
+    json_hash,
+    load_json,
+    locked,
+    names_file,
+    read_json,
+    write_json,
+)
 
 FORMAT = 1
 _FORM = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
@@ -163,29 +168,16 @@ class Manifest:
         return cls(content["command"], content["count"], content["overrides"], streams)
 
     def write(self, path: Path) -> None:
-        """Write it atomically, unless another process has written one: all shards read the same."""
+        """Write it, unless another process has written one: all shards read the same."""
         content = {"format": FORMAT, **plain(asdict(self))}
         content |= {"check": json_hash(content)[:16]}
-        # A name that `discard` removes.
-        part = path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-        try:
-            with names_file(path):
-                part.parent.mkdir(parents=True, exist_ok=True)
-                with part.open("wb") as file:
-                    file.write((json.dumps(content, indent=1) + "\n").encode())
-                    file.flush()
-                    os.fsync(file.fileno())
-            os.link(part, path)
-        except (FileExistsError, FileNotFoundError):
-            # Another shard has removed `part`, which it takes for that of a killed process.
+        with names_file(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(lock := path.with_name(f".{path.name}.lock.part")):
             if not path.exists():
-                raise
-        except OSError as error:
-            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP):
-                raise
-            os.replace(part, path)  # a file system without links
-        finally:
-            part.unlink(missing_ok=True)
+                with atomic_write(path) as file:
+                    file.write((json.dumps(content, indent=1) + "\n").encode())
+            lock.unlink(missing_ok=True)
 
     @property
     def shards(self) -> list[Shard]:

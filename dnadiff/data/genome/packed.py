@@ -269,8 +269,8 @@ def _opened(bases: StoredArray, index_version: tuple[int, int]) -> tuple[str, Re
 
 
 class PackedFile:
-    """An opened packed file: its records, one after the other, in `bases (total,)` uint8, mapped
-    and read-only.
+    """An opened packed file: its records, one after the other, in `stored.mapped (total,)` uint8,
+    read-only.
 
     It is pickled as its path. `digest` is the SHA-256 of the sequence file.
     """
@@ -290,11 +290,6 @@ class PackedFile:
     def offsets(self) -> Integers:
         """Where each record begins in `bases`, and where the last one ends."""
         return np.append(0, np.cumsum(self.records.length))
-
-    @property
-    def bases(self) -> TokenIds:
-        """All records, one after the other, `(total,)`."""
-        return self.stored.mapped
 
     @cached_property
     def runs(self) -> Integers:

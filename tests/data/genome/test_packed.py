@@ -49,7 +49,7 @@ def entries(cache):
 
 def test_a_byte_a_base_and_a_small_index(file, cache):
     one = pack(file)
-    assert one.bases.tolist() == [
+    assert one.stored.mapped.tolist() == [
         7,
         8,
         9,
@@ -65,7 +65,7 @@ def test_a_byte_a_base_and_a_small_index(file, cache):
         11,
         10,
     ]
-    assert isinstance(one.bases.base, np.memmap) and not one.bases.flags.writeable
+    assert isinstance(one.stored.mapped.base, np.memmap) and not one.stored.mapped.flags.writeable
     assert one.runs.tolist() == [[4, 6], [12, 13]] and one.offsets.tolist() == [0, 10, 14]
     counts = {"length": 10, "unknown": 2, "gc": 4, "soft": 4, "ambiguous": [0, 0]}
     assert one.records[0] == {"name": "a", "description": "first"} | counts and one.records[1][
@@ -91,7 +91,7 @@ def test_a_changed_source_is_packed_anew_even_with_the_same_size_and_time(file, 
     stat = file.stat()
     file.write_text(file.read_text().replace("TTRT", "TTTT"))
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert pack(file).folder != first.folder and pack(file).bases[12] == 10
+    assert pack(file).folder != first.folder and pack(file).stored.mapped[12] == 10
 
 
 def settled(path):
@@ -130,12 +130,12 @@ DAMAGE = {
 @pytest.mark.parametrize("what", DAMAGE)
 def test_a_damaged_cache_is_rebuilt(file, cache, what):
     one = pack(file)
-    expected = one.bases.tolist()
+    expected = one.stored.mapped.tolist()
     time.sleep(0.02)
     DAMAGE[what](one.folder)
     again = pack(file)
     assert (
-        again.bases.tolist() == expected
+        again.stored.mapped.tolist() == expected
         and again.records[0]["gc"] == 4
         and again.runs.tolist() == [[4, 6], [12, 13]]
     )
@@ -164,24 +164,24 @@ def large(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", [0, 63, 99 * 64, 100 * 64 - 1, 14 * 64 + 5])
 def test_a_quiet_change_of_a_sampled_chunk_is_noticed_at_open(large, cache, place):
     one = pack(large)
-    expected = one.bases.tolist()
+    expected = one.stored.mapped.tolist()
     damage_quietly(one.folder / "bases", place)
-    assert pack(large).bases.tolist() == expected
+    assert pack(large).stored.mapped.tolist() == expected
 
 
 def test_a_quiet_change_of_a_small_file_is_noticed_at_open(file, cache):
     one = pack(file)
-    expected, runs = one.bases.tolist(), one.runs.tolist()
+    expected, runs = one.stored.mapped.tolist(), one.runs.tolist()
     for name, place in (("bases", 7), ("runs.npy", 130)):
         damage_quietly(one.folder / name, place)
-        assert pack(file).bases.tolist() == expected and pack(file).runs.tolist() == runs
+        assert pack(file).stored.mapped.tolist() == expected and pack(file).runs.tolist() == runs
 
 
 def test_any_quiet_change_is_found_on_demand(large, cache):
     one = pack(large)
     assert one.verify() == 6400 + (one.folder / "runs.npy").stat().st_size
     damage_quietly(one.folder / "bases", 50 * 64)
-    assert pack(large).bases[50 * 64] != 7  # not a sampled chunk
+    assert pack(large).stored.mapped[50 * 64] != 7  # not a sampled chunk
     with pytest.raises(
         ValueError,
         match=r"is damaged \(bases was changed between bytes 3,200 and 3,264\): remove this "
@@ -349,14 +349,17 @@ def test_a_killed_process_leaves_nothing_in_the_way(tmp_path, cache):
     assert half.startswith(".")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert len(pack(path).bases) == 4000 and [e for e in entries(cache) if e.startswith(".")] == []
+    assert (
+        len(pack(path).stored.mapped) == 4000
+        and [e for e in entries(cache) if e.startswith(".")] == []
+    )
 
 
 def test_a_packed_file_travels_as_its_path(file, cache):
     one = pack(file)
     assert (
         len(pickle.dumps(one)) < 300
-        and pickle.loads(pickle.dumps(one)).bases.tolist() == one.bases.tolist()
+        and pickle.loads(pickle.dumps(one)).bases.tolist() == one.stored.mapped.tolist()
     )
     records = Genome(file).records
     assert (
