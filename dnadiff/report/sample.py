@@ -121,16 +121,23 @@ def _per_base(table: DesignTable) -> ndarray:
 
 def _numbers(tables: Mapping[str, DesignTable]) -> Table:
     """What designs and unguided samples have in common, side by side."""
-    rows: list[list[Json]] = []
-    for name, table in tables.items():
-        reward, match = (table.columns[key] for key in ("reward", "longest_match"))
-        values = [reward.mean(), reward.std(), reward.max(), _per_base(table).mean(), match.mean()]
-        numbers = [float(x) if np.isfinite(x) else None for x in values]
-        rows.append([name, len(table), table.num_distinct, *numbers, 100 * table.gc, table.hamming])
-    head = ["", "records", "distinct", "reward, mean", "sd", "best"]
-    head += ["log p per base", "longest match, bases", "GC, %", "Hamming distance"]
+    rows = [
+        {
+            "": name,
+            "records": len(table),
+            "distinct": table.num_distinct,
+            "reward, mean": table.columns["reward"].mean(),
+            "sd": table.columns["reward"].std(),
+            "best": table.columns["reward"].max(),
+            "log p per base": _per_base(table).mean(),
+            "longest match, bases": table.columns["longest_match"].mean(),
+            "GC, %": 100 * table.gc,
+            "Hamming distance": table.hamming,
+        }
+        for name, table in tables.items()
+    ]
     text = "Nats; the match is with the training part (copies=true); the distance of two records."
-    return Table(head, rows, text)
+    return Table.of(pandas.DataFrame(rows), text)
 
 
 def _best(table: DesignTable) -> Table:
@@ -178,14 +185,18 @@ def _comparison(
     """k-mers and GC content compared with real windows."""
     found = {name: compare_designs(of.sequences, real, both, seed) for name, of in tables.items()}
     name, ours = next(iter(found.items()))
-    rows: list[list[Json]] = []
-    for k, distance in ours.divergences.items():
-        values = [of.divergences[k].samples for of in found.values()]
-        limits = interval(distance.low, distance.high)
-        rows.append([f"{k}-mers, bits", *values, distance.baseline, limits])
-    limits = interval(ours.gc.low, ours.gc.high)
-    values = [of.gc.samples for of in found.values()]
-    rows.append(["GC content, points", *values, ours.gc.baseline, limits])
+    measured = {
+        f"{k}-mers, bits": [of.divergences[k] for of in found.values()] for k in ours.divergences
+    } | {"GC content, points": [of.gc for of in found.values()]}
+    rows = [
+        [
+            what,
+            *(one.samples for one in each),
+            each[0].baseline,
+            interval(each[0].low, each[0].high),
+        ]
+        for what, each in measured.items()
+    ]
     head = ["distance from real windows", *found, "real windows", "95 % of sets of them"]
     lengths, distances = [*ours.divergences], [*ours.divergences.values()]
     with figure(WIDTH, HEIGHT) as (drawn, (axes,)):
