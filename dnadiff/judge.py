@@ -87,7 +87,7 @@ def judge(options: JudgeOptions) -> list[Job]:
         of_real = {"data": data.describe()}
         real = memorization.held_out_windows(data, options.part, length)
         source = f"{data.name}, part {options.part}"
-    number = 0 if searched is None else memorization.num_training_bases(searched)
+    number = memorization.num_training_bases(searched) if searched else 0
     if number > memorization.LARGEST:
         log.info(
             "copies of the training part are not searched for: an index is made of at most "

@@ -227,10 +227,11 @@ class ConditionalSampler:
         nfe = 0
         rows = 0
         for group in groups:
-            made = self.prepared([targets[i] for i in group], weighted)
+            part = [targets[i] for i in group]
+            made = self.prepared(part, weighted)
             numbers = torch.tensor([numbered[i][0] for i in group], device=made.x_init.device)
             x_init = made.x_init
-            start = self.start_of([targets[i] for i in group], made.x_init)
+            start = self.start_of(part, made.x_init)
             if start is not None and self.start_t is None:
                 x_init = start
                 start = None

@@ -426,9 +426,7 @@ def from_text(
     """
     motifs = read_motifs(motif)
     if template is None:
-        if length is None:
-            raise ValueError("length is missing; give a length or a template")
-        return Free(tokenizer, num_samples, length, seed, prompt, motifs)
+        return Free(tokenizer, num_samples, length or 0, seed, prompt, motifs)
     if prompt or length is not None:
         raise ValueError(
             "a template defines the beginning and the length of a sequence; leave prompt and "
@@ -534,8 +532,9 @@ class Infill(Request):
         region = where = self.regions[group]
         first = 0
         if self.length is not None:
-            total = genome.lengths[region.chrom]
-            low, high = window_around(region.start, region.end, total, self.length)
+            low, high = window_around(
+                region.start, region.end, genome.lengths[region.chrom], self.length
+            )
             where = region._replace(start=low, end=high)
             first = high - region.end if region.strand == "-" else region.start - low
         last = first + region.size

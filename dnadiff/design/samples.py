@@ -440,12 +440,10 @@ class SampleJob(ResumableJob):
         return kept | {"pilot_calls": found["calls"]}
 
     def fold(self, result: Result) -> tuple[bytes, int]:
-        totals = self.totals
         for key in result.about.keys() & _ADDED:
-            totals[key] += result.about[key]
-        folded = super().fold(result)
-        self.report(0, 0, **{"network calls": f"{totals['nfe']:,}"})
-        return folded
+            self.totals[key] += result.about[key]
+        self.report(0, 0, **{"network calls": f"{self.totals['nfe']:,}"})
+        return super().fold(result)
 
     def convert(self, collected: Path) -> None:
         assert self.resampled is not None

@@ -343,6 +343,8 @@ def test_a_manifest_fetches_nothing(shards, cli, tmp_path, override):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     url = f"http://127.0.0.1:{server.server_port}"
     with_override(tmp_path, override.format(url=url))
+    if "template" in override:
+        with_override(tmp_path, "length=null")
     if override == "reward=motif":
         with_override(tmp_path, f"+reward.matrix={url}/m.jaspar")
     status, _, err = cli("merge", "output=s.fa")
