@@ -619,6 +619,17 @@ class CausalDenoiser(NetworkDenoiser):
         valid = None if valid is None else shifted(valid, True)
         return self.backbone.features(before.long(), None, query.cond, valid)
 
+    def next_log_probs(
+        self,
+        x: Tensor,
+        cond: OptTensor = None,
+        positions: OptTensor = None,
+        valid: OptTensor = None,
+    ) -> Tensor:
+        """Log-probabilities of token l given tokens 0..l-1, in row l; arguments and result are
+        shaped as in `MaskedDenoiser.log_probs`."""
+        return emitted_log_probs(self.logits(Query(x, None, cond, positions, valid)), self.vocab)
+
     def step(
         self, token: Tensor, state: State | None = None, cond: OptTensor = None
     ) -> tuple[Tensor, State]:
@@ -633,7 +644,7 @@ class CausalDenoiser(NetworkDenoiser):
             cond: labels, or all columns of the sequences, the same in every call.
 
         Returns:
-            Log-probabilities (B, V) of the next token, and the state after `token`.
+            Log-probabilities (B, V) as in `next_log_probs`, and the state after `token`.
         """
         here = self._next_columns(state, 1, cond)
         features, state = self.backbone.step(token.long(), state, here)

@@ -1,7 +1,6 @@
 """Networks that read columns of an alignment, alone and behind every kind of denoiser."""
 
 import itertools
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from dnadiff.diffusion.denoiser import (
     Denoiser,
     OtherStrand,
     Query,
-    emitted_log_probs,
     site_log_probs,
 )
 from dnadiff.diffusion.draws import Draws
@@ -53,12 +51,6 @@ MASK, BASES = DNA.mask_id, slice(7, 11)
 PROCESS = AbsorbingProcess(DNA, LogLinear())
 KINDS = [Caduceus, CaduceusPS, DiT, Mamba, Transformer]
 LAYERS = [PosteriorColumns, FrequencyColumns, PosteriorAndFrequencyColumns]
-
-
-def next_log_probs(denoiser, x, cond=None, positions=None, valid=None):
-    """Log-probabilities of token l given tokens 0..l-1, in row l."""
-    logits = denoiser.logits(Query(x, None, cond, positions, valid))
-    return emitted_log_probs(logits, denoiser.vocab)
 
 
 def columns_of(batch, length, seed=0):
@@ -138,7 +130,7 @@ def test_a_head_of_zeros_predicts_what_the_columns_say(kind, layer, part):
     made.read_columns(layer)
     columns, xt = columns_of(3, 12), torch.full((3, 12), MASK)
     denoiser = (Denoiser if kind is DiT else CausalDenoiser)(made)
-    ask = denoiser.log_probs if kind is DiT else partial(next_log_probs, denoiser)
+    ask = denoiser.log_probs if kind is DiT else denoiser.next_log_probs
     found = ask(xt, cond=columns)[..., BASES]
     expected = torch.where(
         columns.any(-1, keepdim=True), columns[..., part], torch.tensor(0.25).log()
@@ -217,15 +209,15 @@ def test_the_clean_stream_predicts_with_the_column_of_the_next_token():
 @pytest.mark.parametrize("kind", [Mamba, Transformer])
 def test_a_causal_model_reads_the_column_of_the_token_that_it_predicts(kind):
     denoiser, ids, columns = CausalDenoiser(network(kind)), sequences(), columns_of(3, 12)
-    whole = next_log_probs(denoiser, ids, columns)[..., BASES]
+    whole = denoiser.next_log_probs(ids, columns)[..., BASES]
     for at in range(12):
         other = ids.clone()
         other[:, at:] = 7 + (ids[:, at:] - 6) % 4
-        found = next_log_probs(denoiser, other, columns)[..., BASES]
+        found = denoiser.next_log_probs(other, columns)[..., BASES]
         assert torch.equal(found[:, : at + 1], whole[:, : at + 1])
         changed = columns.clone()
         changed[:, at] += torch.arange(CHANNELS)
-        moved = next_log_probs(denoiser, ids, changed)[..., BASES] != whole
+        moved = denoiser.next_log_probs(ids, changed)[..., BASES] != whole
         assert not moved[:, :at].any() and moved[:, at].any()
 
 
@@ -245,7 +237,7 @@ def test_token_by_token_equals_the_full_pass(kind, scan):
     options = {"scan": scan} if kind is Mamba else {}
     denoiser, ids = CausalDenoiser(network(kind, **options)), sequences()
     columns, token, state = columns_of(3, 12), torch.full((3,), MASK), None
-    whole = next_log_probs(denoiser, ids, columns)
+    whole = denoiser.next_log_probs(ids, columns)
     seen = torch.cat([token[:, None], ids[:, :-1]], 1)
     for at in range(12):
         log_probs, state = denoiser.step(seen[:, at], state, columns)

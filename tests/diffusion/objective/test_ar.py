@@ -4,7 +4,7 @@ from functools import partial
 import pytest
 import torch
 
-from dnadiff.diffusion.denoiser import CausalDenoiser, Query, emitted_log_probs
+from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.objective.ar import AR
@@ -20,12 +20,6 @@ DNA = Vocab(12, 3, 4, (0, 1, 2, 3, 4, 5, 6, 11))
 PROCESS = AbsorbingProcess(DNA, LogLinear())
 
 
-def next_log_probs(denoiser, x, cond=None, positions=None, valid=None):
-    """Log-probabilities of token l given tokens 0..l-1, in row l."""
-    logits = denoiser.logits(Query(x, None, cond, positions, valid))
-    return emitted_log_probs(logits, denoiser.vocab)
-
-
 @pytest.fixture
 def denoiser():
     torch.manual_seed(0)
@@ -36,24 +30,24 @@ def denoiser():
 
 def test_each_token_is_predicted_from_those_before_it(denoiser):
     x = torch.randint(7, 11, (2, 9))
-    log_probs = next_log_probs(denoiser, x)
+    log_probs = denoiser.next_log_probs(x)
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 9))
     assert (log_probs.exp()[..., [0, 1, 2, 3, 4, 5, 6, 11]] == 0).all()
     changed = x.clone()
     changed[:, 5] = 17 - changed[:, 5]
-    after = next_log_probs(denoiser, changed)
+    after = denoiser.next_log_probs(changed)
     assert torch.equal(after[:, :6], log_probs[:, :6]) and not torch.equal(
         after[:, 6:], log_probs[:, 6:]
     )
     torch.testing.assert_close(
-        next_log_probs(denoiser, x[:, :1])[:, 0], log_probs[:, 0]
+        denoiser.next_log_probs(x[:, :1])[:, 0], log_probs[:, 0]
     )  # the first from the start token alone
 
 
 def test_all_tokens_count_but_those_of_weight_zero(denoiser):
     x = torch.tensor([[7, 8, 11, 9, 10]])
     result = AR(PROCESS)(denoiser, x, (x != 11).float(), Draws.for_batch(0, 1))
-    rows = next_log_probs(denoiser, x)[0].detach()
+    rows = denoiser.next_log_probs(x)[0].detach()
     expected = -sum(float(rows[l, x[0, l]]) for l in (0, 1, 3, 4)) / 4
     assert result.loss.item() == pytest.approx(expected, rel=1e-6) and result.num_tokens == 4
     assert result.nll == result.loss.detach()
@@ -75,7 +69,7 @@ def test_positions_give_the_same_rows_as_everything(denoiser):
     x = torch.randint(7, 11, (3, 6))
     chosen = torch.rand(3, 6) < 0.5
     torch.testing.assert_close(
-        next_log_probs(denoiser, x, positions=chosen), next_log_probs(denoiser, x)[chosen]
+        denoiser.next_log_probs(x, positions=chosen), denoiser.next_log_probs(x)[chosen]
     )
 
 
@@ -84,10 +78,10 @@ def test_padding_changes_nothing(denoiser):
     padded = torch.cat([x, torch.full((1, 3), 4)], 1)
     valid = padded != 4
     torch.testing.assert_close(
-        next_log_probs(denoiser, padded, valid=valid)[:, :6], next_log_probs(denoiser, x)
+        denoiser.next_log_probs(padded, valid=valid)[:, :6], denoiser.next_log_probs(x)
     )
     left = torch.cat([torch.full((1, 3), 4), x], 1)
-    assert next_log_probs(denoiser, left, valid=left != 4).logsumexp(-1).isfinite().all()
+    assert denoiser.next_log_probs(left, valid=left != 4).logsumexp(-1).isfinite().all()
 
 
 def test_an_empty_batch_costs_nothing(denoiser):
