@@ -257,7 +257,7 @@ def test_a_write_that_the_system_refuses_leaves_no_half_cache(tmp_path, cache):
         and entries(cache) == []
     )
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 400_000
-    assert len(pack(tmp_path / "big.fa").bases) == 800_000
+    assert len(pack(tmp_path / "big.fa").stored.mapped) == 800_000
 
 
 def test_a_list_of_runs_of_n_that_cannot_be_written_is_an_error(tmp_path, cache):
@@ -329,7 +329,7 @@ def test_several_processes_at_once_make_one_cache(python, tmp_path, cache):
     path.write_text("".join(f">r{i}\n{'ACGTTGCA' * 5000}\n" for i in range(20)))
     code = (
         f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); "
-        "print(p.folder.stat().st_ino, int(p.bases.sum()))"
+        "print(p.folder.stat().st_ino, int(p.stored.mapped.sum()))"
     )
     results = results_of([python("-c", code) for _ in range(3)])
     assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
@@ -359,7 +359,7 @@ def test_a_packed_file_travels_as_its_path(file, cache):
     one = pack(file)
     assert (
         len(pickle.dumps(one)) < 300
-        and pickle.loads(pickle.dumps(one)).bases.tolist() == one.stored.mapped.tolist()
+        and pickle.loads(pickle.dumps(one)).stored.mapped.tolist() == one.stored.mapped.tolist()
     )
     records = Genome(file).records
     assert (
@@ -412,7 +412,10 @@ def test_without_locks_packing_twice_at_once_leaves_one_sound_cache(file, cache,
     file.write_text("TWICE")
     outer = pack(file)
     (inner,) = Twice.inner
-    assert outer.folder == inner.folder and outer.bases.tolist() == inner.bases.tolist()
+    assert (
+        outer.folder == inner.folder
+        and outer.stored.mapped.tolist() == inner.stored.mapped.tolist()
+    )
     assert entries(cache) == [outer.folder.name]
 
 
@@ -423,7 +426,7 @@ def test_without_locks_several_processes_make_one_cache(python, tmp_path, cache)
         "import fcntl\ndef none(*args): raise OSError(37, 'No locks available')\nfcntl.flock = "
         "none\n"
         f"from dnadiff.data.genome.packed import pack; p = pack({str(path)!r}); print(p.folder, "
-        "int(p.bases.sum()))"
+        "int(p.stored.mapped.sum()))"
     )
     results = results_of([python("-c", code) for _ in range(3)])
     assert len(results) == 1 and "" not in results and len(entries(cache)) == 1
