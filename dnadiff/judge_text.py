@@ -118,7 +118,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
         settings = model.sampler_options(options)
         check_settings(settings)
         length = options.length or model.length
-        chosen = resolved_sampler(settings, model, length, length)
+        chosen = resolved_sampler(settings, model.loaded, model.stored_curve, length, length)
         request = Free(model.tokenizer, options.num_samples, length, options.seed)
         generator = model.conditional_sampler(build(chosen, trust=None), request)
         bar = Progress(options.num_samples, "sample")

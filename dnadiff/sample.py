@@ -203,7 +203,12 @@ def sample(options: SampleOptions) -> list[Job]:
     sampler = model.sampler_options(options)
     resumed = output if options.resume else None
     settings = samples.continued_sampler(
-        sampler, model, request.lengths, resumed, options.overwrite
+        sampler,
+        model.loaded,
+        model.stored_curve,
+        request.lengths,
+        resumed,
+        options.overwrite,
     )
     generator = model.conditional_sampler(
         build(settings, trust=None), request, options.label, options.guidance, options.start_t

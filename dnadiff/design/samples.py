@@ -12,7 +12,6 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy import ndarray
@@ -26,6 +25,7 @@ from dnadiff.design.generate import (
     resample_group,
 )
 from dnadiff.design.request import Request
+from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
 from dnadiff.formats.sequences import Record, iter_sequences, synthetic_record, wrapped
@@ -40,9 +40,6 @@ from dnadiff.renamed import with_current_names
 from dnadiff.store.disk import atomic_write, hash_file, read_json
 from dnadiff.store.objects import build, leaves, without_key
 from dnadiff.weights.loaded import Loaded
-
-if TYPE_CHECKING:
-    from dnadiff.model import Model
 
 # Digits after the decimal point, in headers.
 _DIGITS = {"reward": 6, "reward_calls": 1, "ess": 1, "log_prob": 3}
@@ -67,7 +64,8 @@ _RESERVED = {
 
 def continued_sampler(
     settings: Config,
-    model: Model,
+    model: Loaded,
+    curve: StoredCurve,
     lengths: tuple[int, int],
     output: Path | None,
     overwrite: bool,
@@ -98,12 +96,13 @@ def continued_sampler(
         and earlier.get("model") == hash_file(model.path)
     ):
         return with_current_names(earlier)["sampler"]
-    return resolved_sampler(settings, model, lengths[1], lengths[0])
+    return resolved_sampler(settings, model, curve, lengths[1], lengths[0])
 
 
 def resolved_sampler(
     settings: Config,
-    model: Model,
+    model: Loaded,
+    curve: StoredCurve,
     length: int,
     shortest: int,
     has_curve: bool = True,
@@ -119,16 +118,19 @@ def resolved_sampler(
 
     def resolve_inner(size: int, has_curve: bool) -> None:
         settings["sampler"] = resolved_sampler(
-            settings["sampler"], model, min(size, length), min(size, shortest), has_curve
+            settings["sampler"],
+            model,
+            curve,
+            min(size, length),
+            min(size, shortest),
+            has_curve,
         )
 
     if "window" in settings:
         key = "sampler.window"
         window = settings["window"]
         settings["window"] = (
-            model.loaded.training_length(key)
-            if window is None
-            else check_value(key, window, PositiveInt)
+            model.training_length(key) if window is None else check_value(key, window, PositiveInt)
         )
         resolve_inner(settings["window"], has_curve)
     if "block_size" in settings:
@@ -148,11 +150,11 @@ def resolved_sampler(
                 "groups"
             )
         return settings
-    chosen = model.stored_curve.groups(length, given, sizes)
+    chosen = curve.groups(length, given, sizes)
     number = chosen["num_groups"] or len(chosen["sizes"] or ())
     if given is None and isinstance(sizes, str | None) and number:
         kind = "groups of optimal sizes" if chosen["sizes"] else "equal groups"
-        measured = model.stored_curve.measured_length()
+        measured = curve.measured_length()
         assumed = f" of {measured} tokens, if h(n) depends on the visible fraction only"
         log.info(
             f"{number} {kind} lose at most 2 % of the structure, by evaluate.json in the "

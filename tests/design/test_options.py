@@ -66,10 +66,9 @@ class Half:
 
 def resolved(*options, block_size=None, length=512):
     """The settings of a sampler for a model, and the lengths whose curve was read."""
-    curve = Half()
-    model = SimpleNamespace(denoiser=SimpleNamespace(block_size=block_size), stored_curve=curve)
+    model, curve = SimpleNamespace(denoiser=SimpleNamespace(block_size=block_size)), Half()
     settings = compose("sample", ["checkpoint=x", *options])["sampler"]
-    return resolved_sampler(settings, model, length, length), curve.lengths
+    return resolved_sampler(settings, model, curve, length, length), curve.lengths
 
 
 def test_groups_inside_a_block_are_not_those_of_the_whole_sequence():
