@@ -400,8 +400,9 @@ class Model:
         guidance: float = 1.0,
         start_t: float | None = None,
     ) -> ConditionalSampler:
-        """The generator that fills a request with this model, None by its own sampler; raises ValueError as `conditioned`,
-        and for a sampler that does not fit the kind of model or the lengths."""
+        """The generator that fills a request with this model, None by its own sampler; raises
+        ValueError as `conditioned`, and for a sampler that does not fit the kind of model or the
+        lengths."""
         sampler = sampler or self.default_sampler(request.lengths[1])
         sampler.check_model(self.denoiser)
         sampler = sampler.fitted(self.denoiser)  # its window

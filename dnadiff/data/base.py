@@ -182,8 +182,8 @@ class TrainLoader(Loader):
             )
             for number in numbers
         ]
-        # With a generator of its own: a DataLoader otherwise draws from the global one, and resuming
-        # would change the dropout.
+        # With a generator of its own: a DataLoader otherwise draws from the global one, and
+        # resuming would change the dropout.
         batches = DataLoader(
             _Batches(self.windows),
             None,

@@ -250,8 +250,8 @@ def test_order_0_at_41_percent_gc():
 
 @pytest.mark.slow
 def test_chr20_bits_per_base(shared_data):
-    # strengths were chosen on the blocks of index 8 by `tuned_each` on a fit to those of index 0 to 7
-    # (greedy, about four minutes)
+    # strengths were chosen on the blocks of index 8 by `tuned_each` on a fit to those of index 0 to
+    # 7 (greedy, about four minutes)
     from dnadiff.data.tokenizer import DNATokenizer
     from dnadiff.formats.sequences import read_sequences
 

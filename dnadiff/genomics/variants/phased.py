@@ -157,8 +157,8 @@ class Phased:
 
     def llr(self, members: Sequence[tuple[Row, object, int]]) -> float:
         """The LLR of one edit from the first allele to the last, given their rows and numbers; NaN
-        if they overlap, or the edit has no value. Alleles are where the file has them: an indel in a repeat is not moved past
-        its neighbors."""
+        if they overlap, or the edit has no value. Alleles are where the file has them: an indel in
+        a repeat is not moved past its neighbors."""
         row = members[0][0]
         reference = self.network.reference
         record = self.alleles.record(row.chrom, row.where)

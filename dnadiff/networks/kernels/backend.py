@@ -218,8 +218,8 @@ class Backend(ABC):
     def add_norm(
         self, x: Tensor, added: OptionalTensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """The residual stream x (..., D) after a branch is added, perhaps in a narrower type, in the
-        wider type of the two, and its `rms_norm`, which is the input of the next branch, in
+        """The residual stream x (..., D) after a branch is added, perhaps in a narrower type, in
+        the wider type of the two, and its `rms_norm`, which is the input of the next branch, in
         weight's type, or in autocast's type if there is one kernel for both steps."""
         total = x if added is None else x + added
         return total, self.rms_norm(total, weight.to(total.dtype), eps).to(weight.dtype)
