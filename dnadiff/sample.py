@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from pydantic import model_validator
+from pydantic import SkipValidation, model_validator
 
 from dnadiff.fields import (
     InnerFraction,
@@ -116,7 +116,7 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     """time of the noise that is added to start= and reverted; 1 leaves nothing of it"""
     target: float | None = None
     """a value that the reward approaches; null: as large as possible"""
-    beta: float | str = "auto"
+    beta: SkipValidation[float | str] = "auto"  # `Beta.parse` checks it
     """with a reward: inverse temperature; larger values weight the reward more against the model;
     auto: the mean reward is the quantile 0.9 of unguided samples; q0.95; 2sd: 2 / their sd"""
     pilot: Natural | None = None

@@ -263,12 +263,19 @@ def test_optimal_sizes_that_save_nothing_on_other_windows_are_not_used(cli, copy
         ({"own_data": False}, r"it was measured on different data from those of the run \(x\.fa\)"),
         ({"part": "train"}, "it was measured on the training part"),
         ({"model": {"fingerprint": "0", "conjoined": True}}, "both strands conjoined"),
+        ({"code_length": {"alone_bits": "x"}}, "it is damaged"),
+        ({"code_length": {"rows": [{"groups": 8, "optimal": None}]}}, "it is damaged"),
     ],
 )
 def test_a_curve_that_is_not_of_the_held_out_data_of_this_model_is_ignored_with_one_warning(
     other, why, cli, copy, tmp_path
 ):
     store_curve(copy, **other)
+    if damaged := other.get("code_length"):
+        store_curve(copy)
+        content = json.loads((copy / "evaluate.json").read_text())
+        content["code_length"] |= damaged
+        (copy / "evaluate.json").write_text(json.dumps(content))
     status, _, err = cli("sample", f"checkpoint={copy}", "num_samples=1", "output=a.fa")
     assert status == 0 and steps(tmp_path / "a.fa") == 64
     assert (

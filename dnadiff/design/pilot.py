@@ -21,7 +21,7 @@ from numpy import ndarray
 from dnadiff.design.generate import Design, Designs, effective_size
 from dnadiff.design.request import Request, Target
 from dnadiff.diffusion.draws import hash64
-from dnadiff.fields import JsonDict, is_number
+from dnadiff.fields import LARGEST, JsonDict, is_number
 from dnadiff.genomics.metrics.composition import evenly_spaced
 from dnadiff.progress import advance
 
@@ -54,7 +54,7 @@ class Beta(NamedTuple):
     def parse(cls, given: float | str) -> Self:
         """Beta from a number of at least 0, `auto` (= q0.9), `q0.95` or `2sd`; others are a
         ValueError."""
-        if is_number(given) and given >= 0:
+        if is_number(given) and 0 <= given <= LARGEST:
             return cls("number", given)
         form = r"(?:q(?P<quantile>0?\.\d+)|(?P<sd>\d+\.?\d*|\.\d+)sd)"
         found = re.fullmatch(form, _AUTO if given == "auto" else str(given))

@@ -50,6 +50,8 @@ def token_groups(
     `trained_on`; without any there are none of these two groups. Those of `region_types` of an
     `annotation` divide `all`, too.
     """
+    # Before the long work, so that a wrong file is refused at once.
+    types = None if annotation is None else region_types(data, tiles, annotation)
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
     if special := data.tokenizer.special_ids:
@@ -63,8 +65,8 @@ def token_groups(
                 training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
                 repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
-    if annotation is not None:
-        names, found = region_types(data, tiles, annotation)
+    if types is not None:
+        names, found = types
         groups |= {name: weight & (found == number) for number, name in enumerate(names)}
     return groups
 

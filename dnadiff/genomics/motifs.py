@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from dnadiff.fields import JsonDict
 from dnadiff.formats.regions import Region
-from dnadiff.progress import log
+from dnadiff.progress import log, phase
 from dnadiff.store.disk import write_bytes
 from dnadiff.store.objects import optional_package
 
@@ -50,7 +50,7 @@ def discover(
     patterns: dict[str, Any] = {}
     modisco = library()
     # It raises these for too few bases, or where no contribution has one of the signs.
-    with suppress(ValueError, IndexError):
+    with suppress(ValueError, IndexError), phase("finding motifs"):
         both = modisco.TFMoDISco(
             one_hot.astype(np.float32),
             hypothetical.astype(np.float32),

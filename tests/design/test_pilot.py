@@ -74,7 +74,7 @@ def test_the_forms_of_beta():
     assert Beta.parse("auto") == Beta.parse("q0.9") == ("quantile", 0.9)
     assert Beta.parse("q.95") == ("quantile", 0.95)
     assert Beta.parse("2sd") == ("sd", 2.0) and Beta.parse("0.5sd") == ("sd", 0.5)
-    for wrong in (-1, "q1", "q0", "q90", "0sd", "sd", "10", "high", "", float("nan"), True):
+    for wrong in (-1, "q1", "q0", "q90", "0sd", "sd", "10", "high", "", float("nan"), True, 1e300):
         with pytest.raises(ValueError, match="must be a number of at least 0, auto, a quantile"):
             Beta.parse(wrong)
     assert [AUTO.pilot_size(None, weights) for weights in (True, False)] == [256, 512]

@@ -205,6 +205,7 @@ WRONG = {
     ],
     "gc and reward exclude each other": ["reward=gc", "gc=0.5"],
     "beta -1 must be": ["reward=gc", "beta=-1"],
+    "beta inf must be a number of at least 0, auto,": ["reward=gc", "beta=inf"],
     "num_draws 3 must be even": ["reward=gc", "num_draws=3"],
     "designs are compared at one length, and this request has 20 to 30": [
         "reward=gc",

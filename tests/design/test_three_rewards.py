@@ -21,8 +21,8 @@ METHODS = {"smc": SMC(), "resample_move": ResampleMove(num_groups=1)}
 
 
 def write_tasks(folder):
-    """Tables of a planted class, -35 and -10 boxes, and of a value with a small spread: .6 and a
-    tenth of the share of A and T."""
+    """Tables of a planted class, -35 and -10 boxes, and of a value with a small spread:
+    0.35 and half of the share of A and T."""
     random = np.random.default_rng(0)
     for name in ("class", "value"):
         with (folder / f"{name}.csv").open("w", newline="") as file:

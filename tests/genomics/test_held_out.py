@@ -103,6 +103,10 @@ def test_evaluate_writes_them(cli, trained, tmp_path):
     )
     status, _, err = cli("evaluate", *args, "overwrite=false", "windows=w.npz")
     assert status == 1 and "exists" in err
+    (tmp_path / "bad.gtf").write_text("one\tx\n")
+    for name in ("bad.gtf", "absent.gtf"):
+        status, _, err = cli("evaluate", *args, "overwrite=true", f"annotation={name}")
+        assert status == 1 and name in err and "24-mers" not in err and "Traceback" not in err
 
 
 def test_orders_whose_counts_do_not_fit_into_memory_are_left_out(tmp_path, monkeypatch, caplog):

@@ -124,6 +124,8 @@ def test_the_other_strand_has_the_mirrored_attribution(cli, world, tmp_path):
     np.testing.assert_allclose(effects[1], effects[0, ::-1, ::-1], atol=1e-5)
     known = np.isfinite(effects[0]).all(1)
     assert known.sum() == 15 and not known[10] and np.abs(effects[0, known]).max() > 1e-3
+    status, _, err = cli("explain", *given, "seeds=99", "output=z.npz")
+    assert status == 1 and "error: seeds 99 must be at most 2, the number of networks in" in err
 
 
 def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(tmp_path):

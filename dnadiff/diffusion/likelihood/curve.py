@@ -24,7 +24,7 @@ from numpy import ndarray
 
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, blocks
 from dnadiff.diffusion.likelihood.estimates import Cells, Floats, Likelihood
-from dnadiff.fields import Json
+from dnadiff.fields import Json, is_number
 from dnadiff.progress import log, pasted
 from dnadiff.store.disk import read_json
 from dnadiff.weights.tensors import fingerprint
@@ -476,7 +476,7 @@ class StoredCurve:
     """h(n) of a model, read from `evaluate.json` in the folder of its run at every use.
 
     An evaluation of other weights, on other data than those of the training run, on its training
-    part, or of both strands conjoined is ignored, with a warning that says why.
+    part, or of both strands conjoined, or a damaged one, is ignored, with a warning that says why.
 
     Args:
         path: the checkpoint.
@@ -588,8 +588,17 @@ class StoredCurve:
             return f"it was measured on different data from those of the run ({name})"
         if content["part"] == "train":
             return "it was measured on the training part"
-        same = model["fingerprint"] == self.fingerprint
-        return None if same else "it was measured with other weights"
+        if model["fingerprint"] != self.fingerprint:
+            return "it was measured with other weights"
+        table = content["code_length"]
+        try:
+            curve_from(table, 1)
+            for number in NUM_GROUPS:
+                optimal_sizes_help(table, number)
+            whole = is_number(table.get("alone_bits") or 0.0)
+        except _DAMAGED:
+            whole = False
+        return None if whole else "it is damaged"
 
     def _remedy(self) -> str:
         given = f"{pasted('checkpoint', self.path)} {pasted('output', self.file)}"
