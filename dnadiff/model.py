@@ -546,14 +546,15 @@ class Model:
             na_values={key: ["nan"] for key in COLUMNS if key != "name"},
         )
 
+    @checked
     def embed(
         self,
         sequences: Sequence[DNASequence],
         pool: str = "mean",
         layer: int | None = None,
         stranded: bool = False,
-        dtype: str = "float32",
-        batch_size: int = 32,
+        dtype: Literal["float32", "float16"] = "float32",
+        batch_size: PositiveInt = 32,
         columns: Columns = None,
         progress: bool = False,
     ) -> Embeddings | list[ndarray]:

@@ -280,6 +280,8 @@ def test_embeddings_tell_sequences_apart(model):
         (lambda m: m.nll(["ACGZ"]), "'Z' at position 4"),
         (lambda m: m.sample(1, batch_size=0), "batch_size 0"),
         (lambda m: m.nll(["ACGT"], batch_size=0), "batch_size 0"),
+        (lambda m: m.embed(["ACGT"], batch_size=0), "batch_size 0"),
+        (lambda m: m.embed(["ACGT"], dtype="int8"), "dtype 'int8'"),
         (lambda m: m.information(["ACGT"], batch_size=0), "batch_size 0"),
         (lambda m: m.sample(1, seed=1.5), "seed 1.5"),
         (lambda m: m.design(len, length=0), "length 0"),

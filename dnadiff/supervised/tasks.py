@@ -78,7 +78,7 @@ class CsvTask(LabeledTask):
         delimiter: Any = None,  # which may be white space
         name: Name | None = None,
         group_column: Name | None = None,
-        group_pattern: str = ".+",
+        group_pattern: re.Pattern[str] = re.compile(".+"),
         start: Natural = 0,
         end: PositiveInt | None = None,
         **settings: Annotated[Any, LabeledTask],
@@ -121,7 +121,7 @@ class CsvTask(LabeledTask):
         self._add_rows(self.path, "train", split, found, tokenizer)
         if not found.labels:
             raise ValueError(
-                f"{self.path} has no row with {self.group_pattern!r} in column "
+                f"{self.path} has no row with {self.group_pattern.pattern!r} in column "
                 f"{self.group_column!r}; set another task.group_pattern"
             )
         return found
@@ -169,7 +169,7 @@ class CsvTask(LabeledTask):
                     )
                 part = PART_NAMES[word.lower()]
             if groups:
-                if (group := re.search(self.group_pattern, cells.pop())) is None:
+                if (group := self.group_pattern.search(cells.pop())) is None:
                     left_out += 1
                     continue
                 found.groups.append(group[0])

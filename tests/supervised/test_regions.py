@@ -321,3 +321,8 @@ def test_a_number_can_name_a_column_and_a_task(tmp_path):
         table(tmp_path / "t.csv", some_rows(), "sequence,5"), label_column=5, name=7
     ).load(DNA)
     assert (data.name, data.classes) == ("7", ["a", "b"])
+
+
+def test_a_bad_pattern_of_groups_names_its_key():
+    with pytest.raises(ValueError, match=r"group_pattern '\('.*regular expression"):
+        CsvTask("x.csv", group_column="gene", group_pattern="(")

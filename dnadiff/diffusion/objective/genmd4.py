@@ -29,6 +29,9 @@ class GenMD4(Bound):
 
     process: TokenRates
 
+    def __init__(self, process: TokenRates) -> None:
+        super().__init__(process)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         noise = self.process.noise

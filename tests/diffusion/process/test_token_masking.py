@@ -313,6 +313,8 @@ def test_gradients_reach_the_exponents_and_the_network_and_no_other_objective_mo
     assert process.raw.requires_grad and process.state_dict().keys() == {"raw"}
     with pytest.raises(ValueError, match=r"LogMask masks a fraction 0.001.*set noise=loglinear"):
         GenMD4(rates(LogMask()))
+    with pytest.raises(TypeError, match="num_steps"):
+        GenMD4(process, num_steps=5)
 
 
 def test_formulas_for_masks_of_equal_rates_refuse_them():
