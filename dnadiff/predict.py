@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import model_validator
 
 from dnadiff.fields import Name, PositiveInt, as_list
+from dnadiff.formats.table import is_table
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
 from dnadiff.options.base import (
@@ -76,6 +77,11 @@ class PredictOptions(PlacedOptions, BrowsedOptions, ShardedOptions):
             raise ValueError(f"stride={self.stride} needs window=, the bases in a window")
         if self.track_class is not None and self.track is None:
             raise ValueError(f"track_class={self.track_class} needs track=, the file to write")
+        if self.browser is not None and is_table(self.input or ""):
+            raise ValueError(
+                f"browser={self.browser} shows the bases of a genome, and input {self.input} is a "
+                "table; give FASTA, or leave browser out"
+            )
         if self.track is not None:
             is_big_wig(self.track, "track")  # refuses other formats
             if self.spliced:

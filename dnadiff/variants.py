@@ -246,8 +246,8 @@ def variants(options: VariantsOptions) -> list[Job]:
         predict = model.contrasts(options.target, options.batch_size)
         compare = partial(effects.predicted_effects, predict, alleles, aligned)
         scorer = effects.RowScorer(alleles, compare)
-        known: dict[str, Any] = {"networks": [member.sha256 for member in model.members]}
-        known["device"] = model.device.type
+        networks = [member.sha256 for member in model.members]
+        known: dict[str, Any] = {"networks": networks, "device": model.device.type}
         own = {"target": target, "predicted": writer.predicted}
         keys = ["deletions", "on_mismatch", "batch_size"]
         training = effects.TrainingPart({}, "not known of a fine-tuned run")
@@ -258,8 +258,14 @@ def variants(options: VariantsOptions) -> list[Job]:
         known = {}
         training = effects.TrainingPart({}, "no model is read")
         if needs_model:
-            parts = {"denoiser": model.denoiser, "process": model.process, "reference": genome}
-            scored = options.into(methods.Network, **parts, window=window, alignment=aligned)
+            scored = options.into(
+                methods.Network,
+                denoiser=model.denoiser,
+                process=model.process,
+                reference=genome,
+                window=window,
+                alignment=aligned,
+            )
             method = methods.check_method(method, model.denoiser)
             known = {"model": tensors.identity(model.denoiser), "device": scored.device.type}
             keys += ["sites_per_window", "L2", "batch_size", "seed"]

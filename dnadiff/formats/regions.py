@@ -509,6 +509,12 @@ class Row(NamedTuple):
     text: str = ""
     reverse: bool = False
 
+    @property
+    def info(self) -> dict[str, list[str]]:
+        """The values of each key of INFO in a line of a VCF file."""
+        cells = (cell.partition("=") for cell in self.text.split("\t")[7].split(";"))
+        return {key: values.split(",") for key, _, values in cells}
+
 
 def row_of(where: str, chrom: str, pos: str, name: str, ref: str, alt: str, text: str = "") -> Row:
     """A row from its cells; ValueError naming the line unless the position is one counted from 1,

@@ -164,6 +164,12 @@ class Options(BaseModel):
         """The device of torch that the key `accelerator` means."""
         return device_of(getattr(self, "accelerator", "cpu"))
 
+    @property
+    def pages(self) -> dict[str, str]:
+        """The pages that were asked for, by their key."""
+        found = {key: getattr(self, key, None) for key in ("report", "browser")}
+        return {key: path for key, path in found.items() if path is not None}
+
     def output_path(self, name: str) -> Path:
         """The file of the key `output`, or one of this name in the run folder."""
         return expand_user(self._output(name))
@@ -258,12 +264,6 @@ class Reported(Options):
     report: str | None = None
     """.html page: one sentence, pictures, a table; opens without a network"""
 
-    @property
-    def pages(self) -> dict[str, str]:
-        """The pages that were asked for, by their key."""
-        found = {key: getattr(self, key, None) for key in ("report", "browser")}
-        return {key: path for key, path in found.items() if path is not None}
-
     @model_validator(mode="after")
     def _are_pages(self) -> Self:
         for key, path in self.pages.items():
@@ -275,18 +275,14 @@ class Reported(Options):
 class BrowsedOptions(Reported):
     """Of commands whose track or variants `dnadiff.report.browser` shows."""
 
-    shown_by: ClassVar[str] = "output"  # the key of the file
+    shown_by: ClassVar[str] = ""  # the key of the track; without one the variants are shown
     browser: str | None = None
     """.html page: a genome browser with the bases and the track or variants; opens without a
     network (needs pip install -e '.[browser]')"""
 
     @model_validator(mode="after")
     def _is_shown(self) -> Self:
-        if (
-            self.browser is not None
-            and self.shown_by != "output"
-            and not getattr(self, self.shown_by)
-        ):
+        if self.browser is not None and self.shown_by and not getattr(self, self.shown_by):
             raise ValueError(f"browser={self.browser} shows {self.shown_by}=; give it too")
         return self
 

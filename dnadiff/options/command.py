@@ -27,7 +27,6 @@ from dnadiff.fields import described
 from dnadiff.options.base import (
     Config,
     Options,
-    Reported,
     Result,
     ShardedOptions,
     Start,
@@ -170,6 +169,9 @@ class Command(Generic[P]):
     def _checked(self, options: Any, values: Config) -> Result:
         """Check what the configuration builds, and run with a local file for each remote output."""
         refuse_classifier(values, self.name)
+        pages = [expand_user(path).resolve() for path in options.pages.values()]
+        if len({*pages}) < len(pages):
+            raise ValueError(f"report and browser are the same file, {pages[0]}; give each its own")
         from dnadiff.store.remote import check_names, uploading
 
         check_names(values, MODELS)
@@ -288,7 +290,7 @@ class Command(Generic[P]):
 def pages_of(options: Options) -> dict[str, Path]:
     """The pages that this process writes, by their key."""
     divided = getattr(options, "shard", None) is not None
-    if not isinstance(options, Reported) or divided or not is_first():
+    if divided or not is_first():
         return {}
     return {key: expand_user(path) for key, path in options.pages.items()}
 

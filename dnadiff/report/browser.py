@@ -14,11 +14,13 @@ from markupsafe import Markup
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats import tracks
-from dnadiff.formats.regions import listing, read_regions
+from dnadiff.formats.regions import listing, read_regions, records_of
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
 from dnadiff.plot.figures import SCORES
+from dnadiff.progress import log
 from dnadiff.report.page import Page, Picture
+from dnadiff.store.address import expand_user
 from dnadiff.store.objects import optional_package
 
 WHOLE = 6_000_000  # bases of the records that are shown as a whole, together
@@ -49,31 +51,41 @@ def library() -> str:
     return text.replace("</script", "<\\/script")
 
 
-def page(result: Result, options: Any) -> Page:
-    """The page of the track of a finished command, or of its variants if it has none."""
+def page(result: Result, options: Any) -> Page | None:
+    """The page of the track of a finished command, or of its variants if it has none; None, with a
+    message, without any rows."""
     genome = Genome(options.genome or options.input)
-    path = Path(getattr(options, options.shown_by, None) or result.paths[0])
-    is_track = options.shown_by != "output"
-    rows = read_track(path) if is_track else read_variants(path)
-    kind = ("wig", "bedgraph") if is_track else ("variant", "vcf")
+    path = result.paths[0]
+    kind = "variant", "vcf"
+    if options.shown_by:
+        path = expand_user(getattr(options, options.shown_by))
+        kind = "wig", "bedgraph"
+        rows = read_track(path)
+    else:
+        rows = read_variants(path, genome.lengths)
+    if rows.empty:
+        log.warning(f"{path.name} has no rows to show; {options.browser} is not written")
+        return None
     shown = [(path.name, *kind, rows)]
     if what := getattr(options, "regions", None) or getattr(options, "saturate", None):
-        found = [region[:4] for region in read_regions(what, genome.lengths, options.feature)]
-        regions = pandas.DataFrame(found, columns=["chrom", "start", "end", "name"])
-        shown.append(("regions", "annotation", "bed", regions))
+        regions = read_regions(what, genome.lengths, options.feature)
+        shown.append(("regions", "annotation", "bed", pandas.DataFrame(regions).iloc[:, :4]))
     windows = windows_of(rows, genome.lengths)
     fasta = "".join(f">{name}\n{genome[x][low:high]}\n" for name, (x, low, high) in windows.items())
     named = [
         {"name": name, "type": kind, "format": form, "url": address(inside(rows, windows, form))}
         for name, kind, form, rows in shown
     ]
-    reference = {"id": "genome", "fastaURL": address(fasta), "indexed": False}
-    config = {"reference": reference, "loadDefaultGenomes": False, "tracks": named}
-    for name, (chrom, low, _) in [*windows.items()][:1]:
-        first = int(rows[rows["chrom"] == chrom]["start"].iloc[0]) - low
-        config["locus"] = f"{name}:{max(first - 50, 1)}-{first + 250}"
+    config = {
+        "reference": {"id": "genome", "fastaURL": address(fasta), "indexed": False},
+        "loadDefaultGenomes": False,
+        "tracks": named,
+    }
+    name, (chrom, low, _) = next(iter(windows.items()))
+    first = int(rows[rows["chrom"] == chrom]["start"].iloc[0]) - low
+    config["locus"] = f"{name}:{max(first - 50, 1)}-{first + 250}"
     text = f"{len(rows):,} rows of {path.name} on {listing(windows)}"
-    if any(name not in genome.lengths for name in windows):
+    if set(windows) - set(genome.lengths):
         text += "; parts of large records have their positions in the names"
     return Page(
         f"Genome browser: {path.name}",
@@ -99,11 +111,14 @@ def read_track(path: Path) -> pandas.DataFrame:
         return pandas.DataFrame(islice(rows, ROWS), columns=names)
 
 
-def read_variants(path: Path) -> pandas.DataFrame:
-    """The alleles of a finished file with the columns of VCF, and start from 0."""
+def read_variants(path: Path, lengths: Mapping[str, int]) -> pandas.DataFrame:
+    """The alleles of a finished file with the columns of VCF, the names of the genome's records,
+    and start from 0."""
     effects = effects_of(path)
+    names = effects["chrom"].unique()
+    effects["chrom"] = effects["chrom"].map(records_of(names, lengths, str(path)))
     value = next(name for name in SCORES if name in effects)
-    info = f"{value}=" + effects[value].map("{:.4g}".format)
+    info = effects[value].map(f"{value}={{:.4g}}".format)
     rows = effects[["chrom", "pos", "id", "ref", "alt"]].rename(columns={"pos": "start"})
     return rows.assign(start=rows["start"] - 1, qual=".", filter=".", info=info)
 
@@ -130,13 +145,13 @@ def windows_of(rows: pandas.DataFrame, lengths: Mapping[str, int]) -> Windows:
 
 def inside(rows: pandas.DataFrame, windows: Windows, form: str) -> str:
     """The rows in these windows in a format, with places in the windows."""
-    last = "end" if "end" in rows else "start"
-    texts = ["##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"] * (
-        form == "vcf"
-    )
+    is_vcf = form == "vcf"
+    last = "start" if is_vcf else "end"
+    texts = ["##fileformat=VCFv4.2\n#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO\n"] * is_vcf
     for name, (chrom, low, high) in windows.items():
-        part = rows[(rows["chrom"] == chrom) & (rows["start"] < high) & (rows[last] >= low)]
-        moved = {x: part[x].clip(low, high) - low + (form == "vcf") for x in {"start", last}}
+        is_after = rows[last] > low - is_vcf
+        part = rows[(rows["chrom"] == chrom) & (rows["start"] < high) & is_after]
+        moved = {x: part[x].clip(low, high) - low + is_vcf for x in {"start", last}}
         part = part.assign(chrom=name, **moved)
         texts.append(part.to_csv(sep="\t", header=False, index=False, float_format="%.4g"))
     return "".join(texts)

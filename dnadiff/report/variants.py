@@ -5,7 +5,6 @@ consequence where the VCF says it, and the strongest ones. Regions have heat map
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pandas
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.formats.regions import Row, VcfSource, header_fields, open_source, read_regions
+from dnadiff.formats.regions import VcfSource, header_fields, open_source, read_regions
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
 from dnadiff.report import charts, heat_map
@@ -35,9 +34,11 @@ def page(result: Result, options: Any) -> Page | None:
         lengths = Genome(options.genome).lengths
         regions = read_regions(options.saturate, lengths, options.feature)
         genes = options.genes and read_regions(options.genes, lengths, "gene")
-        about = options.only("checkpoint", "alignment") | {"window": settings["window"]}
-        about["predicted"] = settings.get("predicted")
-        about["method"] = settings.get("variant_method", {}).get("method")
+        about = options.only("checkpoint", "alignment") | {
+            "window": settings["window"],
+            "predicted": settings.get("predicted"),
+            "method": settings.get("variant_method", {}).get("method"),
+        }
         about = {key: value for key, value in about.items() if value is not None}
         read = partial(effects_of, result.paths[0])
         return heat_map.page_of(expand_user(options.pages["report"]), read, regions, about, genes)
@@ -50,23 +51,21 @@ def page(result: Result, options: Any) -> Page | None:
     known = frame[frame[value].notna()].rename(columns={value: unit})
     counts = result.skipped | {"no value": result.without_value}
     left_out = [[reason, count] for reason, count in counts.items() if count]
-    sections = []
-    if left_out:
-        sections = [Section("Left out", [Table(("reason", "alleles"), left_out)])]
+    sections = [Section("Left out", [Table(("reason", "alleles"), left_out)])] * bool(left_out)
     sentence = f"No allele of {result.content['rows']:,} rows has a value."
     pictures = []
     table = None
     if len(known):
-        order = known[unit].abs().sort_values(ascending=False, kind="stable").index
+        values, groups = known[unit], known["group"]
+        order = values.abs().sort_values(ascending=False, kind="stable").index
         first = known.loc[order[0]]
         sentence = (
             f"{len(known):,} alleles in {result.content['rows']:,} rows: {unit} from "
-            f"{known[unit].min():.2f} to {known[unit].max():.2f}, median "
-            f"{known[unit].median():.2f}; the strongest is {first.place} {first.change} with "
-            f"{first[unit]:.2f}."
+            f"{values.min():.2f} to {values.max():.2f}, median {values.median():.2f}; the "
+            f"strongest is {first.place} {first.change} with {first[unit]:.2f}."
         )
-        common = known["group"].value_counts().index[:_GROUPS]
-        drawn = known.assign(group=known["group"].where(known["group"].isin(common), "others"))
+        common = groups.value_counts().index[:_GROUPS]
+        drawn = known.assign(group=groups.where(groups.isin(common), "others"))
         caption = f"Percent of the alleles of each {annotation}; dashed lines are means."
         pictures = [
             Picture(
@@ -116,20 +115,12 @@ def groups_of(path: Path, frame: pandas.DataFrame) -> tuple[str, list[str]]:
     for wanted in frame[["chrom", "pos", "id", "ref", "alt"]].itertuples(index=False):
         while row[1:5] != tuple(wanted[:4]) or wanted.alt not in row.alts:
             row = next(rows)
-        entries = [entry.split("|") for entry in info_of(row, key)]
+        entries = [entry.split("|") for entry in row.info.get(key, ())]
         alts = {wanted.alt, wanted.alt[1:] or "-"}  # VEP leaves the first base out
         of_allele = [each for each in entries if each[allele : allele + 1] in ([x] for x in alts)]
         texts = [text for each in of_allele or entries for text in each[consequence:][:1]]
         groups.append(next(iter(texts), "").partition("&")[0] or "none")
     return f"consequence ({key})", groups
-
-
-def info_of(row: Row, key: str) -> Iterator[str]:
-    """The values of a key of INFO."""
-    for cell in row.text.split("\t")[7].split(";"):
-        name, _, values = cell.partition("=")
-        if name == key:
-            yield from values.split(",")
 
 
 def kind_of_change(ref: str, alt: str) -> str:

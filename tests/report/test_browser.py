@@ -35,7 +35,8 @@ def decoded(page):
 
 
 @pytest.mark.parametrize("ending", ["bedgraph", "bw"])
-def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending):
+def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "g.fa").write_text(">one\nACGTNACGTT\n>two\nTTTT\n")
     (tmp_path / "r.bed").write_text("one\t2\t6\ta\t0\t-\n")
     track = tmp_path / f"x.{ending}"
@@ -43,7 +44,9 @@ def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending):
         pytest.importorskip("pyBigWig")
     write_track(track, {"one": 10, "two": 4}, [("one", [(2, 3, 0.5), (3, 6, -1.25)])])
     given = {"genome": str(tmp_path / "g.fa"), "regions": str(tmp_path / "r.bed")}
-    options = ScoreOptions(checkpoint="ecoli", per_base=str(track), browser="b.html", **given)
+    options = ScoreOptions(
+        checkpoint="ecoli", per_base=f"~/{track.name}", browser="b.html", **given
+    )
     page = browser.page(Result({}, (tmp_path / "s.tsv",)), options)
     bases, files, locus = decoded(page)
     assert bases == ">one\nACGTNACGTT\n" and locus == "one:1-252"
@@ -58,19 +61,49 @@ def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending):
     assert json.loads(re.search(r'application/json">(.*?)</script>', text)[1])["tracks"]
 
 
-def test_variants_are_a_vcf(tmp_path):
-    (tmp_path / "g.fa").write_text(">one\nACGTNACGTT\n")
-    rows = [("one", 2, "v", "C", "T", -1.5), ("one", 9, ".", "TT", "T", 0.25)]
-    pd.DataFrame(rows, columns=[*PLACE, "LLR"]).to_csv(tmp_path / "v.tsv", sep="\t", index=False)
-    options = VariantsOptions(
-        checkpoint="ecoli", vcf="x.vcf", genome=str(tmp_path / "g.fa"), browser="b.html"
-    )
-    page = browser.page(Result({}, (tmp_path / "v.tsv",)), options)
-    _, files, _ = decoded(page)
+@pytest.fixture
+def page_of(tmp_path):
+    """page_of(rows, ending): the page of variants of a genome with the record chr1."""
+
+    def make(rows, ending="tsv"):
+        (tmp_path / "g.fa").write_text(">chr1\nACGTNACGTT\n")
+        path = tmp_path / f"v.{ending}"
+        frame = pd.DataFrame(rows, columns=[*PLACE, "LLR"]).astype({"pos": int, "LLR": float})
+        if ending == "tsv":
+            frame.to_csv(path, sep="\t", index=False)
+        else:
+            frame.to_parquet(path)
+        genome = str(tmp_path / "g.fa")
+        options = VariantsOptions(checkpoint="ecoli", vcf="x.vcf", genome=genome, browser="b.html")
+        return browser.page(Result({}, (path,)), options)
+
+    return make
+
+
+@pytest.mark.parametrize("chrom", ["1", "chr1"])
+def test_variants_are_a_vcf_with_the_names_of_the_genome(page_of, chrom):
+    page = page_of([(chrom, 2, "v", "C", "T", -1.5), (chrom, 9, ".", "TT", "T", 0.25)])
+    bases, files, locus = decoded(page)
+    assert bases == ">chr1\nACGTNACGTT\n" and locus == "chr1:1-251"
     assert files["v.tsv"].splitlines()[2:] == [
-        "one\t2\tv\tC\tT\t.\t.\tLLR=-1.5",
-        "one\t9\t.\tTT\tT\t.\t.\tLLR=0.25",
+        "chr1\t2\tv\tC\tT\t.\t.\tLLR=-1.5",
+        "chr1\t9\t.\tTT\tT\t.\t.\tLLR=0.25",
     ]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "parquet"])
+def test_without_rows_there_is_no_page(page_of, ending, caplog):
+    assert page_of([], ending) is None
+    assert f"v.{ending} has no rows to show; b.html is not written" in caplog.text
+
+
+def test_a_row_that_ends_where_a_window_begins_is_not_in_it():
+    rows = pd.DataFrame({"chrom": "a", "start": [0, 4, 9], "end": [4, 9, 12], "value": 1.0})
+    windows = {"a_5_9": ("a", 4, 9)}
+    assert browser.inside(rows, windows, "bedgraph") == "a_5_9\t0\t5\t1\n"
+    places = pd.DataFrame({"chrom": "a", "start": [3, 4, 8, 9]})
+    lines = browser.inside(places, windows, "vcf").splitlines()
+    assert lines[2:] == ["a_5_9\t1", "a_5_9\t5"]
 
 
 def test_of_larger_records_the_surroundings_of_the_first_rows_are_shown():
@@ -102,6 +135,22 @@ def test_a_browser_needs_a_track_and_a_page():
             options(**given, browser="b.html")
     with pytest.raises(ValueError, match=r"browser b.htm has another format"):
         ScoreOptions(**given, per_base="x.bedgraph", browser="b.htm")
+    with pytest.raises(ValueError, match=r"browser=b.html shows the bases .* t.csv.gz is a table"):
+        PredictOptions(checkpoint="x", input="t.csv.gz", track="x.bw", browser="b.html")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("score", ("input=x.fa", "per_base=x.bedgraph", "report=b.html", "browser=./b.html")),
+        ("variants", ("genome=x.fa", "saturate=one:1-4", "browser=run/report.html")),
+    ],
+)
+def test_two_pages_are_two_files(cli, tmp_path, name, given):
+    (tmp_path / "x.fa").write_text(">one\nACGT\n")
+    status, _, err = cli(name, "checkpoint=ecoli", "hydra.run.dir=run", *given)
+    assert status == 1 and "report and browser are the same file" in err.splitlines()[-1]
+    assert not list(tmp_path.rglob("*.html"))
 
 
 def test_without_the_extra_nothing_is_computed(tmp_path, without):

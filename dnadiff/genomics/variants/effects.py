@@ -207,8 +207,9 @@ class RowScorer:
                         for found in here[done:]
                     ]
                     if self.phased is not None:
-                        results, unknown = self.phased.added(chunk[done:], results)
-                        self.audit.haplotypes += unknown
+                        results, ratios = self.phased.added(chunk[done:], results)
+                        self.audit.joined += len(ratios)
+                        self.audit.haplotypes += sum(map(math.isnan, ratios))
                     yield list(zip(chunk[done:], results))
                 done = max(done - len(chunk), 0)
 
@@ -326,7 +327,6 @@ class Scorer(RowScorer):
     def _effects(self, edits: Sequence[Edit]) -> list[Effect]:
         strands = len(self.network.strands)
         alignment = self.network.alignment
-        nothing = np.full(len(edits), NAN)
         at_sites = (
             np.full((strands, len(edits), NUM_BASES), NAN)
             if self.predictions is None
@@ -340,7 +340,7 @@ class Scorer(RowScorer):
             "LLR": llr.mean(0),
             "SE": np.sqrt(variance.sum(0)) / strands,
             "LLR_forward": llr[0],
-            "LLR_reverse": llr[1] if strands > 1 else nothing,
+            "LLR_reverse": llr[1] if strands > 1 else np.full(len(edits), NAN),
             "entropy": entropy,
             "information": 2 - entropy / math.log(2),
         }

@@ -365,6 +365,7 @@ class Audit:
         missing: alleles without a log-likelihood ratio.
         empty: alleles for which an alignment has no base of another genome.
         haplotypes: those without a log-likelihood ratio.
+        joined: haplotypes of several alleles.
     """
 
     squared: float = 0.0
@@ -373,6 +374,7 @@ class Audit:
     missing: int = 0
     empty: int = 0
     haplotypes: int = 0
+    joined: int = 0
 
     @property
     def rms(self) -> float:
@@ -390,6 +392,7 @@ class Audit:
         self.shared, self.missing = self.shared + other.shared, self.missing + other.missing
         self.empty += other.empty
         self.haplotypes += other.haplotypes
+        self.joined += other.joined
         if self.sites < AUDITED:
             self.squared, self.count = self.squared + other.squared, self.count + other.count
 

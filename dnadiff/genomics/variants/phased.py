@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from math import isnan, nan
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,16 @@ def column_of(source: VariantSource, sample: str | None) -> tuple[str, int]:
     """The name of a sample and the column of its genotypes; None is the only one. ValueError if
     there is none, or several."""
     names = source.header[-1].split("\t")[9:] if source.header else []
-    sample = sample or (names[0] if len(names) == 1 else "missing")
+    if not names:
+        raise ValueError(
+            f"phased=true needs a VCF with genotypes, and {source.name} has none; leave phased out"
+        )
+    if sample is None and len(names) == 1:
+        sample = names[0]
     if sample not in names:
         raise ValueError(
-            f"sample_name is {sample}, and the samples of {source.name} are "
-            f"{listing(names) or 'none'}; set sample_name to one of them, or leave phased out"
+            f"sample_name is {sample or 'missing'}; set sample_name to one of {listing(names)}, "
+            f"the samples of {source.name}"
         )
     return sample, 9 + names.index(sample)
 
@@ -122,16 +127,16 @@ class Phased:
 
     def added(
         self, rows: Sequence[Row], results: Sequence[Sequence[Any]]
-    ) -> tuple[list[list[Any]], int]:
+    ) -> tuple[list[list[Any]], list[float]]:
         """The effects of the rows of whole groups, with the columns of their haplotypes; and the
-        number of haplotypes without a value.
+        LLR of each haplotype.
 
         Only haplotypes of several alleles have columns: `haplotype` is the phase set and the copy,
         as 5:1, `LLR_haplotype_1` that of copy 1, and `LLR_sum_1` the sum of its alleles' LLR.
         """
         found = [list(of_row) for of_row in results]
         waiting = iter(found)
-        missing = 0
+        ratios = []
         for group in self.groups(rows):
             effects = list(islice(waiting, len(group)))
             calls = list(map(self.call, group))
@@ -145,7 +150,7 @@ class Phased:
                 if len(members) < 2:
                     continue
                 llr = self.llr(members)
-                missing += isnan(llr)
+                ratios.append(llr)
                 values = {
                     f"LLR_haplotype_{copy}": llr,
                     f"LLR_sum_{copy}": sum(of_row[at].LLR for _, of_row, at in members),
@@ -153,7 +158,7 @@ class Phased:
                 for _, of_row, at in members:
                     name = f"{of_row[at].haplotype}|{phase_set}:{copy}".lstrip("|")
                     of_row[at] = of_row[at]._replace(haplotype=name, **values)
-        return found, missing
+        return found, ratios
 
     def llr(self, members: Sequence[tuple[Row, object, int]]) -> float:
         """The LLR of one edit from the first allele to the last, given their rows and numbers; NaN

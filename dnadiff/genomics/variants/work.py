@@ -113,7 +113,7 @@ class Table:
         for row, results in scored:
             for alt, effect in zip(row.alts, results):
                 if not isinstance(effect, Skipped):
-                    cells = [row.chrom, str(row.pos), row.id, row.ref, alt, *self._values(effect)]
+                    cells = [*map(str, row[1:5]), alt, *self._values(effect)]
                     cells += [str(int(effect.differs))] if self.flag_mismatches else []
                     lines.append("\t".join(cells) + "\n")
         return "".join(lines).encode()
@@ -192,7 +192,7 @@ class Vcf(Table):
     def rows(self, scored: Iterable[Scored]) -> bytes:
         lines = []
         for row, results in scored:
-            plain = [row.chrom, str(row.pos), row.id, row.ref, ",".join(row.alts), ".", ".", "."]
+            plain = [*map(str, row[1:5]), ",".join(row.alts), ".", ".", "."]
             cells = row.text.split("\t") if row.text else plain
             kept = [
                 x
@@ -210,10 +210,7 @@ class Vcf(Table):
 
     def read(self, path: Path) -> Iterator[JsonMap]:
         for row in VcfSource(path):
-            cells = row.text.split("\t")[7].split(";")
-            found = {
-                name: values.split(",") for name, _, values in (x.partition("=") for x in cells)
-            }
+            found = row.info
             for number, alt in enumerate(row.alts if self.columns[0] in found else ()):
                 values = {name: value_of(name, found[name][number]) for name in self.columns}
                 yield {**dict(zip(PLACE, [*row[1:5], alt])), **values}
@@ -474,6 +471,11 @@ class VariantJob(ResumableJob):
             more["without_columns"] = audit.empty
         if self.scorer.phased is not None:
             more["haplotypes_without_value"] = audit.haplotypes
+            if not audit.joined:
+                log.warning(
+                    f"no haplotype has several alleles: the genotypes in {self.source.name} are "
+                    "unphased (0/1) or missing, or the variants are far apart"
+                )
         if neutral is not None and neutral.calibrate_indels:
             more["calibration"] = {k: neutral.bias(edit) for k, edit in summary.indels.items()}
         return {
@@ -513,6 +515,7 @@ class VariantJob(ResumableJob):
             what = f"no related genome is aligned: {scorer.method.without_columns}"
             rows.append((what, f"{audit.empty:,}"))
         if scorer.phased is not None:
+            rows.append(("haplotypes with several alleles", f"{audit.joined:,}"))
             rows.append((f"haplotypes without a value: {NO_VALUE}", f"{audit.haplotypes:,}"))
         if summary.mismatches:
             rows.append(("rows whose REF differs from the genome", f"{summary.mismatches:,}"))

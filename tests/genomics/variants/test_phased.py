@@ -174,9 +174,9 @@ def test_a_haplotype_with_an_indel_predicts_all_places_between(inconsistent, mak
             "a\tb",
             None,
             "1|0\t0|1",
-            "sample_name is missing, and the samples of .*x.vcf are a, b; set",
+            "sample_name is missing; set sample_name to one of a, b, the samples of .*x.vcf",
         ),
-        ("a\tb", "c", "1|0\t0|1", "sample_name is c, and the samples of .*x.vcf are a, b; set"),
+        ("a\tb", "c", "1|0\t0|1", "sample_name is c; set sample_name to one of a, b"),
         (
             "a",
             None,
@@ -208,7 +208,8 @@ def test_the_command_writes_haplotypes_in_every_format(cli, trained, tmp_path):
             "variants", *args, "sample_name=b", f"output={name}", "report=y.html"
         )
         assert status == 0, err
-        assert "haplotypes without a value" in out
+        assert re.search(r"haplotypes with several alleles +1\n", out)
+        assert "haplotypes without a value" in out and "no haplotype" not in err + out
         (tmp_path / "y.html").unlink()
     found = pandas.read_csv("y.tsv", sep="\t", na_values=".")
     other = pandas.read_parquet("y.parquet")
@@ -222,10 +223,17 @@ def test_the_command_writes_haplotypes_in_every_format(cli, trained, tmp_path):
     assert "##INFO=<ID=haplotype,Number=A,Type=String," in text
     assert re.search(r"haplotype=0:1;LLR_haplotype_1=-?\d", text)
     assert json.loads((tmp_path / "y.tsv.json").read_text())["settings"]["phased"] == "b"
+    # all calls of the other sample are unphased
+    status, out, err = cli("variants", *args, "sample_name=a", "output=u.tsv")
+    assert status == 0 and re.search(r"haplotypes with several alleles +0\n", out)
+    assert (err + out).count("no haplotype has several alleles: the genotypes in x.vcf") == 1
     (tmp_path / "t.tsv").write_text("chrom\tpos\tref\talt\ntwo\t50\tA\tC\n")
     for given, message in (
-        (args, "sample_name is missing, and the samples of x.vcf are a, b"),
-        ([args[0], "vcf=t.tsv", *args[2:]], "the samples of t.tsv are none"),
+        (args, "sample_name is missing; set sample_name to one of a, b"),
+        (
+            [args[0], "vcf=t.tsv", *args[2:]],
+            "phased=true needs a VCF with genotypes, and t.tsv has none; leave phased out",
+        ),
         ([args[0], "saturate=two:1-9", *args[2:]], "phased is about rows of vcf="),
         ([*args[:3], "sample_name=a"], "sample_name is for phased=true"),
     ):
