@@ -276,7 +276,6 @@ def _name(kind: Any) -> str:
         int: "an integer",
         float: "a finite number",
         str: "a string",
-        re.Pattern: "a regular expression",
     }
     if origin in known:
         return known[origin]

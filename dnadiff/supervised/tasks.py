@@ -78,7 +78,7 @@ class CsvTask(LabeledTask):
         delimiter: Any = None,  # which may be white space
         name: Name | None = None,
         group_column: Name | None = None,
-        group_pattern: re.Pattern[str] = re.compile(".+"),
+        group_pattern: str = ".+",
         start: Natural = 0,
         end: PositiveInt | None = None,
         **settings: Annotated[Any, LabeledTask],
@@ -94,7 +94,11 @@ class CsvTask(LabeledTask):
         self.sequence_column = sequence_column
         self.split_column = split_column
         self.group_column = group_column
-        self.group_pattern = group_pattern
+        try:
+            self.group_pattern = re.compile(group_pattern)
+        except re.error as error:
+            message = f"task.group_pattern {group_pattern!r} is no regular expression: {error}"
+            raise ValueError(message) from None
         self.start = start
         self.end = end
         self.label_columns = as_list(label_column)

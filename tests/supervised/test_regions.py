@@ -324,5 +324,7 @@ def test_a_number_can_name_a_column_and_a_task(tmp_path):
 
 
 def test_a_bad_pattern_of_groups_names_its_key():
-    with pytest.raises(ValueError, match=r"group_pattern '\('.*regular expression"):
+    with pytest.raises(
+        ValueError, match=r"task\.group_pattern '\(' is no regular expression: missing \)"
+    ):
         CsvTask("x.csv", group_column="gene", group_pattern="(")
