@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import posixpath
 import re
+import textwrap
+from html import escape
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -27,16 +29,38 @@ OUTSIDE = (
 )
 HREF = re.compile(r'href="([^":]+)\.md"')
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
+HELP = re.compile(r"```text\n(.*?)\n```", re.DOTALL)
+KEY = re.compile(r"^  (\S+)\s+(.*(?:\n {4,}.*)*)", re.MULTILINE)
+PAGE = re.compile(r"docs/([\w/]+)\.md")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages outside docs/ under their paths in the repository, and the style."""
     for name in OUTSIDE:
         files.append(File.generated(config, name, abs_src_path=str(ROOT / name)))
-    files.append(File.generated(config, "reference/commands.md", content=reference()))
+    files.append(File.generated(config, "reference/commands.md", content=commands()))
     style = Path(__file__).with_name("site.css")
     files.append(File.generated(config, style.name, abs_src_path=str(style)))
     return files
+
+
+def commands() -> str:
+    """The page of all commands, whose keys are tables."""
+    return HELP.sub(
+        lambda found: "\n\n".join(map(paragraph, re.split(r"\n\s*\n", found[1]))), reference()
+    )
+
+
+def paragraph(text: str) -> str:
+    """A paragraph of `--help`: examples, keys with what they mean, or prose."""
+    if text.strip().startswith("python -m "):
+        lines = re.sub(r"\n(?! *python -m )\s*", " ", text)
+        return f"```text\n{textwrap.dedent(lines)}\n```"
+    linked = PAGE.sub(r'<a href="../\1.html">\1</a>', escape(text))
+    if not text.startswith("  "):
+        return f"<p>{linked}</p>"
+    rows = (f"<tr><td><code>{key}</code></td><td>{of}</td></tr>" for key, of in KEY.findall(linked))
+    return f"<table><tr><th>key</th><th>meaning</th></tr>{''.join(rows)}</table>"
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
