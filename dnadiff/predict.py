@@ -115,8 +115,8 @@ def predict(options: PredictOptions) -> list[Job]:
     if options.track is not None:
         track_class = model.classes[model.number_of(track_class, "track_class")]
     labels = None if options.label_column is None else as_list(options.label_column)
-    several = len(model.target.label_columns)
     target = model.target
+    several = len(target.label_columns)
     if labels is not None and len(labels) != several:
         expected = f"{several}, for {', '.join(model.classes)}" if target.takes_several else "1"
         raise ValueError(

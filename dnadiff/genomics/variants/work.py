@@ -505,26 +505,28 @@ class VariantJob(ResumableJob):
         training = self.training
         audit = self.audit
         scorer = self.scorer
-        rows: list[tuple[str, ...]] = [
-            *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
-            *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),
-        ]
+        skipped = {f"skipped: {why}": n for why, n in sorted(summary.skipped.items())}
+        counts = {**summary.kinds, **skipped}
+        rows: list[tuple[str, ...]] = [(what, f"{n:,}") for what, n in counts.items() if n]
         if scorer.method is not None and audit.missing:
             rows.append((f"no value: {scorer.method.no_value}", f"{audit.missing:,}"))
         if scorer.method is not None and "depth" in self.writer.columns:
             what = f"no related genome is aligned: {scorer.method.without_columns}"
             rows.append((what, f"{audit.empty:,}"))
         if scorer.phased is not None:
-            rows.append(("haplotypes with several alleles", f"{audit.joined:,}"))
-            rows.append((f"haplotypes without a value: {NO_VALUE}", f"{audit.haplotypes:,}"))
+            rows += [
+                ("haplotypes with several alleles", f"{audit.joined:,}"),
+                (f"haplotypes without a value: {NO_VALUE}", f"{audit.haplotypes:,}"),
+            ]
         if summary.mismatches:
             rows.append(("rows whose REF differs from the genome", f"{summary.mismatches:,}"))
         counted = f"{summary.in_training:,} ({training.note})" if training.known else training.note
         rows.append(("in the training part of the model", counted))
         if audit.shared or scorer.sites_per_window > 1:
-            share = f"{audit.sites} of {audit.shared:,} sites that share one"
-            error = f"{audit.rms:.4f} nats (RMS, {share})"
-            error = error if audit.shared else "none: no sites share a window"
+            error = "none: no sites share a window"
+            if audit.shared:
+                share = f"{audit.sites} of {audit.shared:,} sites that share one"
+                error = f"{audit.rms:.4f} nats (RMS, {share})"
             rows.append(("error of several sites per window", error))
         if scorer.num_scored:
             rows.append(("variants/s", f"{scorer.num_scored / max(seconds, 1e-9):,.1f}"))
