@@ -31,6 +31,7 @@ HREF = re.compile(r'href="([^":]+)\.md"')
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 HELP = re.compile(r"```text\n(.*?)\n```", re.DOTALL)
 KEY = re.compile(r"^  (\S+)\s+(.*(?:\n {4,}.*)*)", re.MULTILINE)
+INDENTED = re.compile(r'(<span id="__span-[\d-]+")(>(?:<a [^>]*></a>)?(?:<span class="w">)?)( +)')
 PAGE = re.compile(r"docs/([\w/]+)\.md")
 
 
@@ -72,7 +73,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The same for notebooks, whose Markdown is converted by another program."""
+    """The same for notebooks, whose Markdown is converted by another program; and the indent of
+    each line of code, for the style."""
+    html = INDENTED.sub(
+        lambda found: f'{found[1]} style="--indent: {len(found[3])}ch"{found[2]}{found[3]}', html
+    )
     if not page.file.src_uri.endswith(".ipynb"):
         return html
     return HREF.sub(lambda found: f'href="{moved(page.file.src_uri, found[1])}.html"', html)
