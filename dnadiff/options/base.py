@@ -167,8 +167,8 @@ class Options(BaseModel):
     @property
     def pages(self) -> dict[str, str]:
         """The pages that were asked for, by their key."""
-        found = {key: getattr(self, key, None) for key in ("report", "browser")}
-        return {key: path for key, path in found.items() if path is not None}
+        keys = "report", "browser"
+        return {key: path for key in keys if (path := getattr(self, key, None)) is not None}
 
     def output_path(self, name: str) -> Path:
         """The file of the key `output`, or one of this name in the run folder."""

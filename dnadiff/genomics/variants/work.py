@@ -505,9 +505,10 @@ class VariantJob(ResumableJob):
         training = self.training
         audit = self.audit
         scorer = self.scorer
-        skipped = {f"skipped: {why}": n for why, n in sorted(summary.skipped.items())}
-        counts = {**summary.kinds, **skipped}
-        rows: list[tuple[str, ...]] = [(what, f"{n:,}") for what, n in counts.items() if n]
+        rows: list[tuple[str, ...]] = [
+            *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
+            *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),
+        ]
         if scorer.method is not None and audit.missing:
             rows.append((f"no value: {scorer.method.no_value}", f"{audit.missing:,}"))
         if scorer.method is not None and "depth" in self.writer.columns:
