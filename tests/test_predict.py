@@ -440,6 +440,10 @@ def test_a_killed_command_resumes_to_the_same_bytes(predict, world, tmp_path, mo
     assert (
         predict(*args, f"track={tmp_path / 't.bedgraph'}", "resume=true")[0] == 0
     )  # the same file
+    (tmp_path / "other").mkdir()
+    shutil.copy(tmp_path / "t.bedgraph", tmp_path / "other")
+    status, _, err = predict(*args, "track=other/t.bedgraph", "resume=true")
+    assert status == 1 and "the track other/t.bedgraph is missing or of another class" in err
     (tmp_path / "t.bedgraph").unlink()
     assert predict(*args, "resume=true")[0] == 1  # the track is missing
     (tmp_path / name).write_bytes(expected[0] + b" ")
@@ -466,7 +470,7 @@ def test_a_process_that_is_killed_before_it_writes_the_json_file_is_completed(
     assert (tmp_path / "p.tsv.json").read_bytes() == expected
     status, _, err = predict(*args, "track=t.bdg", "track_class=poor", "resume=true")
     assert status == 1 and not (tmp_path / "t.bdg").exists()
-    assert "p.tsv exists, and p.tsv.json names other settings or bytes" in err
+    assert "p.tsv is complete, but the track t.bdg is missing or of another class or run" in err
 
 
 @pytest.mark.parametrize(

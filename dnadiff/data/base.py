@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Generator
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from dnadiff.data.records import Interval, Intervals, Records, StoredRecords, num_tokens
+from dnadiff.data.records import Cutter, Interval, Intervals, Records, StoredRecords, num_tokens
 from dnadiff.data.splits import (
     MAX_HELD_OUT,
     PARTS,
@@ -233,6 +233,9 @@ def worker_loss(error: Exception, num_workers: int) -> str | None:
     return None
 
 
+_BLOCK = 1 << 20  # tokens that are looked at together
+
+
 @checked_dataclass
 class SequenceDataModule:
     """Windows of records for training, validation and test.
@@ -269,6 +272,7 @@ class SequenceDataModule:
     process = ALONE  # of those that train together
     # whether the sequences have a direction, so that the strands are not interchangeable
     stranded = False
+    soft_weight = 1.0  # of lower-case bases in training
 
     path: Any
     length: PositiveInt
@@ -373,7 +377,8 @@ class SequenceDataModule:
         try:
             for part in parts:
                 if part == "train":
-                    self._check_countable(self.train_windows())
+                    self.train_windows()
+                    self._check_countable()
                 else:
                     self.test_windows(part)
         except ValueError as error:
@@ -395,13 +400,18 @@ class SequenceDataModule:
         """Check that there is an optimizer step of `accumulated` batches in each of `world_size`
         processes; nothing by default."""
 
-    def _check_countable(self, windows: SampledWindows) -> None:
-        """Refuse training windows without a single token that counts."""
-        if not any(windows[number]["weight"].any() for number in range(len(windows))):
-            raise ValueError(
-                "no window for training has a base that counts: all are N, or lower case with "
-                "data.soft_weight=0; choose another data.split, or a weight above 0"
-            )
+    def _check_countable(self) -> None:
+        """Refuse a training part without a single token that counts."""
+        for record, first, end in self._part("train"):
+            for start in range(first, end, _BLOCK):  # stops at the first block with one
+                where = self.records, min(_BLOCK, end - start), self.vocab
+                cut = Cutter(*where, self.soft_weight)
+                if cut(*np.array([[record], [start]]))["weight"].any():
+                    return
+        raise ValueError(
+            "no window for training has a base that counts: all are N, or lower case with "
+            "data.soft_weight=0; choose another data.split, or a weight above 0"
+        )
 
     def split_records(self, names: Names, lengths: Lengths) -> Parts:
         """The intervals of each part."""

@@ -321,8 +321,11 @@ class StoredRecords(Sequence[TokenArray]):
 
 class TokenTable:
     """Which ids a model emits, and reverse complements, for NumPy arrays of ids. A table lookup per
-    letter would take ten times as long as cutting a window. Ids of complementary bases are mirror
-    images of each other."""
+    letter would take ten times as long as cutting a window.
+
+    Raises:
+        ValueError: if the ids of complementary bases are not mirror images of each other.
+    """
 
     def __init__(self, vocab: Vocab) -> None:
         emitted = vocab.emitted
@@ -334,6 +337,11 @@ class TokenTable:
         self.mirror = None
         if complement is not None:
             self.mirror = complement[self.low] + self.low
+            if any(complement[i] + i != self.mirror for i in emitted):
+                raise ValueError(
+                    f"complement {complement} is not a mirror image of the emitted ids; number "
+                    "complementary letters from both ends"
+                )
 
     def is_emitted(self, ids: TokenIds) -> TokenIds:
         """1 where an id can be emitted, else 0; same shape as `ids`."""

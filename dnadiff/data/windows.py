@@ -230,7 +230,7 @@ class RandomWindows(SampledWindows):
         where = _long_enough(self.intervals, self.length)
         self.cut = Cutter(self.records, self.length, self.vocab, soft_weight, ends)
         maximum = max_n_count(max_n, self.length)
-        self.num_starts = self._index_windows(where, n_runs if max_n < 1 else None, maximum)
+        self.num_starts = self._index_windows(where, n_runs, maximum)
         if not self.num_starts:
             raise ValueError(_too_much_n(self.length, max_n))
         self.size = self.size or self.num_starts
@@ -337,9 +337,9 @@ class TiledWindows(Dataset[Window]):
 
     The last tile of an interval is shifted inwards instead of shortened; its overlap with the
     previous tile gets weight 0, unless the previous tile is left out: every base in some tile that
-    can be counted is counted once. Intervals shorter than a window are left out and listed in
-    `skipped`. Tiles whose fraction of N exceeds `max_n` are left out and counted in `left_out`.
-    Items are as in `SampledWindows`, with `index` the number in `tiles`.
+    can be counted is counted once. Intervals shorter than a window are left out. Tiles whose
+    fraction of N exceeds `max_n` are left out and counted in `left_out`. Items are as in
+    `SampledWindows`, with `index` the number in `tiles`.
 
     Args:
         intervals: intervals to cover.
@@ -374,11 +374,9 @@ class TiledWindows(Dataset[Window]):
         self.cut = cut or Cutter(records, length, vocab, ends=ends)
         self._lead = int(ends is not None)  # positions before the first one from the record
         self.length = length + 2 * self._lead
-        every = Intervals.of(intervals)
-        self.skipped = every.where(every.length < length)
         tiling = Tiling(_long_enough(intervals, length), length)
         number = np.arange(len(tiling))
-        if n_runs is not None and max_n < 1:
+        if n_runs is not None:
             number = tiling.with_few_n(n_runs, max_n_count(max_n, length)).astype(np.int64)
         self.left_out = len(tiling) - len(number)
         if not len(number):

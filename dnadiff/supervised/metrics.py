@@ -84,24 +84,15 @@ class ScoredValues:
     @cached_property
     def columns(self) -> list[Column]:
         """The outputs, each with the items that have a label."""
+        rows = np.arange(len(self.labels))
         return [
-            self.column(predicted, labels.astype(np.float64), np.flatnonzero(np.isfinite(labels)))
-            for predicted, labels in zip(self.predictions.T, self.labels.T)
+            Column(rows, predicted, truth, self.folds).select(np.isfinite(truth))
+            for predicted, truth in zip(self.predictions.T, self.labels.T.astype(np.float64))
         ]
-
-    def column(self, predicted: ndarray, truth: ndarray, rows: ndarray) -> Column:
-        """The items of these rows, of an output (S,)."""
-        folds = None if self.folds is None else self.folds[rows]
-        return Column(rows, predicted[rows], truth[rows], folds)
 
 
 class ScoredPredictions(ScoredValues):
     """As `ScoredValues`, with normalized log-probabilities (S, C) and class numbers (S,)."""
-
-    @cached_property
-    def probs(self) -> ndarray:
-        """(S, C)."""
-        return np.exp(self.predictions)
 
     @cached_property
     def predicted(self) -> ndarray:
@@ -123,20 +114,19 @@ class ScoredPredictions(ScoredValues):
     def columns(self) -> list[Column]:
         """Each class against the rest; of two classes only the second."""
         # Equal predictions stay ties in spite of rounding.
-        of_classes = log_odds(torch.from_numpy(self.predictions)).numpy().round(9).T
-        rows = np.arange(len(self.labels))
-        found = [
-            self.column(predicted, self.labels == number, rows)
-            for number, predicted in enumerate(of_classes)
-        ]
+        of_classes = log_odds(torch.from_numpy(self.predictions)).numpy().round(9)
+        truth = self.labels[:, None] == np.arange(of_classes.shape[1])
+        found = ScoredValues(of_classes, truth, self.folds).columns
         return found if len(found) > 2 else found[1:]
 
 
 def log_odds(log_probs: Tensor) -> Tensor:
     """log p - log(1 - p) of each class, of log-probabilities (..., C); exact also where p is
     rounded to 1, because the probabilities of the other classes are not rounded to 0."""
-    own = torch.eye(log_probs.shape[-1], dtype=torch.bool, device=log_probs.device)
-    return log_probs - log_probs[..., None, :].masked_fill(own, -math.inf).logsumexp(-1)
+    number = torch.arange(log_probs.shape[-1])
+    # one by one: all together would take C times the memory
+    others = [log_probs[..., number != each].logsumexp(-1) for each in number]
+    return log_probs - torch.stack(others, -1)
 
 
 @dataclass(frozen=True)
@@ -249,7 +239,7 @@ def f1(scored: ScoredPredictions, chosen: ndarray) -> float:
 def calibration_error(scored: ScoredPredictions, chosen: ndarray) -> float:
     """Expected calibration error: |accuracy - confidence| in bins of equal width, averaged over
     items."""
-    confidence = scored.probs.max(-1)[chosen]
+    confidence = np.exp(scored.predictions.max(-1)[chosen])
     bins = np.clip(np.ceil(confidence * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
     excess = np.bincount(bins, scored.correct[chosen] - confidence)
     return np.abs(excess).sum() / len(bins)

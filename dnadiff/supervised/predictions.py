@@ -25,9 +25,10 @@ from dnadiff.formats.sequences import iter_sequences
 from dnadiff.formats.table import is_table, write_parquet
 from dnadiff.formats.tracks import mean_coverage, write_track
 from dnadiff.jobs.job import Result, ResumableJob
+from dnadiff.jobs.journal import json_path
 from dnadiff.progress import log, table
-from dnadiff.store.address import refuse_controls
-from dnadiff.store.disk import hash_file
+from dnadiff.store.address import expand_user, refuse_controls
+from dnadiff.store.disk import hash_file, read_json
 from dnadiff.store.files import open_text, resolve
 from dnadiff.supervised.ensemble import (
     NO_PREDICTION,
@@ -180,10 +181,6 @@ class PredictionTable:
         """The columns of the seeds, those of one seed after those of another."""
         return [column for seed in self.seeds for column in self.target.seed_columns(seed)]
 
-    def header(self) -> bytes:
-        """The first line."""
-        return _lines([self.columns])
-
     def rows(self, queries: Sequence[Query], found: Predicted) -> bytes:
         """The lines of some queries."""
         lines = []
@@ -306,7 +303,6 @@ class PredictJob(ResumableJob):
     stream = "rows"
     label = "predict"
     items = "predictions"
-    of_convert = ("track", "track_class")
     model: ClassifierEnsemble
     source: SequenceFile
     predictions: PredictionTable
@@ -328,8 +324,6 @@ class PredictJob(ResumableJob):
             ),
             "networks": [member.sha256 for member in self.model.members],
             **self.settings,
-            "track": None if self.track is None else self.track.name,
-            "track_class": self.track_class,
             "batch_size": self.batch_size or self.model.batch_size,
             "device": self.model.device.type,
         }
@@ -392,7 +386,7 @@ class PredictJob(ResumableJob):
             yield Result(len(chunk), self.predictions.rows(chunk, found), about)
 
     def header(self) -> bytes:
-        return self.predictions.header()
+        return _lines([self.predictions.columns])
 
     def fold(self, result: Result) -> tuple[bytes, int]:
         predicted: Counter[str] = Counter(
@@ -436,11 +430,17 @@ class PredictJob(ResumableJob):
         }
 
     def found_complete(self) -> None:
-        """ValueError if the track is missing."""
-        if self.track is not None and not self.track.is_file():
+        """ValueError if the run that completed the table did not write the track of this one, or
+        the track is missing."""
+        known = read_json(json_path(self.output))["inputs"]
+        if self.track is not None and not (
+            self.track.is_file()
+            and known.get("track_class") == self.track_class
+            and expand_user(known["track"]).resolve() == self.track.resolve()
+        ):
             raise ValueError(
-                f"{self.output} is complete, but the track {self.inputs['track']} is missing: "
-                "start over with overwrite=true, without resume"
+                f"{self.output} is complete, but the track {self.inputs['track']} is missing or of "
+                "another class or run: start over with overwrite=true, without resume"
             )
 
     def closing(self, seconds: float) -> str:
@@ -450,11 +450,13 @@ class PredictJob(ResumableJob):
         if self.metrics is not None:
             rows: list[tuple[str, ...]] = []
             for name in (target.primary, *target.shown):
-                found = (self.metrics["each_seed"][name], self.metrics["averaged"][name])
                 cells = (
                     text
-                    for each in found
-                    for text in (_number(each["value"]), interval_text(each, "{:.4f}"))
+                    for found in self.metrics.values()
+                    for text in (
+                        _number(found[name]["value"]),
+                        interval_text(found[name], "{:.4f}"),
+                    )
                 )
                 rows.append((title(name), *cells))
             columns = ("mean of the seeds", "95 % interval", target.averaged_name, "95 % interval")

@@ -135,6 +135,8 @@ def build_loggers(
     Raises:
         ValueError: if one cannot be built, such as without its package.
     """
+    if "_target_" in config:  # a run of version 0.2, which had one logger
+        config = {"csv": config}
     found: list[Logger] = [MetricsFile(run_dir)]
     for name, entry in config.items() if writes else ():
         if not entry or locate(entry["_target_"], None) is MetricsFile:

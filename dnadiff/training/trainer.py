@@ -64,8 +64,7 @@ INSTEAD = {
 }
 INTEGERS = ("max_steps", "val_check_interval", "accumulate_grad_batches")
 # Weights in half precision lose small steps.
-_PRECISIONS = {"64", "64-true", "bf16-true", "16-true", "transformer-engine"}
-_PRECISIONS |= {"transformer-engine-float16"}
+_PRECISIONS = r"64|(64|bf16|16)-true|transformer-engine(-float16)?"
 
 
 def trainer_settings(trainer: Config) -> Config:
@@ -80,17 +79,19 @@ def trainer_settings(trainer: Config) -> Config:
             raise ValueError(
                 f"trainer.{key} would have no effect, because training sets it itself; {remedy}"
             )
-    if (precision := str(trainer.get("precision"))) in _PRECISIONS:
+    if re.fullmatch(_PRECISIONS, precision := str(trainer.get("precision"))):
         raise ValueError(
-            f"trainer.precision {precision} is not supported; set 32-true or bf16-mixed"
+            f"trainer.precision {precision} is not supported; set 32-true or bf16-mixed (weights "
+            "in half precision would lose small steps)"
         )
     word = trainer.get("strategy", "auto")
     known = r"auto|fsdp2|ddp(_find_unused_parameters_(true|false))?"
     # A mapping is a class of Lightning or of the user.
     if not isinstance(word, Mapping) and not re.fullmatch(known, str(word)):
         raise ValueError(
-            f"trainer.strategy {word} is not supported; choose auto (one process, or ddp), ddp, or "
-            "fsdp2, which shards the weights"
+            f"trainer.strategy {word} is not supported; choose auto (one process, or ddp), ddp "
+            "(ddp_spawn and ddp_fork start processes without the command line), or fsdp2, which "
+            "shards weights as fsdp and deepspeed do"
         )
     trainer = trainer | {
         key: check_value(f"trainer.{key}", trainer[key], PositiveInt) for key in INTEGERS

@@ -1,6 +1,7 @@
 import pickle
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,3 +59,5 @@ def test_letters_of_any_alphabet():
     assert TokenTable(Vocab(5, 0, 0, (0, 2))).is_emitted(ids % 5).tolist() == [
         [0, 1, 0, 0]
     ]  # with gaps
+    with pytest.raises(ValueError, match="not a mirror image"):
+        TokenTable(Vocab(5, 0, 0, (0,), (0, 3, 4, 1, 2)))  # A-C, G-T

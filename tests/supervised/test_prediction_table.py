@@ -19,7 +19,11 @@ def metrics_of(path, records: int, windows: int):
         for _ in range(records)
         for w in range(windows)
     ]
-    path.write_bytes(table.header() + table.rows(queries, target.predicted(log_probs[None])))
+    path.write_bytes(
+        "\t".join(table.columns).encode()
+        + b"\n"
+        + table.rows(queries, target.predicted(log_probs[None]))
+    )
     return table.metrics(path, len(queries)), target.scored(
         log_probs.astype(float), np.zeros(len(queries), int)
     )

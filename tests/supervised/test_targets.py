@@ -8,10 +8,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from dnadiff.store.objects import build
 from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
 from dnadiff.supervised.labeled import KINDS, build_target
+from dnadiff.supervised.metrics import log_odds
 from dnadiff.supervised.targets import SEPARATOR, RegressionTarget, ValidScore
 
 NAN = math.nan
@@ -152,6 +154,19 @@ def test_the_log_odds_of_classes_are_compared_between_alleles():
     np.testing.assert_allclose(
         ClassTarget("abc").contrast(torch.as_tensor(log_probs)), [[0, -np.log(3), -np.log(3)]]
     )
+    sure = torch.tensor([[0.0, -50.0, -60.0], [-60.0, 0.0, -50.0]])  # 1 - p is rounded to 0
+    expected = [50 - np.log1p(np.exp(-10)), -50, -60]
+    np.testing.assert_allclose(
+        log_odds(sure.double()), [expected, [expected[i] for i in (2, 0, 1)]], rtol=1e-12
+    )
+
+
+def test_the_log_odds_of_many_classes_are_computed_in_linear_memory():
+    log_probs = torch.zeros(40, 300).log_softmax(-1)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        log_odds(log_probs)
+    largest = max(event.self_cpu_memory_usage for event in found.events())
+    assert 0 < largest <= 2 * log_probs.nbytes
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ def test_every_run_has_the_metrics_file_first_and_once(tmp_path, choice, expecte
 
 
 def test_configurations_of_other_shapes_are_understood(tmp_path):
+    old = {"_target_": "dnadiff.callbacks.MetricsFile"}
+    assert names(build_loggers(old, tmp_path, False)) == ["MetricsFile"]
     several = compose("train", ["logger=[csv,tensorboard]", "logger.tensorboard=null"])["logger"]
     assert names(build_loggers(several, tmp_path, False)) == ["MetricsFile"]
     assert names(

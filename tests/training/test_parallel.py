@@ -334,7 +334,10 @@ DIT = ["backbone=dit", "backbone.d_model=8", "backbone.n_layers=1", "backbone.n_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["trainer.strategy=fsdp"], "trainer.strategy fsdp is not supported; choose auto"),
+        (
+            ["trainer.strategy=fsdp"],
+            "fsdp is not supported; .*, or fsdp2, which shards weights as fsdp",
+        ),
         (["trainer.strategy=banana"], "trainer.strategy banana is not supported; choose auto"),
         (
             ["trainer.strategy={banana: 1}"],

@@ -378,6 +378,9 @@ class TextDataModule(SequenceDataModule):
                 "tokenizer.bos and tokenizer.eos"
             )
 
+    def _check_countable(self) -> None:
+        """Texts have no letter that is never counted."""
+
     def check_training(self) -> None:
         if missing := [part for part in (TRAIN, VALID) if part not in self.parts]:
             cut = ", or data.valid_documents=N for the last N documents of train"
@@ -576,10 +579,9 @@ class PaddedDocuments(SampledWindows):
     size: int
 
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
-        def key(turn: int) -> int:
-            return hash64(self.seed, "document", epoch, turn)
-
-        number = in_random_order(key, index, len(self.documents))
+        number = in_random_order(
+            lambda turn: hash64(self.seed, "document", epoch, turn), index, len(self.documents)
+        )
         return self.documents[number], np.zeros_like(index)
 
 
