@@ -31,6 +31,7 @@ HREF = re.compile(r'href="([^":]+)\.md"')
 LINK = re.compile(r"(\]\()([^)#\s]+)(#[^)\s]*)?(\))")
 HELP = re.compile(r"```text\n(.*?)\n```", re.DOTALL)
 KEY = re.compile(r"^  (\S+)\s+(.*(?:\n {4,}.*)*)", re.MULTILINE)
+HEADING = re.compile(r"(?<=doc-heading\">)(?:(?!</h).)+(?=</h)", re.DOTALL)
 INDENTED = re.compile(r'(<span id="__span-[\d-]+")(>(?:<a [^>]*></a>)?(?:<span class="w">)?)( +)')
 PAGE = re.compile(r"docs/([\w/]+)\.md")
 
@@ -74,7 +75,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """The same for notebooks, whose Markdown is converted by another program; and the indent of
-    each line of code, for the style."""
+    each line of code, for the style, and breaks after the dots of names in headings."""
+    html = HEADING.sub(lambda found: re.sub(r"\b\.(?=\w+[^<>]*<)", ".<wbr>", found[0]), html)
     html = INDENTED.sub(
         lambda found: f'{found[1]} style="--indent: {len(found[3])}ch"{found[2]}{found[3]}', html
     )
