@@ -79,10 +79,10 @@ def explain(options: ExplainOptions) -> list[Job]:
     model: Any
     if is_fine_tuned:
         model = ensemble.load(options.checkpoint, options.trust, options.device)
-        if options.seeds is not None and options.seeds > (number := len(model.members)):
+        if (options.seeds or 0) > (number := len(model.members)):
             raise ValueError(
-                f"seeds {options.seeds} must be at most {number}, the number of networks in "
-                f"{options.checkpoint}; leave seeds out for all"
+                f"seeds {options.seeds} must be at most {number}, the number of networks of this "
+                "run; leave seeds out for all"
             )
         model.members = model.members[: options.seeds]
     else:

@@ -148,7 +148,10 @@ class DesignJob(SampleJob):
             "mean": totals["reward_sum"] / len(self.request),
             "best": totals["reward_best"],
         }
-        design: JsonDict = {"calls": totals["reward_calls"]}
+        design: JsonDict = {
+            "calls": totals["reward_calls"],
+            "unit": self.generator.goal.reward.reward.unit,
+        }
         unguided = totals["pilot"]["unguided"]
         if self.model.tokenizer.vocab.complement is not None:
             ours = DesignTable.read(self.output, content["records"])

@@ -55,23 +55,19 @@ class PredictedReward(Reward):
             self._number = self._model.number_of(output)
         except ValueError as error:
             raise ValueError(f"reward.output {str(error).removeprefix('target ')}") from None
+        self.unit = self._model.target.contrast_name(self._model.classes[self._number])
 
     def check_length(self, length: int) -> None:
         limits = self._model.limits
         got = f"and designs have {length:,}"
-        problem = ""
-        if limits.fixed is not None and length != limits.fixed:
-            problem = (
-                f"its head takes only sequences of {limits.fixed:,} bases, {got}; set "
-                f"length={limits.fixed}, or give templates of that length"
+        fixed = limits.fixed is not None
+        allowed = limits.fixed if fixed else limits.maximum
+        if allowed is not None and (length > allowed or (fixed and length < allowed)):
+            takes = "head takes only sequences of" if fixed else "network takes at most"
+            raise ValueError(
+                f"reward.checkpoint {self.checkpoint}: its {takes} {allowed:,} bases, {got}; set "
+                f"length={allowed}, or give templates that fit"
             )
-        elif limits.maximum is not None and length > limits.maximum:
-            problem = (
-                f"its network takes at most {limits.maximum:,} bases, {got}; set "
-                f"length={limits.maximum} or less"
-            )
-        if problem:
-            raise ValueError(f"reward.checkpoint {self.checkpoint}: {problem}")
         if length != self._model.longest:
             log.warning(
                 f"reward.checkpoint {self.checkpoint} was fine-tuned on sequences of at most "

@@ -33,9 +33,11 @@ class Reward(Configurable, ABC):
 
     Attributes:
         has_gradient: whether it is a differentiable function of the one-hot sequence.
+        unit: what a value is, in words; empty if that is not known.
     """
 
     has_gradient = False
+    unit = ""
 
     @abstractmethod
     def __call__(self, sequences: Sequence[str]) -> Values:
@@ -273,6 +275,7 @@ class GCContent(Reward):
     """
 
     has_gradient = True
+    unit = "fraction of G and C"
 
     def __call__(self, sequences: Sequence[str]) -> Values:
         from Bio.SeqUtils import gc_fraction
@@ -349,6 +352,7 @@ class MotifMatch(Reward):
         self.both_strands = both_strands
         self.absent = absent
         self.threshold = threshold
+        self.unit = "" if absent else f"match of {motif or name or 'the motif'}"
         self._scores = (
             log_odds(read_jaspar(str(matrix), name)) if motif is None else letter_matches(motif)
         )  # (W, 4)

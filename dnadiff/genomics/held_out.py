@@ -51,7 +51,7 @@ def token_groups(
     `annotation` divide `all`, too.
     """
     # Before the long work, so that a wrong file is refused at once.
-    types = None if annotation is None else region_types(data, tiles, annotation)
+    names, found = region_types(data, tiles, annotation) if annotation else ([], np.zeros(0))
     weight = np.stack([tiles[i]["weight"].numpy() for i in range(len(tiles))]) > 0
     groups = {"all": weight}
     if special := data.tokenizer.special_ids:
@@ -65,10 +65,7 @@ def token_groups(
                 training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
                 repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
-    if types is not None:
-        names, found = types
-        groups |= {name: weight & (found == number) for number, name in enumerate(names)}
-    return groups
+    return groups | {name: weight & (found == number) for number, name in enumerate(names)}
 
 
 def region_types(

@@ -36,8 +36,15 @@ CONFIG: Json = {
         "gridOpacity": 0.1,
         "labelFlush": False,
         "labelOverlap": True,
+        "labelSeparation": 6,
     },
-    "legend": {**_TEXT, "orient": "bottom", "columns": 2, "symbolOpacity": 1, "labelLimit": 240},
+    "legend": {
+        **_TEXT,
+        "orient": "bottom",
+        "columns": {"signal": "width < 400 ? 1 : 2"},  # names would be cut on a phone
+        "symbolOpacity": 1,
+        "labelLimit": 240,
+    },
     "title": {"color": "currentColor", "anchor": "start"},
     "view": {"stroke": None},
     "range": {"category": PALETTE},

@@ -55,7 +55,10 @@ def page(result: Result, options: Any) -> Page:
         f"{model['bits_high']:.4f}) on {model['tokens']:,} tokens of the {content['part']} part"
         f"{best}."
     )
-    cells = [[f"{x:.4f}" if isinstance(x, float) else x for x in row.values()] for row in rows]
+    cells = [
+        [f"{x:.4f}".replace("nan", "—") if isinstance(x, float) else x for x in row.values()]
+        for row in rows
+    ]
     made = {**content["model"], "data": content["data"]["name"]}
     return Page(
         "Held-out likelihood",

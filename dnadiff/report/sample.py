@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,21 +12,21 @@ from numpy import ndarray
 
 from dnadiff import plot
 from dnadiff.design.designs import unguided_path
-from dnadiff.design.samples import JSONL
 from dnadiff.fields import Json, JsonDict
-from dnadiff.genomics.metrics.composition import MAX_SEQUENCES, evenly_spaced
+from dnadiff.genomics.metrics.composition import KMER_LENGTHS, MAX_SEQUENCES, evenly_spaced
 from dnadiff.genomics.metrics.designs import (
     DesignTable,
     compare_designs,
     real_windows,
 )
 from dnadiff.genomics.metrics.memorization import cut, held_out_windows
-from dnadiff.jobs.journal import is_compressed, open_bytes
+from dnadiff.genomics.metrics.text_quality import read_texts
 from dnadiff.plot.style import HEIGHT, WIDTH, figure, information
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval
 from dnadiff.report.samples import divergences
+from dnadiff.store.files import bare_name
 from dnadiff.weights import checkpoint
 
 if TYPE_CHECKING:
@@ -40,38 +39,45 @@ _LISTED = 20
 def page(result: Result, options: Any) -> Page:
     """The page of a finished file of samples."""
     content, output = result.content, result.paths[0]
-    kind = output.name.removesuffix(".gz").rpartition(".")[2]
-    if kind in ("txt", "jsonl"):
+    if bare_name(output).endswith((".txt", ".jsonl")):
         return _of_texts(content, output)
     ours = DesignTable.read(output, content["records"])
     design = content.get("design")
     name = "samples" if design is None else "designs"
     tables = {name: ours}
-    if "unguided" in content:
-        tables["unguided"] = DesignTable.read(unguided_path(output), content["unguided"]["number"])
+    without = ""
+    if unguided := content.get("unguided"):
+        tables["unguided"] = DesignTable.read(unguided_path(output), unguided["number"])
+        without = f" against {unguided['reward']['mean']:.3g} unguided"
     real = _real(options, int(ours.lengths.min()))
     sections = [] if real is None else [_comparison(tables, *real, options.seed)]
     pictures = [] if design is None else _rewards(tables, content)
     if ours.counts is not None and len(ours.counts) <= MAX_LOGO:
-        label, caption = f"Sequence logo of the {name}.", "Letters are as high as their information"
+        label = f"Sequence logo of the {name}."
+        caption = (
+            "Letters are as high as their information in bits, corrected for the number of "
+            f"{name}; all count equally."
+        )
         logo = plot.logo(information(ours.counts), unit="bits").figure
-        caption += f" in bits, corrected for the number of {name}; all count equally."
         pictures.append(Picture("logo", label, caption, figure=logo, wide=True))
-    weights = content.get("weights")
-    effective = weights and weights["effective_size"]["mean"]
-    size = f"; effective sample size {effective:.3g} of {weights['proposals']}" if weights else ""
+    size = ""
+    if weights := content.get("weights"):
+        effective = weights["effective_size"]["mean"]
+        size = f"; effective sample size {effective:.3g} of {weights['proposals']}"
+    if np.isfinite(match := ours.columns["longest_match"]).any():  # copies=true
+        nearest = int(np.nanargmax(match))
+        size += (
+            f"; {ours.names[nearest]} has the longest match with the training part, "
+            f"{match[nearest]:.0f} bases"
+        )
     count = f"{len(ours):,} {name}, {ours.num_distinct:,} distinct"
     if design is None:
-        gc = f"{100 * ours.gc:.1f} % G and C"
         span = " to ".join(map(str, sorted({min(ours.lengths), max(ours.lengths)})))
-        sentence = f"{count}: {span} bases, {gc}{size}."
+        sentence = f"{count}: {span} bases, {100 * ours.gc:.1f} % G and C{size}."
     else:
-        without = ""
-        if "unguided" in content:
-            without = f" against {content['unguided']['reward']['mean']:.3g} unguided"
-        reward = design["reward"]["_target_"].rpartition(".")[2]
+        reward = design.get("unit") or design["reward"]["_target_"].rpartition(".")[2]
         sentence = f"{count}: mean reward {design['mean']:.3g}{without}{size}. Reward: {reward}."
-        sections.insert(0, Section("Designs and unguided samples", [_numbers(tables)]))
+        sections.insert(0, Section("Designs and unguided samples", [_numbers(tables, content)]))
     return Page(
         f"{len(ours):,} {name}",
         sentence,
@@ -89,12 +95,14 @@ def _rewards(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
     if real := content.get("real"):
         columns["real"] = np.array(real["reward"]), np.array(real["log_prob"] or np.nan)
     likelihood = "log-probability under the model, nats per base"
+    unit = content["design"].get("unit")
+    title = f"reward: {unit}" if unit else "reward"
     frames = [
-        pandas.DataFrame({"reward": reward, likelihood: log_prob, "set": name})
+        pandas.DataFrame({title: reward, likelihood: log_prob, "set": name})
         for name, (reward, log_prob) in columns.items()
     ]
     frame = pandas.concat(frames, ignore_index=True)
-    distribution = charts.histogram(frame, "reward", "set")
+    distribution = charts.histogram(frame, title, "set")
     found = [
         Picture(
             "rewards",
@@ -110,7 +118,7 @@ def _rewards(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
             "a diffusion model, exact for an autoregressive one."
         )
         label = "Reward against log-probability of designs, unguided samples and real sequences."
-        chart = charts.scatter(known, likelihood, "reward", "set")
+        chart = charts.scatter(known, likelihood, title, "set")
         found.append(Picture("tradeoff", label, text, chart=chart))
     return found
 
@@ -119,7 +127,7 @@ def _per_base(table: DesignTable) -> ndarray:
     return table.columns["log_prob"] / table.lengths
 
 
-def _numbers(tables: Mapping[str, DesignTable]) -> Table:
+def _numbers(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> Table:
     """What designs and unguided samples have in common, side by side."""
     rows = [
         {
@@ -133,10 +141,16 @@ def _numbers(tables: Mapping[str, DesignTable]) -> Table:
             "longest match, bases": table.columns["longest_match"].mean(),
             "GC, %": 100 * table.gc,
             "Hamming distance": table.hamming,
+            "6-mers, bits": of.get("js_6_from_unguided"),
         }
-        for name, table in tables.items()
+        for (name, table), of in zip(
+            tables.items(), (content["design"], content.get("unguided", {}))
+        )
     ]
-    text = "Nats; the match is with the training part (copies=true); the distance of two records."
+    text = (
+        "Nats; the match is with the training part (copies=true); the distance of two records. "
+        "6-mers: Jensen-Shannon divergence from unguided samples, of those as many others."
+    )
     return Table.of(pandas.DataFrame(rows), text)
 
 
@@ -169,13 +183,12 @@ def _real(options: Any, length: int) -> tuple[str, list[ndarray], bool] | None:
         data = checkpoint.load(options.checkpoint, options.trust).training_data(options.trust)
         part = "test" if data.intervals["test"] else "valid"
         found = cut(held_out_windows(data, part, length), length, max_unknown=0)
+        if len(found) < 4:
+            raise ValueError(f"{len(found)} held-out windows are too few")
     except (ValueError, OSError) as error:
         log.info(f"report: nothing is compared with real sequences; give real=y.fa ({error})")
         return None
     windows = [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
-    if len(windows) < 4:
-        log.info(f"report: {len(windows)} held-out windows are too few; give real=y.fa")
-        return None
     return f"{len(windows):,} windows of {data.name}, part {part}", windows, not data.stranded
 
 
@@ -185,22 +198,19 @@ def _comparison(
     """k-mers and GC content compared with real windows."""
     found = {name: compare_designs(of.sequences, real, both, seed) for name, of in tables.items()}
     name, ours = next(iter(found.items()))
-    measured = {
-        f"{k}-mers, bits": [of.divergences[k] for of in found.values()] for k in ours.divergences
-    } | {"GC content, points": [of.gc for of in found.values()]}
     rows = [
         [
             what,
-            *(one.samples for one in each),
-            each[0].baseline,
-            interval(each[0].low, each[0].high),
+            *(of[what].samples for of in found.values()),
+            one.baseline,
+            interval(one.low, one.high),
         ]
-        for what, each in measured.items()
+        for what, one in ours.items()
     ]
     head = ["distance from real windows", *found, "real windows", "95 % of sets of them"]
-    lengths, distances = [*ours.divergences], [*ours.divergences.values()]
+    *distances, _ = ours.values()
     with figure(WIDTH, HEIGHT) as (drawn, (axes,)):
-        divergences(axes, lengths, distances, name)
+        divergences(axes, KMER_LENGTHS[: len(distances)], distances, name)
     label = "Jensen-Shannon divergence of k-mer frequencies from real windows, for each k."
     strand = "both strands" if both else "the given strand"
     text = f"Compared with {source}, counted on {strand}. Gray: 95 % of random sets of them."
@@ -210,13 +220,7 @@ def _comparison(
 
 def _of_texts(content: Mapping[str, Json], output: Path) -> Page:
     """The page of samples of text: their lengths, and the first of them."""
-    with open_bytes(output, is_compressed(output)) as file:
-        text = file.read().decode()
-    found = (
-        [json.loads(line)["text"] for line in text.splitlines()]
-        if JSONL in output.suffixes
-        else text.removesuffix("\n\n").split("\n\n")
-    )
+    found = read_texts(output, keeps_empty=True)
     lengths = [len(each) for each in found]
     rows = [[i, len(each), each] for i, each in enumerate(found[:_LISTED], 1)]
     sentence = f"{len(found):,} texts of {min(lengths):,} to {max(lengths):,} characters."

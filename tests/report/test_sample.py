@@ -44,10 +44,15 @@ def test_the_page_of_designs_says_what_the_files_say(page, tmp_path):
     distinct = len({record.sequence for record in records})
     without = content["unguided"]["reward"]["mean"]
     effective = content["weights"]["effective_size"]["mean"]
+    matches = [int(each["longest_match"]) for each in about]
+    nearest = records[int(np.argmax(matches))].name
     assert (
         f"8 designs, {distinct} distinct: mean reward {reward.mean():.3g} against {without:.3g} "
-        f"unguided; effective sample size {effective:.3g} of 16. Reward: GCContent."
+        f"unguided; effective sample size {effective:.3g} of 16; {nearest} has the longest "
+        f"match with the training part, {max(matches)} bases. Reward: fraction of G and C."
     ) in text
+    assert '"title": "reward: fraction of G and C"' in html
+    assert f"{content['design']['js_6_from_unguided']:.4g}" in text
     best = records[int(reward.argmax())]
     assert best.sequence.decode() in text and f"{reward.max():.4g}" in text
     assert "Compared with 5 windows of r.fa, counted on the given strand" in text

@@ -125,7 +125,7 @@ def test_the_other_strand_has_the_mirrored_attribution(cli, world, tmp_path):
     known = np.isfinite(effects[0]).all(1)
     assert known.sum() == 15 and not known[10] and np.abs(effects[0, known]).max() > 1e-3
     status, _, err = cli("explain", *given, "seeds=99", "output=z.npz")
-    assert status == 1 and "error: seeds 99 must be at most 2, the number of networks in" in err
+    assert status == 1 and "error: seeds 99 must be at most 2, the number of networks of" in err
 
 
 def test_a_resumed_run_gives_the_bytes_of_an_uninterrupted_one(tmp_path):

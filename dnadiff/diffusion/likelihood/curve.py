@@ -592,7 +592,6 @@ class StoredCurve:
             return "it was measured with other weights"
         table = content["code_length"]
         try:
-            curve_from(table, 1)
             for number in NUM_GROUPS:
                 optimal_sizes_help(table, number)
             whole = is_number(table.get("alone_bits") or 0.0)

@@ -96,9 +96,12 @@ class DesignTable:
 
     @property
     def hamming(self) -> float | None:
-        """The mean Hamming distance of two designs; None for a single one, or if the lengths
-        differ."""
-        return None if self.counts is None or len(self) < 2 else mean_hamming(self.counts)
+        """The mean Hamming distance over all pairs of designs, from the counts of letters at each
+        position; None for a single one, or if the lengths differ."""
+        if self.counts is None or len(self) < 2:
+            return None
+        same = self.counts * (self.counts - 1.0) / (len(self) * (len(self) - 1.0))
+        return float((1 - same.sum(1)).sum())
 
 
 def header_facts(description: str) -> dict[str, str]:
@@ -109,27 +112,6 @@ def header_facts(description: str) -> dict[str, str]:
         for key, found, value in (word.partition("=") for word in description.split())
         if found
     }
-
-
-def mean_hamming(counts: ndarray) -> float:
-    """The mean Hamming distance over all pairs of N sequences, from the counts of letters at each
-    position (L, letters), N at least 2."""
-    n = int(counts[0].sum())
-    same = (counts * (counts - 1.0)).sum(1) / (n * (n - 1.0))
-    return float((1 - same).sum())
-
-
-@dataclass(frozen=True)
-class DesignComparison:
-    """k-mer frequencies and GC content of designs and of real sequences.
-
-    Attributes:
-        divergences: Jensen-Shannon divergence in bits for each k, with its real-vs-real baseline.
-        gc: Wasserstein-1 distance of the GC content in points.
-    """
-
-    divergences: Mapping[int, Distance]
-    gc: Distance
 
 
 def real_windows(path: str, length: int) -> list[ndarray]:
@@ -159,7 +141,7 @@ def sixmer_distance(
 
 def compare_designs(
     designs: Sequence[ndarray], real: Sequence[ndarray], both_strands: bool, seed: int = 0
-) -> DesignComparison:
+) -> dict[str, Distance]:
     """Compare designs with real sequences, which need not have the same length.
 
     Args:
@@ -167,17 +149,23 @@ def compare_designs(
         real: four or more; preferably more than twice as many.
         both_strands: count each k-mer on both strands.
 
+    Returns:
+        Jensen-Shannon divergences of k-mer frequencies in bits, for each k up to the shortest
+        sequence, then the Wasserstein-1 distance of the GC content in points, by their names, with
+        real-vs-real baselines.
+
     Raises:
         ValueError: if a sequence has no known base.
     """
     sets = RandomSets.draw(len(designs), len(real), _NUM_SPLITS, seed)
     shortest = min(map(len, [*designs, *real]))
-    divergences = {}
+    found = {}
     for k in KMER_LENGTHS:
         if k <= shortest:
             ours, theirs = (
                 kmer_counts(each, k, both_strands, np.float32) for each in (designs, real)
             )
-            divergences[k] = sets.distance(jensen_shannon, ours, theirs)
+            found[f"{k}-mers, bits"] = sets.distance(jensen_shannon, ours, theirs)
     ours, theirs = gc_content(designs, "the designs"), gc_content(real, "real")
-    return DesignComparison(divergences, sets.distance(wasserstein, 100 * ours, 100 * theirs))
+    gc = sets.distance(wasserstein, 100 * ours, 100 * theirs)
+    return found | {"GC content, points": gc}
