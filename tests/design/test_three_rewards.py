@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import dnadiff
+from dnadiff.design.generate import effective_size
 from dnadiff.design.method.resample_move import ResampleMove
 from dnadiff.design.method.smc import SMC
 from dnadiff.design.pilot import quantile
@@ -75,7 +76,9 @@ def test_designs_have_the_quantile_that_is_asked_for(tmp_path, monkeypatch, caps
         for method, made in METHODS.items():
             found = model.design(reward, 200, made, seed=3, **GIVEN)
             mean = float(np.mean([each.reward for each in found]))
+            of_unguided = effective_size(found.beta * free)  # of the 2,000
             numbers = (free.mean(), free.std(), low, high, mean, found.beta, len({*found}))
+            numbers += (of_unguided,)
             rows.append((name, method, *(float(f"{x:.4g}") for x in numbers), low <= mean <= high))
             with capsys.disabled():
                 print("|", *rows[-1], "|", flush=True)
