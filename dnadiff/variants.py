@@ -296,6 +296,7 @@ def variants(options: VariantsOptions) -> list[Job]:
             earlier,
             None if options.dependency is None else expand_user(options.dependency),
             options.dependency_span,
+            expand_user(options.pages["report"]) if regions else None,
         )
     ]
 

@@ -27,47 +27,48 @@ _MEANINGS = {
 }
 
 
-def drawn(regions: Sequence[Region]) -> list[Region]:
-    """The first regions that are not too long for a picture, at most `MAX_PICTURES`."""
-    return [region for region in regions if region.end - region.start <= LARGEST][:MAX_PICTURES]
-
-
-def picture_of(page: Path, number: int) -> Path:
-    """The picture of a region, counted from 1, next to a page."""
-    return page.with_name(f"{page.stem}_heat_map_{number}.png")
-
-
 def page_of(
     path: Path,
-    read: Callable[[], pandas.DataFrame],
+    read: Callable[..., pandas.DataFrame],
     regions: Sequence[Region],
     about: Mapping[str, Json],
     genes: Sequence[Region] | None = None,
 ) -> Page | None:
     """The page of the first regions that are not too long, None without a variant in them. Each
-    figure is also written as a PNG and an SVG file next to `path`, where the page will be; `read`
-    returns the alleles of the output file, `genes` are drawn below the heat maps."""
-    chosen = drawn(regions)
+    figure is also written as a PNG and an SVG file next to `path`, where the page will be.
+
+    Args:
+        read: the alleles of the output file whose `chrom` and `pos` are among these.
+        genes: drawn below the heat maps of the figures.
+    """
+    chosen = [r for r in regions if r.end - r.start <= LARGEST][:MAX_PICTURES]
     if left_out := len(regions) - len(chosen):
         limits = f"at most {MAX_PICTURES} regions of at most {LARGEST:,} bases are drawn"
         about = {**about, "regions without a heat map": f"{left_out:,} ({limits})"}
         log.info(f"{left_out:,} of {len(regions):,} regions have no heat map: {limits}")
-    frame = read() if chosen else ()
-    found = [saturation(frame, region[:3]) for region in chosen] if len(frame) else []
+    if not chosen:
+        return None
+    # A deletion may be written with the base before a region.
+    inside = {place for region in chosen for place in range(region.start, region.end + 1)}
+    frame = read(chrom={region.chrom for region in chosen}, pos=inside)
+    found = [saturation(frame, region[:3]) for region in chosen]
     found = [each for each in found if any(each.variants())]
     if not found:
         return None
     sections = []
+    first: list[Picture] = []
     for number, each in enumerate(found, start=1):
         figure = heat_map(each, genes=genes)[0, 0].figure
-        picture = picture_of(path, number)
+        picture = path.with_name(f"{path.stem}_heat_map_{number}.png")
         write_bytes(picture, rendered(figure, "png", 1600))
         write_bytes(picture.with_suffix(".svg"), rendered(figure, "svg"))
+        deletions = " Row -: the deletion of the base." * (len(each.rows) > 4)
         parts = [
             Picture(
                 f"heat_map_{number}",
                 f"Heat map of {each.name}: alleles x positions",
-                f"{_MEANINGS[each.score]} {_rows(each)} Zoom with the wheel; letters appear.",
+                f"{_MEANINGS[each.score]} Letters: the bases of the genome.{deletions} Zoom with the "
+                "wheel; letters appear.",
                 chart=charts.heat_map(each),
                 wide=True,
             ),
@@ -79,8 +80,8 @@ def page_of(
                 wide=True,
             ),
         ]
+        first = first or parts
         sections.append(Section(each.name, parts))
-    first = [part for part in sections[0].parts if isinstance(part, Picture)]
     known = {
         f"{one.chrom}:{position:,} {base}>{allele}": values
         for one in found
@@ -103,13 +104,8 @@ def page_of(
     )
 
 
-def _rows(found: Saturation) -> str:
-    own = "Letters: the bases of the genome."
-    return f"{own} Row -: the deletion of the base." if len(found.rows) > 4 else own
-
-
 def _letters(found: Saturation) -> str:
     if not found.has_information:
         return "Height of a letter: its contribution, minus the mean effect of the four bases."
-    known = found.information[np.isfinite(found.information)].mean()
+    known = np.nanmean(found.information)
     return f"Height of a position: information of the prediction, {known:.3f} bits on average."

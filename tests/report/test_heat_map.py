@@ -4,8 +4,10 @@ import pandas
 
 from dnadiff.formats.regions import Region
 from dnadiff.report import heat_map
-from dnadiff.report.heat_map import drawn, page_of
+from dnadiff.report.heat_map import page_of
 from dnadiff.report.page import write
+
+COLUMNS = ("ref", "alt", "LLR", "information")
 
 
 def alleles(first=1, size=4, score="LLR"):
@@ -18,17 +20,32 @@ def alleles(first=1, size=4, score="LLR"):
 
 def draw_regions(path, regions, rows, about, genes=None):
     """Write the page of some alleles, if there is one."""
-    page = page_of(path, lambda: pandas.DataFrame(rows()), regions, about, genes)
+
+    def read(chrom, pos):
+        frame = pandas.DataFrame(rows(), columns=None if rows() else ["chrom", "pos", *COLUMNS])
+        return frame[frame["chrom"].isin(chrom) & frame["pos"].isin(pos)]
+
+    page = page_of(path, read, regions, about, genes)
     if page is not None:
         write(page, path)
 
 
-def test_the_number_of_pictures_is_limited():
+def test_the_number_of_pictures_is_limited(tmp_path):
+    wanted = {}
+
+    def read(**values):
+        wanted.update(values)
+        return pandas.DataFrame([], columns=["chrom", "pos", *COLUMNS])
+
     regions = [
         Region("one", 0, heat_map.LARGEST + 1),
         *(Region("one", i, i + 9) for i in range(60)),
     ]
-    assert drawn(regions) == regions[1:51]
+    assert page_of(tmp_path / "x.html", read, regions, {}) is None
+    # the last one is from 49 to 58, and a deletion may be written with the base before a region
+    assert wanted == {"chrom": {"one"}, "pos": {*range(59)}}
+    wanted.clear()
+    assert page_of(tmp_path / "x.html", read, regions[:1], {}) is None and not wanted
 
 
 def test_two_pages_in_one_folder_have_their_own_pictures(tmp_path):

@@ -1,6 +1,7 @@
 """The page of the effects of variants in a file."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -49,6 +50,28 @@ def test_alleles_are_grouped_by_their_first_consequence(tmp_path):
         *("transversion", "transition", "deletion", "transition")
     ]
     assert [kind_of_change("AC", "GT"), kind_of_change("A", "ACC")] == ["MNV", "insertion"]
+
+
+def test_alleles_of_some_places_are_read_from_every_format(tmp_path):
+    path = vcf(tmp_path / "x.vcf")
+    frame = effects_of(path)
+    frame.to_csv(tmp_path / "x.tsv", sep="\t", index=False)
+    frame.to_parquet(tmp_path / "x.parquet")
+    for file in sorted(tmp_path.iterdir()):
+        found = effects_of(file, chrom={"c"}, pos={2, 7, 9})
+        assert found["pos"].tolist() == [2, 2, 7] and found["LLR"].tolist() == [-3, 0.5, 1]
+        nothing = effects_of(file, chrom={"other"}, pos={2})
+        assert nothing.empty and list(nothing) == list(frame)
+
+
+def test_alleles_that_are_not_wanted_are_not_kept(tmp_path):
+    rows = "".join(f"c\t{pos}\t.\tA\tC\t0.5\n" for pos in range(1, 20001))
+    (tmp_path / "x.tsv").write_text("chrom\tpos\tid\tref\talt\tLLR\n" + rows)
+    tracemalloc.start()
+    assert len(effects_of(tmp_path / "x.tsv", chrom={"c"}, pos={1, 20000})) == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6  # all rows need 19 MB
 
 
 @pytest.mark.parametrize("kept", [4, 0])

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 from dnadiff.formats.alignments import Block, Maf, Paf, texts_of_cs
@@ -51,10 +52,9 @@ class Program(Engine):
             raise ValueError(f"engine={self.name}: {missing[0]} is not installed; {_INSTALL}")
 
     def version(self) -> str:
-        command = self.executables[0], "--version"
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[
-            -1
-        ]
+        with TemporaryDirectory() as folder:
+            output = self.run(Path(folder) / "version", self.executables[0], "--version")
+            return Path(output).read_text().split()[-1]
 
     def run(self, output: Path, *command: str | Path) -> str:
         """Write what a command prints to a file."""

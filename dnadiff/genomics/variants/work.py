@@ -1,11 +1,13 @@
 """Rows of variants with their effects as an output that can be resumed, as VCF, table or Parquet by
-the name of the file, and the dependency matrix of a single variant next to it."""
+the name of the file, and what is next to it: the dependency matrix of a single variant, and the
+pictures of saturated regions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -96,7 +98,7 @@ class Table:
     @property
     def names(self) -> list[str]:
         """Of all columns."""
-        return [*PLACE, *self.columns, *([MISMATCH] if self.flag_mismatches else [])]
+        return [*PLACE, *self.columns, *[MISMATCH] * self.flag_mismatches]
 
     def header(self, source: VariantSource, contigs: Mapping[str, int]) -> bytes:
         """What precedes the first row.
@@ -128,8 +130,10 @@ class Table:
                 yield {**cells, "pos": int(cells["pos"]), **values}
 
     def convert(self, rows: Path, output: Path) -> None:
-        """Make the output of the finished rows if its format cannot be appended to."""
-        raise NotImplementedError
+        """Make a Parquet file, which cannot be appended to, of the finished rows."""
+        kinds = dict.fromkeys((*PLACE, _TEXT), "string") | {"pos": "int64", MISMATCH: "bool"}
+        types = {name: kinds.get(name, "float64") for name in self.names}
+        write_parquet(self.read(rows), output, types)
 
     def _values(self, effect: Effect | PredictedEffect | Skipped) -> list[str]:
         """The cells of an effect; `.` where there is no number. Log-likelihoods have a scale of
@@ -148,11 +152,6 @@ class ParquetTable(Table):
 
     suffixes = (".parquet",)
     converts = True
-
-    def convert(self, rows: Path, output: Path) -> None:
-        kinds = dict.fromkeys((*PLACE, _TEXT), "string") | {"pos": "int64", MISMATCH: "bool"}
-        types = {name: kinds.get(name, "float64") for name in self.names}
-        write_parquet(super().read(rows), output, types)
 
 
 class Vcf(Table):
@@ -227,16 +226,17 @@ def writer_of(output: Path, columns: Sequence[str], flag_mismatches: bool) -> Ta
     raise ValueError(f"output {output} has no name of a known format; its name must end in {known}")
 
 
-def effects_of(path: Path) -> pandas.DataFrame:
-    """The alleles of a finished file of any format, with the columns of a table."""
+def effects_of(path: Path, **wanted: Collection[Json]) -> pandas.DataFrame:
+    """The alleles of a finished file of any format, with the columns of a table, that have one of
+    the `wanted` values in each of these columns; the others are not kept in memory."""
     import pandas
 
     writer = writer_of(path, (), False)
     if writer.converts:
-        return pandas.read_parquet(path)
+        filters = [(name, "in", values) for name, values in wanted.items()]
+        return pandas.read_parquet(path, filters=filters or None)
     with open_text(path) as file:
-        first = file.readline()
-    names = first.rstrip("\n").split("\t")
+        names = file.readline().rstrip("\n").split("\t")
     if writer.is_vcf:
         fields = [header_fields(line, "INFO") for line in VcfSource(path).header]
         about = {each.get("ID", ""): each.get("Description", "") for each in fields}
@@ -244,7 +244,8 @@ def effects_of(path: Path) -> pandas.DataFrame:
         names = [name for name, text in _DESCRIBED.items() if about.get(name, "").startswith(text)]
     writer.columns = [name for name in names if name in _DESCRIBED]
     writer.flag_mismatches = MISMATCH in names
-    return pandas.DataFrame(writer.read(path), columns=writer.names)
+    rows = (r for r in writer.read(path) if all(r[name] in x for name, x in wanted.items()))
+    return pandas.DataFrame(rows, columns=writer.names)
 
 
 def value_of(name: str, text: str) -> float | str | None:
@@ -302,17 +303,16 @@ def _recorded_part(
 ) -> TrainingPart | None:
     """The training part by the recorded split alone, if the records that it divides have as many
     bases as those of the training."""
-    names = list(reference.lengths)
     lengths = list(reference.lengths.values())
     try:
         split = build(loaded.config["data"]["split"], trust=(PACKAGE, *trust))
-        parts = split(names, lengths)
+        parts = split(list(reference.lengths), lengths)
     except (ValueError, LookupError, TypeError):
         return None
     used = {each.record for intervals in parts.values() for each in intervals}
     if sum(lengths[number] for number in used) != (loaded.origin.data or {}).get("tokens"):
         return None
-    records = {name: number for number, name in enumerate(names)}
+    records = {name: number for number, name in enumerate(reference.lengths)}
     note = f"split {split.describe()}; bases not compared"
     return TrainingPart(records, note, sorted(parts["train"]))
 
@@ -361,6 +361,7 @@ class VariantJob(ResumableJob):
         mismatch_is_error: refuse rows whose REF differs from the genome.
         matrix: the dependency matrix, a .tsv file; None for none.
         span: bases on each side of the variant in it.
+        page: of heat maps, whose pictures are next to it; None for none.
     """
 
     stream = "rows"
@@ -377,10 +378,14 @@ class VariantJob(ResumableJob):
     earlier: Earlier = field(default_factory=dict)
     matrix: Path | None = None
     span: int = 0
+    page: Path | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
         self.side_files = [self.matrix] if self.matrix else []
+        if self.page:  # how many pictures it will have is known when the scores are
+            name = f"{escape(self.page.stem)}_heat_map_[0-9]*.[ps][nv]g"
+            self.side_files += sorted(self.page.parent.glob(name))
         self.bgzip = self.writer.is_vcf
         self.converts = self.writer.converts
         self.audit = Audit()
@@ -436,9 +441,8 @@ class VariantJob(ResumableJob):
     def results(self, start: int = 0, skip: int = 0) -> Iterator[Result]:
         for chunk in self.scorer.chunks(self.source.between(start), skip):
             content = self.writer.rows(chunk)
-            audit = self.scorer.take_audit()
             self.report(len(chunk), 0)
-            yield Result(len(chunk), content, {"audit": list(astuple(audit))})
+            yield Result(len(chunk), content, {"audit": list(astuple(self.scorer.take_audit()))})
 
     def resume(self, done: int, notes: JsonMap) -> None:
         super().resume(done, notes)
@@ -464,7 +468,6 @@ class VariantJob(ResumableJob):
         audit = self.audit
         training = self.training
         summary = self.summary
-        error = {"rms": audit.rms, "sites": audit.sites, "shared_sites": audit.shared}
         neutral = self.scorer.neutral
         more = dict[str, Json]()
         if "depth" in self.writer.columns:
@@ -486,7 +489,13 @@ class VariantJob(ResumableJob):
             "without_value": audit.missing,
             "in_training_part": summary.in_training if training.known else None,
             "training_part": training.note,
-            "sites_per_window_error": error if audit.shared else None,
+            "sites_per_window_error": {
+                "rms": audit.rms,
+                "sites": audit.sites,
+                "shared_sites": audit.shared,
+            }
+            if audit.shared
+            else None,
             **more,
         }
 
@@ -505,7 +514,7 @@ class VariantJob(ResumableJob):
         training = self.training
         audit = self.audit
         scorer = self.scorer
-        rows: list[tuple[str, ...]] = [
+        rows = [
             *((kind, f"{count:,}") for kind, count in summary.kinds.items() if count),
             *((f"skipped: {why}", f"{n:,}") for why, n in sorted(summary.skipped.items())),
         ]

@@ -311,7 +311,17 @@ def test_a_report_that_cannot_be_written_is_refused_first(cli, trained, inputs, 
         and "r.bed is a file; choose another folder" in err
         and len(err.splitlines()) == 1
     )
+    # pictures of another page, and files of other names, are not in the way
+    for name in ("r_heat_map.png", "my_r_heat_map_1.png", "r_heat_map_x.png"):
+        (tmp_path / name).touch()
+    for name in ("r_heat_map_2.svg", "r_heat_map_1.png"):
+        (tmp_path / name).write_bytes(b"kept")
+        status, _, err = cli("variants", *args, "report=r.html")
+        assert status == 1 and f"{name} exists; set overwrite=true" in err
+        assert (tmp_path / name).read_bytes() == b"kept"
     assert not list(tmp_path.glob("*y.tsv*"))
+    assert cli("variants", *args, "report=r.html", "overwrite=true")[0] == 0
+    assert (tmp_path / "r_heat_map_1.png").read_bytes()[1:4] == b"PNG"
 
 
 def test_a_table_becomes_a_vcf_file_that_can_be_read(cli, trained, inputs, tmp_path):
