@@ -235,9 +235,13 @@ def variants(options: VariantsOptions) -> list[Job]:
     added |= {"filter": filters} if filters else {}
     if options.genes:
         read_regions(options.genes, genome.lengths, "gene")  # refuses a wrong file
-    is_fixed = is_fine_tuned and model.limits.fixed is not None
-    skips = options.on_mismatch == "skip"
-    alleles = variant.Alleles(genome, window, skips, is_fixed, filters)
+    alleles = variant.Alleles(
+        genome,
+        window,
+        options.on_mismatch == "skip",
+        is_fine_tuned and model.limits.fixed is not None,
+        filters,
+    )
     if is_fine_tuned:
         target = model.classes[model.number_of(options.target)]
         writer.predicted = model.target.contrast_name(target)

@@ -175,8 +175,6 @@ def heat_map(found: Saturation) -> Chart:
     table["low"], table["high"] = table["position"] - 0.5, table["position"] + 0.5
     first, last = found.start + 0.5, found.start + len(found.bases) + 0.5
     scale = alt.Scale(domain=[first, last], nice=False, zero=False)
-    axis = alt.Axis(format=",d", tickMinStep=1)
-    place = _axis(alt.X, "low", title=found.chrom, scale=scale, axis=axis)
     row = _field(
         alt.Y,
         "allele",
@@ -185,22 +183,26 @@ def heat_map(found: Saturation) -> Chart:
         scale=alt.Scale(domain=found.rows),
         title=None,
     )
-    colors = alt.Scale(scheme="redblue", domain=[-found.limit, found.limit], clamp=True)
-    color = _field(
-        alt.Color,
-        found.unit,
-        type="quantitative",
-        scale=colors,
-        legend=alt.Legend(gradientLength=160),
-    )
     marks = (
         _chart(table)
         .mark_rect()
         .encode(
-            x=place,
+            x=_axis(
+                alt.X,
+                "low",
+                title=found.chrom,
+                scale=scale,
+                axis=alt.Axis(format=",d", tickMinStep=1),
+            ),
             x2=_end(alt.X2, "high"),
             y=row,
-            color=color,
+            color=_field(
+                alt.Color,
+                found.unit,
+                type="quantitative",
+                scale=alt.Scale(scheme="redblue", domain=[-found.limit, found.limit], clamp=True),
+                legend=alt.Legend(gradientLength=160),
+            ),
             tooltip=_tooltip(table, names if found.has_information else names[:-1]),
         )
     )

@@ -62,7 +62,7 @@ def page_of(
         picture = path.with_name(f"{path.stem}_heat_map_{number}.png")
         write_bytes(picture, rendered(figure, "png", 1600))
         write_bytes(picture.with_suffix(".svg"), rendered(figure, "svg"))
-        deletions = " Row -: the deletion of the base." * (len(each.rows) > 4)
+        deletions = " Row -: the deletion of the base." * ("-" in each.rows)
         parts = [
             Picture(
                 f"heat_map_{number}",

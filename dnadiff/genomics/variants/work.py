@@ -233,8 +233,7 @@ def effects_of(path: Path, **wanted: Collection[Json]) -> pandas.DataFrame:
 
     writer = writer_of(path, (), False)
     if writer.converts:
-        filters = [(name, "in", values) for name, values in wanted.items()]
-        return pandas.read_parquet(path, filters=filters or None)
+        return pandas.read_parquet(path, filters=[(k, "in", x) for k, x in wanted.items()] or None)
     with open_text(path) as file:
         names = file.readline().rstrip("\n").split("\t")
     if writer.is_vcf:
@@ -244,8 +243,10 @@ def effects_of(path: Path, **wanted: Collection[Json]) -> pandas.DataFrame:
         names = [name for name, text in _DESCRIBED.items() if about.get(name, "").startswith(text)]
     writer.columns = [name for name in names if name in _DESCRIBED]
     writer.flag_mismatches = MISMATCH in names
-    rows = (r for r in writer.read(path) if all(r[name] in x for name, x in wanted.items()))
-    return pandas.DataFrame(rows, columns=writer.names)
+    return pandas.DataFrame(
+        (r for r in writer.read(path) if all(r[name] in x for name, x in wanted.items())),
+        columns=writer.names,
+    )
 
 
 def value_of(name: str, text: str) -> float | str | None:
@@ -384,8 +385,9 @@ class VariantJob(ResumableJob):
         super().__init__()
         self.side_files = [self.matrix] if self.matrix else []
         if self.page:  # how many pictures it will have is known when the scores are
-            name = f"{escape(self.page.stem)}_heat_map_[0-9]*.[ps][nv]g"
-            self.side_files += sorted(self.page.parent.glob(name))
+            self.side_files += sorted(
+                self.page.parent.glob(f"{escape(self.page.stem)}_heat_map_[0-9]*.[ps][nv]g")
+            )
         self.bgzip = self.writer.is_vcf
         self.converts = self.writer.converts
         self.audit = Audit()
@@ -400,8 +402,15 @@ class VariantJob(ResumableJob):
         return self.starts_of(divided(self.source, scorer.alleles_together, phased=scorer.phased))
 
     def _summarized(self, first: int = 0, last: int | None = None) -> InputSummary:
-        rules = self.scorer.alleles, self.scorer.method, self.training, self.mismatch_is_error
-        return summarize(self.source, *rules, first, last)
+        return summarize(
+            self.source,
+            self.scorer.alleles,
+            self.scorer.method,
+            self.training,
+            self.mismatch_is_error,
+            first,
+            last,
+        )
 
     def check(self, first: int = 0, last: int | None = None) -> None:
         found = self._summarized(first, last)
@@ -466,7 +475,6 @@ class VariantJob(ResumableJob):
     def finish(self, collected: Path) -> JsonDict:
         self._write_matrix(self.summary.first)
         audit = self.audit
-        training = self.training
         summary = self.summary
         neutral = self.scorer.neutral
         more = dict[str, Json]()
@@ -487,8 +495,8 @@ class VariantJob(ResumableJob):
             "skipped": dict(sorted(summary.skipped.items())),
             "rows_with_another_ref": summary.mismatches,
             "without_value": audit.missing,
-            "in_training_part": summary.in_training if training.known else None,
-            "training_part": training.note,
+            "in_training_part": summary.in_training if self.training.known else None,
+            "training_part": self.training.note,
             "sites_per_window_error": {
                 "rms": audit.rms,
                 "sites": audit.sites,
