@@ -49,8 +49,10 @@ def page_of(
     if not chosen:
         return None
     # A deletion may be written with the base before a region.
-    inside = {place for region in chosen for place in range(region.start, region.end + 1)}
-    frame = read(chrom={region.chrom for region in chosen}, pos=inside)
+    frame = read(
+        chrom={region.chrom for region in chosen},
+        pos={place for region in chosen for place in range(region.start, region.end + 1)},
+    )
     found = [saturation(frame, region[:3]) for region in chosen]
     found = [each for each in found if any(each.variants())]
     if not found:
