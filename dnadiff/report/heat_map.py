@@ -69,8 +69,8 @@ def page_of(
             Picture(
                 f"heat_map_{number}",
                 f"Heat map of {each.name}: alleles x positions",
-                f"{_MEANINGS[each.score]} Letters: the bases of the genome.{deletions} Zoom with the "
-                "wheel; letters appear.",
+                f"{_MEANINGS[each.score]} Letters: the bases of the genome.{deletions} Zoom with "
+                "the wheel; letters appear.",
                 chart=charts.heat_map(each),
                 wide=True,
             ),
