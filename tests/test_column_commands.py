@@ -224,7 +224,7 @@ def test_what_does_not_fit_is_one_line(start, world, name, arguments, problem):
 
 def test_a_missing_genome_and_a_model_that_reads_none_are_one_line(start, world, cli, trained):
     status, _, err = start("sample", "output=x.fa", genome=False)
-    assert status != 0 and "give genome=g.fa and regions= or infill= too" in err
+    assert status != 0 and "alignment is for bases of genome= in regions= or infill=" in err
     aligned = f"alignment={world / 'x.aln'}"
     (world / "genes.fa").write_text(">gene1\nACGTACGTA\n")
     given = f"input={world / 'genes.fa'}", "output=s.tsv"

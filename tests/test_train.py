@@ -436,7 +436,7 @@ def test_weights_in_half_precision_are_refused_before_anything_is_written(
     status, _, err = cli("train", *train_args("dit", 1), "trainer.precision=bf16-true")
     assert (
         status == 1
-        and "set bf16-mixed" in err
+        and "set 32-true or bf16-mixed" in err
         and "Traceback" not in err
         and not (tmp_path / "run").exists()
     )

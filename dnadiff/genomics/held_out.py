@@ -194,7 +194,9 @@ class Scores:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Scores:
         """Read a file written by `save`; ValueError if it is damaged."""
-        content = read_npz(path, ("windows", "block_size", "data", "nats/all"))
+        content = read_npz(
+            path, {"windows": "i2", "block_size": "i0", "data": "U0", "nats/all": "f1"}
+        )
         windows = content["windows"]
         nats, tokens = (
             {key[len(kind) :]: each for key, each in content.items() if key.startswith(kind)}

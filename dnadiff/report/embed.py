@@ -53,7 +53,7 @@ def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     import pandas
 
     if path.suffix == ".npz":
-        arrays = read_npz(path, ("embeddings", "name"))
+        arrays = read_npz(path, {"embeddings": "f2", "name": "U1"})
         vectors = arrays.pop("embeddings")
         return vectors, {k: x for k, x in arrays.items() if x.shape == arrays["name"].shape}
     if path.suffix == ".parquet":

@@ -527,16 +527,19 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[str, np.ndarray]:
+def read_npz(
+    path: str | os.PathLike[str], kinds: Mapping[str, str] | None = None
+) -> dict[str, np.ndarray]:
     """The arrays of a file, read completely and compared with their checksums; no code in it runs.
 
     `numpy.load` compares no checksum of an array whose bytes it counts itself.
 
     Args:
-        names: arrays that it must have.
+        kinds: of the arrays that it must have, the kind of their type and the number of their
+            dimensions, as `f2`, or several of these.
 
     Raises:
-        ValueError: if the file is damaged, or lacks one of `names`.
+        ValueError: if the file is damaged, or lacks one of these arrays.
     """
     import numpy as np  # a command that shows its help does not wait for it
 
@@ -554,11 +557,13 @@ def read_npz(path: str | os.PathLike[str], names: Sequence[str] = ()) -> dict[st
         raise ValueError(
             f"{path} is damaged or cut short{reason}; use another copy of it, or remove it"
         ) from None
-    if missing := [name for name in names if name not in arrays]:
-        raise ValueError(
-            f"{path} is damaged: it lacks the array {missing[0]}; use another copy of it, or "
-            "remove it"
-        )
+    for name, kind in (kinds or {}).items():
+        array = arrays.get(name)
+        if array is None or f"{array.dtype.kind}{array.ndim}" not in kind:
+            raise ValueError(
+                f"{path} is damaged: it lacks the array {name} of its type; use another copy of "
+                "it, or remove it"
+            )
     return arrays
 
 

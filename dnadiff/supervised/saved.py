@@ -285,10 +285,15 @@ def save_prediction(
 def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
     """Read what `save_prediction` wrote: the prediction and the labels of its items; a ValueError
     if the file is damaged."""
-    stored = read_npz(path, ("about", "predictions", "labels", "seconds"))
+    stored = read_npz(
+        path, {"about": "U0", "predictions": "f2", "labels": "i1 f2", "seconds": "f0"}
+    )
     about = json_object(str(stored["about"]), path)
     sha256 = about.get("weights_sha256")
     valid = stored.get("valid_predictions")
+    labels = stored["labels"]
+    if len(labels) != len(stored["predictions"]) or (valid is not None and valid.dtype.kind != "f"):
+        raise ValueError(f"{path} is damaged; remove it, and it is computed again")
     prediction = Prediction(
         torch.from_numpy(stored["predictions"]),
         float(stored["seconds"]),
@@ -296,7 +301,7 @@ def load_prediction(path: Path) -> tuple[Prediction, Tensor]:
         None if sha256 is None else str(sha256),
         None if valid is None else torch.from_numpy(valid),
     )
-    return prediction, torch.from_numpy(stored["labels"])
+    return prediction, torch.from_numpy(labels)
 
 
 def compute_digest(data: TaskData, about: Mapping[str, object]) -> str:

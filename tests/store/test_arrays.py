@@ -78,7 +78,9 @@ def test_objects_other_files_and_missing_arrays_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is damaged"):
         read_npz(saved(tmp_path / "x.npz", a=np.array([{}], dtype=object)))
     with pytest.raises(ValueError, match="it lacks the array a"):
-        read_npz(saved(tmp_path / "x.npz", b=np.zeros(1)), ["a"])
+        read_npz(saved(tmp_path / "x.npz", b=np.zeros(1)), {"a": "f1"})
+    with pytest.raises(ValueError, match="it lacks the array b of its type"):
+        read_npz(tmp_path / "x.npz", {"b": "f2 i1"})
     (tmp_path / "x.npz").write_text("text")
     with pytest.raises(ValueError, match="is damaged"):
         read_npz(tmp_path / "x.npz")

@@ -14,7 +14,7 @@ def test_only_matrices_are_decayed():
 
 
 def test_parameters_of_state_spaces_are_not_decayed_in_a_copy_either():
-    network = copy.deepcopy(Direction(d_inner=4, d_state=3, d_conv=2, dt_rank=2, reverse=False))
+    network = copy.deepcopy(Direction(d_inner=4, d_state=3, d_conv=2, dt_rank=2))
     decayed, free = parameter_groups(network, 0.1)
     assert {id(p) for p in free["params"]} == {
         id(p) for p in (network.A_log, network.D, network.dt_bias, network.conv_bias)

@@ -266,6 +266,7 @@ class MaskedObjective(Objective):
         protocol: Protocol = "count",
     ) -> None:
         super().__init__(process)
+        self.protocol = protocol
         self.masks_padding = protocol == "mdlm"
         if self.masks_padding and process.vocab.complement is not None:
             raise ValueError(

@@ -158,7 +158,8 @@ def test_the_other_strand_is_unmasked_in_the_same_order(order):
     windows = Windowed(
         [WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1]
     )
-    model = SimpleNamespace(denoiser=denoiser, process=process)
+    tokenizer = SimpleNamespace(vocab=vocab)
+    model = SimpleNamespace(denoiser=denoiser, process=process, tokenizer=tokenizer)
     estimator = Estimator(model, Evaluation(order=order))
     estimator.windows = windows
     found = estimator.other_strand(estimator.run(denoiser))
