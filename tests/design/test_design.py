@@ -417,7 +417,8 @@ def test_groups_chosen_at_the_start_are_kept_by_a_resumed_file(
     for name in ("a.fa", "complete.fa"):
         assert "is complete already" in cli("sample", *args, f"output={name}", "resume=true")[1]
     # A file that is replaced is a new one.
-    assert cli("sample", *args, "output=a.fa", "resume=true", "overwrite=true", "seed=5")[0] == 0
+    status, _, err = cli("sample", *args, "output=a.fa", "resume=true", "overwrite=true", "seed=5")
+    assert status == 0, err
     settings = json.loads((tmp_path / "a.fa.json").read_text())["settings"]["sampler"]
     assert (settings if len(sampler) == 1 else settings["sampler"])["num_groups"] == 9
 

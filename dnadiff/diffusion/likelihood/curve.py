@@ -557,10 +557,10 @@ class StoredCurve:
             return None
         return h if np.isfinite(h).all() and (h >= 0).all() else None
 
-    def measured_length(self) -> int:
+    def measured_length(self) -> int | None:
         """Tokens per sequence at which the stored h(n) was measured; at other lengths `curve`
         assumes a function of n/L."""
-        return int(self._stored()["length"])
+        return None if self.curve(1) is None else int(self._stored()["length"])
 
     def _stored(self) -> Json:
         """The code length in the run's `evaluate.json`; any error means that there is none of this
