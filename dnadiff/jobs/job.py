@@ -164,15 +164,6 @@ class ResumableJob(Job):
         """
         return {}
 
-    def side_file(self, head: JsonMap, content: JsonMap) -> Json:
-        """The JSON file next to the output.
-
-        Args:
-            head: name and hash of the output, and the version.
-            content: what `finish` returned.
-        """
-        return {**head, **content, "settings": self.settings}
-
     def after(self) -> None:
         """Write what is made from the output and its JSON file; without it both are complete."""
 

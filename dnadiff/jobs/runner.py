@@ -235,7 +235,8 @@ def _complete(job: ResumableJob, stream: ResumableOutput, options: RunOptions) -
     seconds = time.monotonic() - start
     stream.finish(job.convert if job.converts else None)
     about = job.finish(stream.batches)
-    write_json(json_path(job.output), job.side_file(head_of(job.output), about))
+    head = head_of(job.output)
+    write_json(json_path(job.output), {**head, **about, "settings": job.settings})
     _discard(job)
     print(job.closing(seconds))
     job.after()

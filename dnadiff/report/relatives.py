@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.fields import Json
-from dnadiff.plot.style import MODEL, OTHER, REAL, figure, legend_below, rendered
+from dnadiff.plot.style import figure, legend_below, rendered
 from dnadiff.store.disk import write_bytes
 
 if TYPE_CHECKING:
@@ -20,14 +20,10 @@ def draw_relatives(path: Path, genomes: Sequence[RelatedGenome]) -> None:
     rows = sorted(genomes, key=lambda each: -each.coverage)
     names = [f"({each.name})" if each.reason else each.name for each in rows]
     with figure(8, 1.2 + 0.3 * len(rows)) as (made, (axes,)):
-        for name, color, mark in (
-            ("identity", OTHER, "s"),
-            ("coverage", MODEL, "o"),
-            ("chance", REAL, "x"),
-            ("paralogs", REAL, "+"),
-        ):
+        marks = {"identity": "s", "coverage": "o", "chance": "x", "paralogs": "+"}
+        for name, mark in marks.items():
             values: Json = [getattr(each, name) for each in rows]  # None draws nothing
-            axes.plot(values, range(len(rows)), mark, color=color, label=name)
+            axes.plot(values, range(len(rows)), mark, label=name)
         axes.set_yticks(range(len(rows)), names)
         axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), xlabel="share of the target")
         legend_below(axes)

@@ -88,7 +88,7 @@ class FewItems(FixedSplit):
     def rounds(self, data: TaskData, seed: int) -> list[Round]:
         [whole] = super().rounds(data, seed)
         train, valid = (
-            items.select(torch.from_numpy(data.target.is_labeled(items.labels.numpy())))
+            items.select(items.labels.isfinite().reshape(len(items), -1).any(1))
             for items in (data.train, data.valid)
         )
         if self.train_items > len(train):

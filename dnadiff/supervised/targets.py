@@ -253,10 +253,6 @@ class TaskTarget(ABC):
                     "leave the column out"
                 )
 
-    def is_labeled(self, labels: ndarray) -> ndarray:
-        """Which items have a label: (S,) bool."""
-        return np.isfinite(labels).reshape(len(labels), -1).any(1)
-
     def strata(self, labels: ndarray) -> tuple[ndarray, list[str]]:
         """A number (S,) for each item, and its name: a random division keeps the fractions of each.
         One stratum of all by default."""

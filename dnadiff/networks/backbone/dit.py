@@ -52,10 +52,6 @@ class DiTBlock(AttentionBlock):
         nn.init.zeros_(self.adaLN_modulation.weight)
         nn.init.zeros_(self.adaLN_modulation.bias)
 
-    def feed_forward(self, x: Tensor, gate: OptTensor = None) -> Tensor:
-        """(B, L, D) -> (B, L, D); `gate (D,)` multiplies the result."""
-        return self.mlp[2](self.mlp[1](self.mlp[0](x)), gate)
-
     def forward(self, x: Tensor, condition: Tensor, angles: Angles, mask: Mask) -> Tensor:
         """(B, L, D), condition (B, cond_dim), or (1, cond_dim) for all sequences -> (B, L, D), or
         the positions `attend` returns."""
@@ -67,7 +63,8 @@ class DiTBlock(AttentionBlock):
         mixed = self.attend(self.norm1(x, shift_a, scale_a), angles, mask, gate=folded_a)
         mixed = self.dropout(mixed)
         x = x[:, : mixed.shape[1]] + (mixed if one else gate_a[:, None] * mixed)
-        mixed = self.dropout(self.feed_forward(self.norm2(x, shift_m, scale_m), folded_m))
+        mixed = self.mlp[1](self.mlp[0](self.norm2(x, shift_m, scale_m)))
+        mixed = self.dropout(self.mlp[2](mixed, folded_m))
         return x + (mixed if one else gate_m[:, None] * mixed)
 
 
