@@ -16,6 +16,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.process import Process
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, as_list, is_built
+from dnadiff.networks.adapter import LoRA
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, log, table
 from dnadiff.store.objects import PACKAGE, build
@@ -41,7 +42,6 @@ from dnadiff.supervised.networks import (
     FineTunedModel,
     Frozen,
     GridSearch,
-    LoRA,
     NetworkModel,
     OneHotModel,
 )
@@ -231,7 +231,7 @@ class TaskStudy:
         if not isinstance(made, LoRA):
             raise ValueError(
                 f"adapter {asked.adapter['_target_']} is not an adapter "
-                "(dnadiff.supervised.networks.LoRA)"
+                "(dnadiff.networks.adapter.LoRA)"
             )
         return made
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,12 +13,12 @@ from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Config, Json, JsonDict, Positive, PositiveInt, checked
+from dnadiff.fields import Config, Json, JsonDict, Positive, checked
+from dnadiff.networks.adapter import LoRA
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import log
 from dnadiff.supervised.classifier import (
@@ -49,8 +48,6 @@ from dnadiff.supervised.training import (
     train_head,
     validate,
 )
-
-_WEIGHT = "weight"
 
 
 class NetworkModel(TaskModel):
@@ -190,79 +187,6 @@ class Frozen(NamedTuple):
             parameter.requires_grad_(False)
         for layer in layers[: self.layers]:
             layer.requires_grad_(False)
-
-
-class LowRankUpdate(nn.Module):
-    """W -> W + alpha / rank * up @ down; `up` starts at zero, so that the network starts as it
-    was."""
-
-    def __init__(self, weight: Tensor, rank: int, alpha: float) -> None:
-        super().__init__()
-        rows, columns = weight.shape
-        self.scale = alpha / rank
-        self.down = nn.Parameter(weight.new_empty(rank, columns))
-        self.up = nn.Parameter(weight.new_zeros(rows, rank))
-        nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
-
-    def forward(self, weight: Tensor) -> Tensor:
-        """The weight (rows, columns) with the update."""
-        return weight + self.scale * (self.up @ self.down)
-
-
-@dataclass(frozen=True)
-class LoRA:
-    """Adds updates of rank `rank` to the linear maps of a network, scaled by `alpha / rank`."""
-
-    rank: PositiveInt = 8
-    alpha: Positive = 16.0
-
-    def attach(self, backbone: Backbone, first: int = 0) -> None:
-        """Leave everything without gradients except new updates in the layers from number `first`
-        (0 is the first).
-
-        Maps that share a weight share its update.
-
-        Raises:
-            ValueError: if the network is not a list of layers, or has no linear map larger than the
-                rank.
-        """
-        name = type(backbone).__name__
-        layers = list(backbone.trunk or ())
-        if backbone.trunk is not None and first >= len(layers):
-            raise ValueError(
-                f"freeze {first} leaves none of the {len(layers)} layers of this {name} to the "
-                "adapter; set it lower"
-            )
-        backbone.requires_grad_(False)
-        updates: dict[int, LowRankUpdate] = {}
-        for layer in layers[first:]:
-            for module in [part for part in layer.modules() if isinstance(part, nn.Linear)]:
-                if min(module.weight.shape) > self.rank:
-                    key = id(module.weight)
-                    if key not in updates:
-                        updates[key] = LowRankUpdate(module.weight, self.rank, self.alpha)
-                    parametrize.register_parametrization(module, _WEIGHT, updates[key])
-        if not updates:
-            raise ValueError(
-                f"adapter.rank {self.rank}: this {name} has no linear map in its layers that is "
-                "larger; set a smaller rank, or adapter=none"
-            )
-
-    def merge(self, backbone: Backbone) -> None:
-        """Write the updates into the weights, and remove them: the network then has the parameters
-        that it had before."""
-        adapted = [
-            (module, module.get_parameter(f"parametrizations.{_WEIGHT}.original"))
-            for module in backbone.modules()
-            if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, _WEIGHT)
-        ]
-        with torch.no_grad():
-            # Maps that share a weight share the copy too.
-            merged = {id(weight): (weight, module.weight.clone()) for module, weight in adapted}
-            for module, _ in adapted:
-                parametrize.remove_parametrizations(module, _WEIGHT, leave_parametrized=False)
-            for weight, updated in merged.values():
-                weight.copy_(updated)
 
 
 class FineTunedModel(NetworkModel):
