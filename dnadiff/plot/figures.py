@@ -93,11 +93,11 @@ class Saturation(NamedTuple):
 
 def saturation(frame: pandas.DataFrame, region: tuple[str, int, int] | None = None) -> Saturation:
     """The effects of a region (record, first base from 0, one past the last) from alleles with the
-    columns chrom, pos (from 1), ref, alt, and LLR or difference. Without a region, it is
-    `frame.attrs["region"]`, or from the first to the last position.
+    columns chrom, pos (from 1), ref, alt, and LLR or difference. Without a region, it is from the
+    first to the last position.
 
     Raises:
-        ValueError: if a column is missing, or the region is not known.
+        ValueError: if a column is missing, or there are several records and no region.
     """
     score = next((name for name in SCORES if name in frame), None)
     missing = [name for name in ("chrom", "pos", "ref", "alt") if name not in frame]
@@ -106,8 +106,6 @@ def saturation(frame: pandas.DataFrame, region: tuple[str, int, int] | None = No
             f"the frame has no column {', '.join(missing) or 'LLR or difference'}; give what "
             "dnadiff.variants saturate= writes"
         )
-    if region is None:
-        region = frame.attrs.get("region")
     if region is None:
         names = frame["chrom"].unique()
         if len(names) != 1:
@@ -178,21 +176,19 @@ def heat_map(
     heights = [1.0, 0.28 * len(found.rows), *[0.5] * bool(tracks)]
     every = axes
     if every is None:
-        ratios = {"height_ratios": heights * lines}
         inches = (
             max(10.5 * min(size, style.LINE) / style.LINE, 3.0),
             0.8 * sum(heights) * lines + 0.5,
         )
-        with style.figure(*inches, len(heights) * lines, gridspec_kw=ratios) as (_, made):
-            every = np.array(made)
+        rows = len(heights) * lines
+        with style.figure(*inches, rows, height_ratios=heights * lines) as (_, every):
+            pass
     grid = every.reshape(lines, len(heights))
     if found.has_information:
         low, top = 0.0, style.top_of(found.letters)
     else:
-        low, top = (
-            float(end) or sign * 1e-3
-            for sign, end in ((-1, np.nanmin(found.letters)), (1, np.nanmax(found.letters)))
-        )
+        low = float(np.nanmin(found.letters)) or -1e-3
+        top = float(np.nanmax(found.letters)) or 1e-3
     for line, (above, middle, *below) in enumerate(grid):
         part = slice(line * width, min((line + 1) * width, size))
         first, last = found.start + part.start, found.start + part.stop
@@ -271,7 +267,7 @@ def logo(values: Json, axes: Axes | None = None, first: int = 1, unit: str = "")
     size = len(heights)
     lines = -(-size // style.LINE) if axes is None else 1
     width = -(-size // lines)
-    every: list[Any] = [axes]
+    every: Sequence[Any] | ndarray = [axes]
     if axes is None:
         inches = max(style.WIDTH, 10.5 * width / style.LINE), 1.25 * lines + 0.3
         with style.figure(*inches, lines) as (_, every):
@@ -295,7 +291,7 @@ def embedding(
     numbers of a frame; numbers as labels are a color scale."""
     numeric = vectors.select_dtypes("number") if hasattr(vectors, "select_dtypes") else vectors
     points, shares = principal_components(np.asarray(numeric, float))
-    axes = axes or _axes(style.WIDTH, style.HEIGHT)
+    axes = axes or _axes()
     dots: Json = {"s": 14, "alpha": 0.7, "lw": 0}
     if labels is None:
         axes.scatter(*points.T, color=style.MODEL, **dots)
@@ -313,23 +309,24 @@ def embedding(
     return axes
 
 
-def principal_components(vectors: ndarray, number: int = 2) -> tuple[ndarray, ndarray]:
-    """Coordinates (S, number) of centered vectors (S, D) on their first principal components, and
+def principal_components(vectors: ndarray) -> tuple[ndarray, ndarray]:
+    """Coordinates (S, 2) of centered vectors (S, D) on their first two principal components, and
     the share of the variance of each. The largest weight of a component is positive.
 
     Raises:
-        ValueError: if there are fewer vectors or features than components.
+        ValueError: if there are fewer than two vectors or features.
     """
-    if vectors.ndim != 2 or min(vectors.shape) < number:
+    from sklearn.decomposition import PCA
+
+    if vectors.ndim != 2 or min(vectors.shape) < 2:
         raise ValueError(
-            f"vectors have the shape {vectors.shape}; {number} principal components need at least "
-            f"{number} vectors of {number} numbers"
+            f"vectors have the shape {vectors.shape}; 2 principal components need at least 2 "
+            "vectors of 2 numbers"
         )
-    left, scale, right = np.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
-    weights = right[:number]
-    signs = np.sign(weights[np.arange(number), np.abs(weights).argmax(1)])
-    shares = scale[:number] ** 2 / max((scale**2).sum(), np.finfo(float).tiny)
-    return left[:, :number] * scale[:number] * signs, shares
+    found = PCA(2, svd_solver="full")
+    with np.errstate(invalid="ignore"):  # of equal vectors
+        points = found.fit_transform(vectors)
+    return points, np.nan_to_num(found.explained_variance_ratio_)
 
 
 @style.style()
@@ -341,7 +338,7 @@ def training(run: Json, axes: Axes | None = None) -> Axes:
     frame = run
     if isinstance(run, str | Path):
         frame = pandas.read_csv(Path(run) / "metrics.csv")
-    axes = axes or _axes(style.WIDTH, style.HEIGHT)
+    axes = axes or _axes()
     for column, (label, color) in LOSSES.items():
         known: Json = frame[["step", column]].dropna() if column in frame else ()
         if len(known):
@@ -357,7 +354,7 @@ def designs(designs: Json, unguided: Json = None, axes: Axes | None = None) -> A
     returns, or a frame with the columns reward and log_prob. Log-probabilities are per base where
     the frame has the sequences."""
     unguided = getattr(designs, "unguided", None) if unguided is None else unguided
-    axes = axes or _axes(style.WIDTH, style.HEIGHT)
+    axes = axes or _axes()
     drawn: Json = {"unguided": (unguided, style.REAL), "designs": (designs, style.MODEL)}
     for label, (values, color) in drawn.items():
         if values is None:
@@ -371,6 +368,6 @@ def designs(designs: Json, unguided: Json = None, axes: Axes | None = None) -> A
     return axes
 
 
-def _axes(width: float, height: float) -> Axes:
-    with style.figure(width, height) as (_, (axes,)):
+def _axes() -> Axes:
+    with style.figure() as (_, (axes,)):
         return axes

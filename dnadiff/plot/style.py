@@ -59,14 +59,14 @@ def style() -> Iterator[None]:
 
 @contextmanager
 def figure(
-    width: float, height: float, rows: int = 1, columns: int = 1, **grid: Any
-) -> Iterator[tuple[Figure, list[Axes]]]:
+    width: float = WIDTH, height: float = HEIGHT, rows: int = 1, columns: int = 1, **grid: Any
+) -> Iterator[tuple[Figure, ndarray]]:
     """A figure, in inches, with its axes row by row, which are drawn on in this context."""
     from matplotlib.figure import Figure
 
     with style():
         made = Figure(figsize=(width, height), layout="constrained")
-        yield made, list(made.subplots(rows, columns, squeeze=False, **grid).ravel())
+        yield made, made.subplots(rows, columns, squeeze=False, **grid).ravel()
 
 
 def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:

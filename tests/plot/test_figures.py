@@ -47,6 +47,9 @@ def test_letters_are_information_or_the_contribution_of_the_base():
     rows = [("one", 7, "A", "C", half), ("one", 7, "A", "G", -99.0), ("one", 7, "A", "T", -99.0)]
     bits = saturation(alleles(*rows, information=1.2)).letters
     assert np.allclose(bits, [[0.8, 0.4, 0, 0]])
+    frame = alleles(*rows)
+    frame.attrs["region"] = "one:7-7"  # as `Model.saturate` returns it
+    assert plot.heat_map(frame)[0, 0].get_title("left") == "one:7-7"
     changes = [("one", 7, "A", base, change) for base, change in zip("CGT", (-3.0, -2.0, 1.0))]
     found = saturation(alleles(*changes, score="difference"))
     assert found.start == 6 and np.allclose(found.letters, [[1.0, 0, 0, 0]])
