@@ -56,8 +56,8 @@ class FinetuneOptions(Options):
     table (label_column=[a,b] several), task.kind is classification, regression or multilabel, and
     task.stranded says whether the label depends on the strand. A regression has task.loss=mse,
     huber or poisson and task.transform=none, log1p or log2. With task.cluster_kmer=24, sequences
-    that share a 24-mer stay in one part of a random split. task.protocol is fixed, paper (each seed
-    draws its validation part) or kfold. "better" means that the 95 % interval of the difference
+    that share a 24-mer stay in one part of a random split. task.protocol is fixed or paper (each seed
+    draws its validation part), and task.folds=5 is cross-validation. "better" means that the 95 % interval of the difference
     excludes 0; one run of a network has no verdict.
     """
 
@@ -115,7 +115,7 @@ class FinetuneOptions(Options):
     mixup: NonNegative = 0.0
     """a of Beta(a, a), from which shares of mixed features are drawn; 0: none"""
     average: bool = True
-    """without train_items and task.protocol=kfold, also report the mean of the predictions (of
+    """without train_items and task.folds, also report the mean of the predictions (of
     classes and labels, the probabilities) over the seeds"""
     stack: bool = False
     """also report the fine-tuned network stacked with the k-mers, with a weight fitted on
@@ -240,7 +240,7 @@ def finetune(options: FinetuneOptions) -> Result:
                 task=task,
                 data=reader.load(tokenizer, alignment),
                 protocol=protocol.build_protocol(
-                    reader.protocol, tokenizer.vocab.pad_id, options.train_items
+                    reader.protocol, tokenizer.vocab.pad_id, options.train_items, reader.folds
                 ),
                 asked=options,
             )

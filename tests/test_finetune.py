@@ -191,7 +191,7 @@ def test_bad_input_gets_a_one_line_error_and_leaves_no_run_folder(tmp_path, tabl
     assert "exists; set overwrite=true" in refusal(
         tmp_path, capsys, run, *csv_task, f"output={table}"
     )
-    assert "one of fixed, paper, kfold" in refusal(
+    assert "one of fixed, paper" in refusal(
         tmp_path, capsys, run, *csv_task, "task.protocol=papers"
     )
     assert "holds none of demo_coding" in refusal(
@@ -206,7 +206,7 @@ def test_folds_baselines_and_probes_are_in_one_table_and_stored(tmp_path, table,
         f"checkpoint={run}",
         "task=csv",
         f"task.path={table}",
-        "task.protocol=kfold",
+        "task.folds=5",
         "seeds=1",
         "kmer=2",
         *BASELINES,

@@ -660,10 +660,10 @@ def test_networks_from_scratch_are_saved_on_request_and_those_of_folds_are_not(
         *quick,
         "scratch=false",
         "save_models=[fine-tuned]",
-        "task.protocol=kfold",
+        "task.folds=5",
     )
     assert (
-        "no network is saved with task.protocol=kfold" in capsys.readouterr().err
+        "no network is saved with task.folds" in capsys.readouterr().err
         and not (tmp_path / "folds" / "models").exists()
     )
 

@@ -345,8 +345,8 @@ class TaskStudy:
         if asked.save_models and protocol.tests_all_items:
             kept = []
             log.info(
-                f"no network is saved with task.protocol={protocol.name}, which trains one for "
-                "each fold; fixed and paper save one for each seed"
+                "no network is saved with task.folds, which trains one for each fold; leave it out "
+                "to save one for each seed"
             )
         network = loaded.denoiser.backbone
         version = saved.code_version(type(network), {**dict(asked), **self.settings})

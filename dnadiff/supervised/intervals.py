@@ -85,6 +85,7 @@ class Estimate:
         seeds: of each model with several runs, the variance of their mean and the degrees of
             freedom. Without seeds, the interval is that of these networks.
         limits: the range of the metric, or of a difference.
+        inflation: of the variance over items (`of_folds`).
     """
 
     value: float
@@ -92,6 +93,7 @@ class Estimate:
     ends: Ends | None
     seeds: Sequence[tuple[float, int]] = ()
     limits: tuple[float, float] = (-math.inf, math.inf)
+    inflation: float = 1.0
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | tuple[None, None]:
         """The interval over items and seeds; None twice if there are too few items.
@@ -103,7 +105,8 @@ class Estimate:
         if self.ends is None:
             return None, None
         of_seeds = sum(v * student_t(degrees, level) ** 2 for v, degrees in self.seeds)
-        below, above = (math.sqrt((end - self.value) ** 2 + of_seeds) for end in self.ends(level))
+        distances = (self.inflation * (end - self.value) ** 2 for end in self.ends(level))
+        below, above = (math.sqrt(distance + of_seeds) for distance in distances)
         lowest, highest = self.limits
         return max(lowest, self.value - below), min(highest, self.value + above)
 
@@ -124,6 +127,18 @@ class Estimate:
     def record(self) -> dict[str, Json]:
         """The ends of the interval, ready for JSON."""
         return dict(zip(("low", "high"), self.interval()))
+
+
+def of_folds(folds: ndarray | None) -> float:
+    """By how much larger the variance of a cross-validation is than over independent items; `folds`
+    (S,), None for one model.
+
+    The k models are trained on overlapping items, so that the scores of folds are correlated. With
+    the correlation 1/k of Nadeau and Bengio (Machine Learning 52, 239, 2003), the variance of their
+    mean is 1 + k / (k - 1) times that of independent scores.
+    """
+    count = 0 if folds is None else len(np.unique(folds))
+    return 1 + count / (count - 1) if count > 1 else 1.0
 
 
 def jackknife(size: int, groups: ndarray | None) -> Iterator[ndarray]:

@@ -402,8 +402,8 @@ def assign_folds(
     names, index, sizes = np.unique(clusters, return_inverse=True, return_counts=True)
     if len(names) < num_folds:
         raise ValueError(
-            f"{len(names)} clusters of items cannot fill {num_folds} folds; give more sequences, "
-            "or set task.protocol=fixed"
+            f"{len(names)} groups of sequences cannot fill {num_folds} folds; give more "
+            f"sequences, or set task.folds to {len(names)} or less"
         )
     composition = np.zeros((len(names), int(labels.max()) + 1), np.int64)
     np.add.at(composition, (index, labels), 1)

@@ -50,7 +50,7 @@ from dnadiff.supervised.items import (
     numbered,
     sample_clusters,
 )
-from dnadiff.supervised.protocol import PROTOCOLS, FewItems, FixedSplit, KFold
+from dnadiff.supervised.protocol import FewItems, FixedSplit, KFold
 from dnadiff.supervised.targets import MISSING, SEPARATOR, RegressionTarget, TaskTarget
 
 if TYPE_CHECKING:
@@ -278,6 +278,7 @@ class Division:
 
 PathName = str | os.PathLike[str]
 KmerLength = Annotated[int, Interval(ge=1, le=MAX_K)]
+NumFolds = Annotated[int, Interval(ge=2)]
 
 
 @checked_dataclass
@@ -295,7 +296,7 @@ class LabeledTask(ABC):
         cluster_kmer: length of the k-mers whose sharing, on either strand, keeps sequences
             together; None: only copies.
         expected: known number of sequences of parts; a difference is logged and noted.
-        protocol: which items a seed trains on, see `dnadiff.supervised.protocol`.
+        protocol, folds: which items a seed trains on, see `dnadiff.supervised.protocol`.
         kind, loss, transform: see `dnadiff.supervised.labeled.build_target`.
 
     Attributes:
@@ -312,6 +313,7 @@ class LabeledTask(ABC):
     redivide: bool = False
     expected: Mapping[str, Natural] | None = None
     protocol: str = "fixed"
+    folds: NumFolds | None = None
     seed: Natural = 0
     kind: str = "classification"
     loss: str | None = None
@@ -366,13 +368,14 @@ class LabeledTask(ABC):
             )
         if not len(division.rows("valid")):
             division.split_off("valid", self.valid_fraction, self.seed)
-        if (missing := division.missing_classes("valid")) and self.protocol == FixedSplit.name:
+        in_folds = self.folds is not None  # each of which draws its own validation items
+        draws = in_folds or self.protocol != FixedSplit.name
+        if (missing := division.missing_classes("valid")) and not draws:
             log.warning(
                 f"{found.source}: {', '.join(map(repr, missing))} has no validation rows, which "
                 "choose the epoch and the settings"
             )
         # Under cross-validation, copies are in the same fold.
-        in_folds = self.protocol in PROTOCOLS and PROTOCOLS[self.protocol].tests_all_items
         tested, seen = (division.copies[division.rows(*p)] for p in (["test"], ["train", "valid"]))
         of_class = " of each class" if len(division.strata_names) > 1 else ""
         together = (

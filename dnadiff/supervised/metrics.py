@@ -27,6 +27,7 @@ from dnadiff.supervised.intervals import (
     Estimate,
     jackknife,
     of_correct,
+    of_folds,
     of_replicates,
 )
 
@@ -385,6 +386,7 @@ def estimate(
         None if has_few else metric.ends(models, value, groups),
         [(float(np.var(x, ddof=1)) / len(x), len(x) - 1) for x in of_runs if len(x) > 1],
         (-width, width) if baseline else (metric.low, metric.high),
+        of_folds(runs[0].folds),
     )
 
 

@@ -1,8 +1,8 @@
 """Evaluation protocols: how a seed becomes one or more divisions into training, validation and test
 items.
 
-`task.protocol=` names one of them. The predictions of all rounds of a seed together cover each
-tested item once.
+`task.protocol=` names one of them, `task.folds=` is cross-validation. The predictions of all rounds
+of a seed together cover each tested item once.
 """
 
 from dataclasses import dataclass, replace
@@ -148,7 +148,7 @@ class PaperSplit(FixedSplit):
         if not data.target.published:
             raise ValueError(
                 f"{data.name} is a {data.target.summary}, and task.protocol=paper is the "
-                "published protocol of classification tasks; set task.protocol to fixed or kfold"
+                "published protocol of classification tasks; set task.protocol=fixed"
             )
         official = data.train.concatenate(data.valid, self.pad_id)
         generator = torch.Generator().manual_seed(hash64(seed, "validation") % 2**63)
@@ -165,14 +165,21 @@ class PaperSplit(FixedSplit):
 
 @dataclass(frozen=True)
 class KFold(FixedSplit):
-    """Cross-validation: every item is tested once, by a model trained on the other folds. Groups of
-    items stay together."""
+    """Cross-validation: every item is tested once, by a model trained on the other folds; each seed
+    divides again. Groups of items stay together, and folds have about the same class frequencies.
+
+    The epoch, the settings and the weights of combined models are chosen on validation items that
+    are drawn from the other folds: the tested fold has no part in them.
+    """
 
     num_folds: int = 5
     valid_fraction: float = 0.1
     name = "kfold"
     varies = True
     tests_all_items = True
+
+    def describe(self) -> JsonDict:
+        return {**super().describe(), "folds": self.num_folds}
 
     def tested(self, data: TaskData) -> Items:
         return data.train.concatenate(data.valid, self.pad_id).concatenate(data.test, self.pad_id)
@@ -181,14 +188,22 @@ class KFold(FixedSplit):
         items = self.tested(data)
         if items.groups is None:
             raise ValueError(
-                f"{data.name} has overlapping items and defines its own division; leave "
-                "task.protocol at fixed"
+                f"{data.name} has overlapping items and defines its own division; leave out "
+                "task.folds"
             )
         groups = items.groups.numpy()
-        labels = data.target.strata(items.labels.numpy())[0]
-        fold = assign_folds(
-            groups, labels, self.num_folds, np.random.default_rng(hash64(seed, "folds"))
-        )
+        labels, names = data.target.strata(items.labels.numpy())
+        random = np.random.default_rng(hash64(seed, "folds"))
+        fold = assign_folds(groups, labels, self.num_folds, random)
+        for number, name in enumerate(names):
+            of_class = labels == number
+            if (present := len(np.unique(fold[of_class]))) < self.num_folds:
+                raise ValueError(
+                    f"{data.name}: class {name!r} is in {present} of {self.num_folds} folds of "
+                    f"seed {seed}, because it has {of_class.sum():,} sequences in "
+                    f"{len(np.unique(groups[of_class])):,} groups; add sequences of it, or set "
+                    "task.folds to less"
+                )
         rounds = []
         for number in range(self.num_folds):
             tested = torch.from_numpy(fold == number)
@@ -228,7 +243,8 @@ def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
             raise ValueError(
                 f"{divided.name}: the division of seed {seed} leaves no training item of class "
                 f"{name!r}, of which there are {(every[0] == number).sum():,} in "
-                f"{len(drawn_from):,}; add sequences of it, or leave task.protocol at fixed"
+                f"{len(drawn_from):,}; add sequences of it, or leave out task.folds and "
+                "task.protocol"
             )
     if only := _only_class(divided):
         log.warning(
@@ -239,21 +255,23 @@ def _check_parts(divided: TaskData, seed: int, drawn_from: Items) -> None:
     divided.target.check_valid(divided.valid.labels, divided.name)
 
 
-PROTOCOLS: dict[str, type[FixedSplit]] = {
-    protocol.name: protocol for protocol in (FixedSplit, PaperSplit, KFold)
-}
-
-
-def build_protocol(name: str, pad_id: int, train_items: int | None = None) -> FixedSplit:
-    """The protocol of `task.protocol=NAME`, with `train_items` that of fewer labels; ValueError if
-    there is none of that name."""
-    if name not in [*PROTOCOLS]:
-        raise ValueError(f"task.protocol {name!r} must be one of {', '.join(PROTOCOLS)}")
-    if train_items is None:
-        return PROTOCOLS[name](pad_id)
-    if name != FixedSplit.name:
+def build_protocol(
+    name: str, pad_id: int, train_items: int | None = None, folds: int | None = None
+) -> FixedSplit:
+    """The protocol of `task.protocol=NAME`; with `folds`, cross-validation, and with `train_items`
+    that of fewer labels. ValueError if there is none of that name, or two of the three are
+    given."""
+    if name == KFold.name:
+        raise ValueError("task.protocol=kfold is now task.folds=5; leave task.protocol at fixed")
+    protocols = {protocol.name: protocol for protocol in (FixedSplit, PaperSplit)}
+    if name not in [*protocols]:
+        raise ValueError(f"task.protocol {name!r} must be one of {', '.join(protocols)}")
+    paper = None if name == FixedSplit.name else name
+    given = (("task.protocol", paper), ("task.folds", folds), ("train_items", train_items))
+    if len(both := [f"{key}={value}" for key, value in given if value is not None]) > 1:
         raise ValueError(
-            f"train_items draws from the training part of the task, and task.protocol={name} "
-            "divides it; set task.protocol=fixed"
+            f"{' and '.join(both)} each decide which items are for training; leave all but one out"
         )
-    return FewItems(pad_id, train_items)
+    if folds is not None:
+        return KFold(pad_id, folds)
+    return protocols[name](pad_id) if train_items is None else FewItems(pad_id, train_items)

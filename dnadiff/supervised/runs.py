@@ -85,7 +85,7 @@ def find(
     if (path / RUN).is_file():
         raise ValueError(
             f"{path} is a fine-tuned run without saved networks; run finetune again with "
-            "task.protocol=fixed or paper, fine_tune=true and save_models=[fine-tuned]"
+            "fine_tune=true and save_models=[fine-tuned], without task.folds"
         )
     kind = ValueError if path.exists() else FileNotFoundError  # or a model without a path
     raise kind(

@@ -9,7 +9,7 @@ configs/task/NAME.yaml. A task reads, divides and encodes sequences; models see 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy import ndarray
@@ -555,6 +555,7 @@ class RegionWindows:
     name: Name = "regions"
     protocol: str = "fixed"
     seed: Natural = 0
+    folds: ClassVar[None] = None  # windows overlap, and have a division of their own
 
     def __post_init__(self) -> None:
         if self.inside == self.outside:

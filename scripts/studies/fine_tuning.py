@@ -58,12 +58,12 @@ TASKS = {
     "human_ocr_ensembl, sample": (
         "human_ocr_ensembl",
         BENCHMARKS + "human_ocr_ensembl.train_sample1000",
-        ("task.protocol=kfold",),
+        ("task.folds=5",),
     ),
     "human_ensembl_regulatory, sample": (
         "human_ensembl_regulatory",
         BENCHMARKS + "human_ensembl_regulatory.train_sample1500",
-        ("task.protocol=kfold",),
+        ("task.folds=5",),
     ),
     **{
         name: (name, f"{GUE}prom_{name}", ())

@@ -34,6 +34,8 @@ from dnadiff.supervised.metrics import (
 ITEMS = (16, 32, 100, 300, 1000)
 FRACTIONS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 SEEDS = (2, 3, 5, 10)
+FOLDS = (2, 5, 10)
+FOLDED = ("nearest mean", "least squares")  # models
 POPULATION = 300_000
 # The standard deviation between seeds, the fraction of the items that the two models answer
 # independently, and the fraction that is flipped at random in each run.
@@ -119,6 +121,51 @@ def claims(dominating: str, count: int, repeats: int, size: int = 2000) -> dict[
     return found
 
 
+def folds_of(count: int, runs: int, repeats: int, size: int = 100) -> dict[str, Any]:
+    """Coverage of the accuracy of two models, and of their difference, by repeated cross-validation
+    of `size` items; and that of intervals over items and seeds alone. The models are trained on few
+    items in 20 dimensions: the truth is the mean over training sets."""
+    random = np.random.default_rng([count, runs])
+
+    def draw(number: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = random.permutation(np.arange(number) % 2)
+        return random.standard_normal((number, 20)) + np.eye(20)[0] * labels[:, None], labels
+
+    def correct(points: np.ndarray, labels: np.ndarray, others: np.ndarray) -> list[np.ndarray]:
+        low, high = (points[labels == number].mean(0) for number in (0, 1))
+        design = np.c_[points, np.ones(len(points))]
+        weights = np.linalg.solve(design.T @ design + np.eye(21), design.T @ (2 * labels - 1))
+        return [
+            (others - (low + high) / 2) @ (high - low) > 0,
+            others @ weights[:20] > -weights[20],
+        ]
+
+    train = size - size // count
+    whole = [(draw(train), draw(2000)) for _ in range(repeats)]
+    scores = [[(found == y).mean() for found in correct(*t, x)] for t, (x, y) in whole]
+    true = np.mean(scores, 0)
+    right = {key: np.zeros(3) for key in ("with folds", "items and seeds alone")}
+    for _ in range(repeats):
+        points, labels = draw(size)
+        scored: dict[str, list[list[ScoredPredictions]]] = {key: [[], []] for key in right}
+        for _ in range(runs):
+            fold = np.argsort(random.permutation(size)) % count
+            predicted = np.zeros((2, size), bool)
+            for number in range(count):
+                own = fold == number
+                predicted[:, own] = correct(points[~own], labels[~own], points[own])
+            for model, row in enumerate(predicted):
+                wrong = (row != labels).astype(int)
+                for key, folds in zip(scored, (fold, None)):
+                    one = ScoredPredictions(np.log([[0.9, 0.1]] * size), wrong, folds)
+                    scored[key][model].append(one)
+        for key, (a, b) in scored.items():
+            of = ((a, (), true[0]), (b, (), true[1]), (a, b, true[0] - true[1]))
+            right[key] += [contains(estimate(METRICS["accuracy"], x, y), v) for x, y, v in of]
+    rows = {key: (found / repeats).tolist() for key, found in right.items()}
+    return {key: dict(zip((*FOLDED, "difference"), row)) for key, row in rows.items()}
+
+
 class Study:
     """The pieces of the study, and its tables."""
 
@@ -128,15 +175,22 @@ class Study:
         for name in DOMINATING:
             for count in SEEDS:
                 self.pieces[f"{name}-{count}"] = partial(claims, name, count, settings["studies"])
+        for count in FOLDS:
+            for runs in (1, 3):
+                work = partial(folds_of, count, runs, settings["samples"])
+                self.pieces[f"folds-{count}-{runs}"] = work
 
     def table(self) -> str:
         """Coverage by metric and number of items, and false claims by number of runs."""
         rows: list[tuple[str, ...]] = []
         counts: list[tuple[str, ...]] = []
+        folds: list[tuple[str, ...]] = []
         for piece in filter(self.kept.__contains__, self.pieces):
             name, _, number = piece.partition("-")
             for key, of in (found := self.kept[piece]).items():
-                if isinstance(of, dict):
+                if name == "folds" and isinstance(of, dict):
+                    folds.append((*number.split("-"), key, *map("{:.3f}".format, of.values())))
+                elif isinstance(of, dict):
                     rows.append((key, number, *map(shown, of.values())))
             if name in DOMINATING:
                 counts.append((name, number, *(f"{100 * found[key]:.1f} %" for key in CLAIMS)))
@@ -144,6 +198,10 @@ class Study:
         tables = (
             (head, sorted(rows, key=lambda row: row[0])),
             (("largest", "runs", *CLAIMS), counts),
+            (
+                ("folds", "repeats", "intervals", "nearest mean", "least squares", "difference"),
+                folds,
+            ),
         )
         return "\n\n".join(study.markdown(*each) for each in tables)
 

@@ -13,6 +13,7 @@ from dnadiff.supervised.intervals import (
     clopper_pearson,
     interval_text,
     of_correct,
+    of_folds,
     of_replicates,
     tango,
 )
@@ -287,3 +288,50 @@ def test_a_hundred_thousand_items_are_quick_and_no_interval_leaves_its_range():
     close[0, :20] = False  # two seeds, one at chance
     assert of_correct_rows(close).interval() == (0.0, 1.0)
     assert of_correct_rows(close, close[1:]).interval() == (-1.0, 1.0)
+
+
+def test_folds_of_a_cross_validation_have_the_variance_of_correlated_scores():
+    right = np.arange(100) % 10 < 7
+    folds = np.arange(100) // 20
+    correct = ScoredPredictions(np.log([[0.9, 0.1]] * 100), 1 - right.astype(int))
+    plain, of_models = (
+        estimate_of(METRICS["accuracy"], [correct if of is None else with_folds(correct, of)])
+        for of in (None, folds)
+    )
+    assert of_folds(folds) == 1 + 5 / 4 and of_folds(None) == of_folds(folds * 0) == 1
+    for end, wider in zip(plain.interval(), of_models.interval(), strict=True):
+        assert wider - plain.value == pytest.approx(1.5 * (end - plain.value))
+
+
+def with_folds(scored: ScoredPredictions, folds: np.ndarray) -> ScoredPredictions:
+    return ScoredPredictions(scored.predictions, scored.labels, folds)
+
+
+def test_intervals_of_a_cross_validation_hold_their_level_where_training_sets_matter():
+    """The nearer of two class means in 10 dimensions, of which the first tells the classes apart;
+    the truth is the mean accuracy over training sets of the same size."""
+    random, size, hits, without = np.random.default_rng(0), 60, 0, 0
+
+    def draw(count: int) -> tuple[np.ndarray, np.ndarray]:
+        labels = np.arange(count) % 2
+        return random.standard_normal((count, 10)) + np.eye(10)[0] * labels[:, None], labels
+
+    def correct(train: tuple, test: tuple) -> np.ndarray:
+        (points, labels), (others, truth) = train, test
+        low, high = (points[labels == number].mean(0) for number in (0, 1))
+        return ((others - (low + high) / 2) @ (high - low) > 0) == truth
+
+    true = np.mean([correct(draw(48), draw(2000)).mean() for _ in range(300)])
+    folds = np.arange(size) // 2 % 5
+    for _ in range(300):
+        points, labels = draw(size)
+        found = np.zeros(size, bool)
+        for number in range(5):
+            own = folds == number
+            found[own] = correct((points[~own], labels[~own]), (points[own], labels[own]))
+        scored = ScoredPredictions(np.log([[0.9, 0.1]] * size), 1 - found.astype(int), folds)
+        low, high = estimate_of(METRICS["accuracy"], [scored]).interval()
+        hits += low <= true <= high
+        low, high = estimate_of(METRICS["accuracy"], [with_folds(scored, folds * 0)]).interval()
+        without += low <= true <= high
+    assert hits / 300 > 0.95 > 0.93 > without / 300

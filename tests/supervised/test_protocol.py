@@ -41,7 +41,7 @@ def test_paper_split_draws_validation_from_the_official_training_set():
 
 
 def test_k_folds_test_each_item_once_and_keep_groups_together():
-    folds, whole = protocol.build_protocol("kfold", PAD), data()
+    folds, whole = protocol.build_protocol("fixed", PAD, folds=5), data()
     every, rounds = folds.tested(whole), folds.rounds(whole, 1)
     assert sorted(torch.cat([r.tested for r in rounds]).tolist()) == list(range(240))
     for one in rounds:
@@ -52,12 +52,12 @@ def test_k_folds_test_each_item_once_and_keep_groups_together():
 
 
 def test_a_task_without_groups_has_no_folds():
-    with pytest.raises(ValueError, match=r"leave task\.protocol at fixed"):
-        protocol.build_protocol("kfold", PAD).rounds(data(grouped=False), 1)
+    with pytest.raises(ValueError, match=r"leave out task\.folds"):
+        protocol.build_protocol("fixed", PAD, folds=5).rounds(data(grouped=False), 1)
 
 
 def test_an_unknown_protocol_is_refused():
-    with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
+    with pytest.raises(ValueError, match="one of fixed, paper"):
         protocol.build_protocol("papers", PAD)
 
 
@@ -68,27 +68,23 @@ def test_items_of_different_width_are_concatenated():
     assert both.groups is None
 
 
-@pytest.mark.parametrize("word", ["paper", "kfold"])
-def test_a_division_without_training_items_of_a_class_is_refused(word):
+def test_a_division_without_training_items_of_a_class_is_refused():
     rare = items(0, 40)
     rare = Items(
         rare.ids, rare.lengths, (torch.arange(40) < 2).long(), rare.groups
     )  # one group of the second class
     whole = TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 40))
-    whole = (
-        whole if word == "paper" else TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 0))
-    )
 
     def divide() -> None:
         for seed in range(200):
-            protocol.build_protocol(word, PAD).rounds(whole, seed)
+            protocol.build_protocol("paper", PAD).rounds(whole, seed)
 
     with pytest.raises(ValueError, match="leaves no training item of class 'b'"):
         divide()
 
 
 def test_a_protocol_that_is_not_a_string_is_refused():
-    with pytest.raises(ValueError, match="one of fixed, paper, kfold"):
+    with pytest.raises(ValueError, match="one of fixed, paper"):
         protocol.build_protocol(["paper"], PAD)
 
 
@@ -112,7 +108,7 @@ def test_validation_items_without_values_are_refused():
     ):
         protocol.build_protocol("fixed", PAD).rounds(values(valid=math.nan), 1)
     assert (
-        len(protocol.build_protocol("kfold", PAD).rounds(values(valid=math.nan), 1)) == 5
+        len(protocol.build_protocol("fixed", PAD, folds=5).rounds(values(valid=math.nan), 1)) == 5
     )  # draws its own
 
 
@@ -183,7 +179,6 @@ def test_drawn_items_keep_the_shares_of_strata_of_any_size():
             "are 90 in 180; "
             "set train_items higher than 1, or null$",
         ),
-        ("paper", 50, r"task\.protocol=paper divides it; set task\.protocol=fixed"),
     ],
 )
 def test_impossible_numbers_of_items_are_refused(name, number, message):
@@ -224,3 +219,53 @@ def test_drawn_validation_items_of_a_single_class_are_logged(caplog):
     assert single and all(
         f"all 10 validation items of seed {seed} are of class 'a'" in caplog.text for seed in single
     )
+
+
+def test_a_fold_without_a_class_and_fewer_groups_than_folds_are_refused():
+    rare = items(0, 40)
+    rare = Items(rare.ids, rare.lengths, (torch.arange(40) < 6).long(), rare.groups)
+    whole = TaskData("t", ["a", "b"], rare, items(200, 0), items(240, 0))
+    with pytest.raises(
+        ValueError,
+        match=r"^t: class 'b' is in 3 of 5 folds of seed 1, because it has 6 sequences in 3 groups;"
+        r" add sequences of it, or set task\.folds to less$",
+    ):
+        protocol.KFold(PAD).rounds(whole, 1)
+    for one in protocol.KFold(PAD, 3).rounds(whole, 1):  # each fold has one group of them
+        assert int(one.data.test.labels.sum()) == 2
+    with pytest.raises(ValueError, match=r"^20 groups of sequences cannot fill 30 folds; .* to 20"):
+        protocol.KFold(PAD, 30).rounds(whole, 1)
+
+
+def test_a_tested_fold_has_no_part_in_what_is_chosen_for_it():
+    whole = replace(data(), target=RegressionTarget(["y"]))
+    of_number = torch.arange(240.0)[:, None] % 11
+    rounds = protocol.KFold(PAD)
+    first = rounds.rounds(labeled(whole, of_number), 1)[0]
+    changed = of_number.index_add(0, first.tested, torch.full((len(first.tested), 1), 5.0))
+    again = rounds.rounds(labeled(whole, changed), 1)
+    assert torch.equal(again[0].tested, first.tested)
+    for part in ("train", "valid"):
+        before, after = (getattr(one.data, part) for one in (first, again[0]))
+        assert keys(before) == keys(after) and torch.equal(before.labels, after.labels)
+    assert not torch.equal(again[0].data.test.labels, first.data.test.labels)
+
+
+def labeled(whole: TaskData, labels: torch.Tensor) -> TaskData:
+    """The task with values of its 240 items."""
+    parts = labels.split([180, 20, 40])
+    named = zip(whole.parts.items(), parts)
+    return replace(whole, **{part: replace(of, labels=own) for (part, of), own in named})
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "folds", "message"),
+    [
+        ("kfold", None, None, r"^task\.protocol=kfold is now task\.folds=5; leave task\.protocol"),
+        ("paper", None, 5, r"^task\.protocol=paper and task\.folds=5 each decide which items"),
+        ("fixed", 50, 5, r"^task\.folds=5 and train_items=50 each decide which items"),
+    ],
+)
+def test_one_key_decides_the_training_items(name, number, folds, message):
+    with pytest.raises(ValueError, match=message):
+        protocol.build_protocol(name, PAD, number, folds)

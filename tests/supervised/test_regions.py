@@ -216,10 +216,10 @@ def test_copies_across_a_given_split_are_counted(tmp_path):
     folds = CsvTask(
         table(tmp_path / "t.csv", rows, "sequence,label,split"),
         split_column="split",
-        protocol="kfold",
+        folds=5,
     ).load(DNA)
     assert folds.notes["test_sequences_also_in_training"] == 0
-    for one in build_protocol("kfold", DNA.vocab.pad_id).rounds(folds, 1):
+    for one in build_protocol("fixed", DNA.vocab.pad_id, None, 5).rounds(folds, 1):
         learnt, tested = (
             {min(s, reverse_complement(s)) for s in sequences(i)}
             for i in (one.data.train, one.data.test)
