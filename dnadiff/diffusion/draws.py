@@ -20,6 +20,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from dnadiff.diffusion.noise import float64_device
+
 # Between the rows of a sequence's blocks, where rows are not numbered from 0.
 _BLOCK_STRIDE = 1 << 40
 
@@ -31,12 +33,6 @@ def _signed(x: int) -> int:
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MULTIPLY = (_signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB))
-
-
-def float64_device(device: torch.device) -> torch.device:
-    """Where numbers for tensors of this device are computed in float64: the device, or the CPU for
-    Apple GPUs, which have no float64."""
-    return torch.device("cpu") if device.type == "mps" else device
 
 
 def widest_dtype(device: torch.device | str) -> torch.dtype:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from dnadiff.diffusion.denoiser import NetworkDenoiser
-from dnadiff.diffusion.draws import Draws, float64_device
+from dnadiff.diffusion.draws import Draws
+from dnadiff.diffusion.noise import float64_device
 from dnadiff.diffusion.process import BaseProcess, emitted_log_probs
 from dnadiff.fields import InnerFraction, checked_dataclass
 from dnadiff.networks.backbone.base import Backbone, OptTensor

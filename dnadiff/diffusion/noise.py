@@ -28,6 +28,12 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 LARGEST_CUT = 2e-3
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """Where numbers for tensors of this device are computed in float64: the device, or the CPU for
+    Apple GPUs, which have no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 class NoiseSchedule(ABC):
     """alpha(t) with its derivative and inverse; every argument and result is `(B,)`, t in [0,
     1]."""

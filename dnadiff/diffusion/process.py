@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dnadiff.diffusion.draws import Draws, draw, float64_device
-from dnadiff.diffusion.noise import NoiseSchedule
+from dnadiff.diffusion.draws import Draws, draw
+from dnadiff.diffusion.noise import NoiseSchedule, float64_device
 from dnadiff.diffusion.vocab import Vocab
 
 # Below this size of the vocabulary, two copies of log-probabilities on a GPU cost less than waiting

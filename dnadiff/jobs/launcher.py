@@ -22,12 +22,12 @@ from types import ModuleType
 from typing import NamedTuple
 
 from dnadiff.fields import Natural, NonNegative, Positive, PositiveInt, checked_dataclass
-from dnadiff.jobs.processes import num_cores
 from dnadiff.jobs.shards import MergeMark, Shard, ShardFolder, without
 from dnadiff.progress import Progress, log, quoted
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import check_output
 from dnadiff.store.objects import optional_package
+from dnadiff.store.processes import num_cores
 
 
 class ShardJob(NamedTuple):

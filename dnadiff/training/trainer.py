@@ -27,8 +27,8 @@ from torch.optim import Optimizer
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.gaussian import VectorDenoiser
 from dnadiff.fields import Config, Json, PositiveInt, check_value, is_integer
+from dnadiff.networks.backbone import context
 from dnadiff.networks.backbone.base import BlockBackbone, Peers
-from dnadiff.networks.backbone.context import ProcessGroupPeers
 from dnadiff.store.disk import atomic_write
 from dnadiff.store.objects import build
 from dnadiff.weights.tensors import read_sharded, shards_of, write_sharded
@@ -184,8 +184,8 @@ def spread(denoiser: BaseDenoiser, per_window: int) -> Peers:
     """Let consecutive processes read pieces of the same windows; called once in all processes.
     Returns those of this process."""
     own, _ = dist.new_subgroups(per_window)
-    peers = ProcessGroupPeers(own)
-    denoiser.backbone.spread(peers)
+    peers = context.ProcessGroupPeers(own)
+    context.spread(denoiser.backbone, peers)
     return peers
 
 

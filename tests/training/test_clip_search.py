@@ -22,6 +22,7 @@ from dnadiff.diffusion.objective.masking import Clipped
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.networks.backbone.caduceus import Caduceus
+from dnadiff.networks.backbone.context import spread
 from dnadiff.options.command import compose
 from dnadiff.training import clip_search
 from dnadiff.training.clip_search import ClipSearch, candidates, least_variance, sums_by_count
@@ -153,7 +154,7 @@ def test_windows_in_pieces_have_the_sums_of_the_whole(peers):
         module.draws = lambda purpose, size, step: Draws.for_batch(0, size)
         if one is not None:
             module.peers = one
-            module.denoiser.backbone.spread(one)
+            spread(module.denoiser.backbone, one)
         search.on_validation_batch_end(trainer, module, None, batch, 0)
         return search._sums
 

@@ -26,7 +26,6 @@ from dnadiff.data.tokenizer import TokenIds
 from dnadiff.fields import Json
 from dnadiff.formats.nucleotides import ID_OF_LETTER, IUPAC, N_ID
 from dnadiff.formats.sequences import Header, events_of
-from dnadiff.jobs.processes import map_in_order
 from dnadiff.progress import Progress
 from dnadiff.store.address import is_remote
 from dnadiff.store.disk import (
@@ -40,6 +39,7 @@ from dnadiff.store.disk import (
     verify,
 )
 from dnadiff.store.files import resolve
+from dnadiff.store.processes import map_in_order
 
 FORMAT = 1
 MAX_LISTED = 4096  # records that the index lists; more are in a table of their own

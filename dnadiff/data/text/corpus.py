@@ -32,10 +32,10 @@ from dnadiff.data.splits import PARTS
 from dnadiff.data.tokenizer import TextTokenizer
 from dnadiff.fields import JsonDict, as_list, checked, checked_dataclass
 from dnadiff.formats.documents import DocumentKind, format_of, joined, read_documents
-from dnadiff.jobs.processes import map_in_order, num_cores
 from dnadiff.progress import Progress
 from dnadiff.store.disk import cache_dir, content_hash, ensure_folder, json_hash, read_index
 from dnadiff.store.files import matches, resolve
+from dnadiff.store.processes import map_in_order, num_cores
 from dnadiff.store.remote import hub_is_reachable
 
 Paths = str | Path | Sequence[str | Path]

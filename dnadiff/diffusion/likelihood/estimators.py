@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import BaseDenoiser, MaskedDenoiser, OptTensor, Query
-from dnadiff.diffusion.draws import Draws, float64_device, hash64, widest_dtype
+from dnadiff.diffusion.draws import Draws, hash64, widest_dtype
 from dnadiff.diffusion.likelihood.estimates import (
     BLOCKS,
     COUNT,
@@ -38,7 +38,7 @@ from dnadiff.diffusion.likelihood.estimates import (
     BlockMeasurements,
     Likelihood,
 )
-from dnadiff.diffusion.noise import NoiseSchedule, refuse_cut
+from dnadiff.diffusion.noise import NoiseSchedule, float64_device, refuse_cut
 from dnadiff.diffusion.objective.base import TrainingBatch
 from dnadiff.diffusion.process import AbsorbingProcess, block_rows, require, sequence_rows
 from dnadiff.diffusion.vocab import Vocab, mirrored

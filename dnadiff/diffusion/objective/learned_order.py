@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import Backbone
-from dnadiff.diffusion.draws import float64_device
+from dnadiff.diffusion.noise import float64_device
 from dnadiff.diffusion.objective.base import Loss, Objective, TrainingBatch, mean_over
 from dnadiff.diffusion.objective.masking import strata
 from dnadiff.diffusion.objective.mdlm import Weighting

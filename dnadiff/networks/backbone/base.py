@@ -160,21 +160,12 @@ class Backbone(nn.Module, ABC):
 
     def check_pieces(self, num_pieces: int, length: int | None) -> None:
         """Raise ValueError or RuntimeError if windows of `length` tokens (None: of several lengths)
-        cannot be spread over processes."""
+        cannot be spread over processes (`dnadiff.networks.backbone.context.spread`)."""
         raise ValueError(
             f"context_parallel {num_pieces} does not fit {type(self).__name__}, expected 1: only "
             "a network of Mamba layers passes a state from one piece of a sequence to the next; "
             "set backbone=caduceus, caduceus_ps or mamba, or context_parallel=1"
         )
-
-    def spread(self, peers: Peers) -> None:
-        """From now on read one piece of every sequence, as `SequencePiece` describes; its peers
-        read the others (see `check_pieces`).
-
-        `features` takes the tokens of this piece and returns theirs, and the gradients of the
-        parameters are the part of this piece.
-        """
-        raise ValueError(f"{type(self).__name__} cannot read a piece of a sequence")
 
     def shifted(self, x: Tensor, first: int | bool) -> Tensor:
         """x (B, n) moved one position to the right; the first position of the sequence gets

@@ -213,3 +213,14 @@ class SequencePiece:
             selective_scan(*inputs, reverse=number == 1, initial_state=start, scan=self.scan)
             for number, (inputs, start) in enumerate(zip(ways, starts.unbind(0), strict=True))
         ]
+
+
+def spread(network: Any, peers: Peers) -> None:
+    """Let a `MambaBackbone` read one piece of every sequence from now on; its peers read the others
+    (see `check_pieces`).
+
+    `features` takes the tokens of this piece and returns theirs, and the gradients of the
+    parameters are the part of this piece.
+    """
+    network.peers = peers
+    network.piece = SequencePiece(peers, network.reads_both_strands, network.scan)

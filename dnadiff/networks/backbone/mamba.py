@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,11 +18,9 @@ from dnadiff.networks.backbone.base import (
     BidirectionalBackbone,
     CausalBackbone,
     OptTensor,
-    Peers,
     PublishedLayout,
     State,
 )
-from dnadiff.networks.backbone.context import SequencePiece
 from dnadiff.networks.backbone.layers import (
     Condition,
     LayerNorm,
@@ -33,6 +31,9 @@ from dnadiff.networks.backbone.layers import (
 )
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
 from dnadiff.networks.kernels.facade import SCANS, check_scan, check_states, choose
+
+if TYPE_CHECKING:
+    from dnadiff.networks.backbone.context import SequencePiece
 
 
 class MambaOptions(TypedDict, total=False):
@@ -77,7 +78,7 @@ class MambaBlock(nn.Module):
         condition: OptTensor,
         valid: OptTensor,
         scan: str,
-        piece: SequencePiece | None = None,
+        piece: "SequencePiece | None" = None,
     ) -> tuple[Tensor, Tensor]:
         """stream, branch (B, L, D), condition (B, cond_dim) -> stream + branch, and this layer's
         branch, which the next layer adds."""
@@ -200,9 +201,6 @@ class MambaBackbone(Backbone):
                 f"{self.d_conv - 1} that a convolution reads across their border; set "
                 f"data.length={num_pieces * (self.d_conv - 1)} or more"
             )
-
-    def spread(self, peers: Peers) -> None:
-        self.peers, self.piece = peers, SequencePiece(peers, self.reads_both_strands, self.scan)
 
     def embed(self, ids: Tensor) -> Tensor:
         found = self.embedding(ids)

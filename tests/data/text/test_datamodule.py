@@ -619,7 +619,7 @@ def test_processes_may_be_started_by_every_method(method, python):
     process = python(
         "-c",
         "import multiprocessing\n"
-        "from dnadiff.jobs.processes import map_in_order\n"
+        "from dnadiff.store.processes import map_in_order\n"
         f"multiprocessing.set_start_method({method!r}, force=True)\n"
         "print([*map_in_order(abs, range(-9, 0), 2)])",
     )
@@ -631,7 +631,7 @@ import sys, time
 from pathlib import Path
 from dnadiff.formats.documents import format_of
 from dnadiff.store.disk import locked
-from dnadiff.jobs.processes import map_in_order
+from dnadiff.store.processes import map_in_order
 
 def items():
     yield from range(8)

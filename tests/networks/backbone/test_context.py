@@ -1,7 +1,6 @@
 """A sequence in pieces, one in each of several threads, against the whole sequence in one."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import CHANNELS, Vocab
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.caduceus_ps import CaduceusPS
-from dnadiff.networks.backbone.context import SequencePiece
+from dnadiff.networks.backbone.context import SequencePiece, spread
 from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.networks.columns import PosteriorColumns
 from dnadiff.networks.kernels.backend import ScanInputs
@@ -66,7 +65,7 @@ def loss_and_gradients(objective, denoiser, parameters, x0, weight, valid):
 def of_pieces(objective, denoiser, size, peers, *given):
     def own(one):
         mine = copy.deepcopy(denoiser)
-        mine.backbone.spread(one)
+        spread(mine.backbone, one)
         return loss_and_gradients(
             objective, PiecewiseDenoiser(mine, one), list(mine.parameters()), *given
         )
@@ -131,7 +130,7 @@ def test_predictions_everywhere_keep_their_shape(peers):
 
     def own(one):
         mine = copy.deepcopy(denoiser)
-        mine.backbone.spread(one)
+        spread(mine.backbone, one)
         return PiecewiseDenoiser(mine, one).log_probs(xt).detach()
 
     for found in peers.together(3, own):
@@ -153,7 +152,7 @@ def test_pieces_read_their_columns_of_an_alignment(kind, peers):
 
     def own(one):
         mine = copy.deepcopy(denoiser)
-        mine.backbone.spread(one)
+        spread(mine.backbone, one)
         return loss(PiecewiseDenoiser(mine, one))
 
     whole, gradients = loss(denoiser)
@@ -217,5 +216,3 @@ def test_a_transformer_has_no_state_to_pass_on():
         match="context_parallel 2 does not fit DiT, expected 1: only a network of Mamba layers",
     ):
         network.check_pieces(2, 64)
-    with pytest.raises(ValueError, match="DiT cannot read a piece"):
-        network.spread(SimpleNamespace())
