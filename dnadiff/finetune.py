@@ -56,9 +56,9 @@ class FinetuneOptions(Options):
     table (label_column=[a,b] several), task.kind is classification, regression or multilabel, and
     task.stranded says whether the label depends on the strand. A regression has task.loss=mse,
     huber or poisson and task.transform=none, log1p or log2. With task.cluster_kmer=24, sequences
-    that share a 24-mer stay in one part of a random split. task.protocol is fixed or paper (each seed
-    draws its validation part), and task.folds=5 is cross-validation. "better" means that the 95 % interval of the difference
-    excludes 0; one run of a network has no verdict.
+    that share a 24-mer stay in one part of a random split. task.protocol is fixed or paper (each
+    seed draws its validation part), and task.folds=5 is cross-validation. "better" means that the
+    95 % interval of the difference excludes 0; one run of a network has no verdict.
     """
 
     inner = dict.fromkeys(
