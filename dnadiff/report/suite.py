@@ -109,7 +109,8 @@ def section_of(result: JsonMap, name: str) -> Section:
     """The results of a task; names of pictures start with `name`."""
     task, models = result["task"], result["models"]
     metric = title(primary_metric(result))
-    parts: list[Part] = [*_pictures(result, metric, name)]
+    parts: list[Part] = [f"{line[:1].upper()}{line[1:]}." for line in result.get("data", ())]
+    parts += _pictures(result, metric, name)
     for model in [*scores_of(result)][:_MATRICES]:
         if counts := models[model].get("confusion"):
             rows = [

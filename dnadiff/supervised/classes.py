@@ -182,6 +182,13 @@ class ClassTarget(TaskTarget):
     def counts(self, labels: Tensor) -> dict[str, int]:
         return {name: int((labels == number).sum()) for number, name in enumerate(self.names)}
 
+    def balance(self, train: Tensor, tested: Tensor) -> str:
+        counts = self.counts(train)
+        shares = ", ".join(f"{n / len(train):.1%} {name}" for name, n in counts.items())
+        most = max(counts, key=lambda name: counts[name])
+        accuracy = (tested == self.names.index(most)).double().mean()
+        return f"{shares} in training; always {most} has the accuracy {accuracy:.3f}"
+
     def chance(self, labels: ndarray) -> float:
         return float(np.bincount(labels).max() / len(labels))
 

@@ -338,8 +338,13 @@ class TaskStudy:
         protocol = self.protocol
         seeds = self.all_seeds
         rounds = protocol.rounds(data, asked.seed)
-        log_task(protocol.example(data, asked.seed))
         subsets = labeled.tested_subsets(data, protocol, self.tokenizer, kmers)
+        near = subsets.get("inside training")
+        about = log_task(
+            protocol.example(data, asked.seed),
+            protocol.tested(data).labels,
+            None if near is None else int(near.sum()),
+        )
         origin = {"checkpoint": str(loaded.path), "step": loaded.step}
         kept = [name for name in asked.save_models if name in self.models]
         if asked.save_models and protocol.tests_all_items:
@@ -367,6 +372,7 @@ class TaskStudy:
         result = {
             "warning": study.pretraining_warning(compared["models"], FINE_TUNED, SCRATCH),
             **origin,
+            "data": about,
             "seeds": seeds,
             "inputs": self.settings["inputs"],
             "counterpart": published_counterpart(loaded, asked.layer),

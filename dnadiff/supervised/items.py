@@ -18,7 +18,7 @@ from numpy import ndarray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dnadiff.data.kmers import canonical, reverse_complement
+from dnadiff.data.kmers import NOVELTY, canonical, reverse_complement
 from dnadiff.data.records import Interval, padded_groups
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab, complemented
@@ -277,24 +277,38 @@ class ShuffledBatches:
             yield make_batch(self.items, index, self.vocab, flipped)
 
 
-def log_task(data: TaskData) -> None:
-    """Log the size of the task, and what its test part shares with training."""
+def log_task(data: TaskData, tested: Tensor, near: int | None) -> list[str]:
+    """Log what is to be known of a task before its results, and return these lines: its size, the
+    labels and what predicting always the same would score, labels that conflict, and what the test
+    part shares with training.
+
+    Args:
+        tested: labels of the tested items.
+        near: tested items that share most of their k-mers with training; None if not counted.
+    """
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
-    log.info(
-        f"task: {data.name}, {data.target.summary}; "
-        f"{', '.join(f'{part} {n:,}' for part, n in counts.items())} sequences"
-    )
-    if left_out := data.notes.get("left_out_for_a_shared_kmer"):
+    sizes = ", ".join(f"{part} {n:,}" for part, n in counts.items())
+    lines = [f"task: {data.name}, {data.target.summary}; {sizes} sequences"]
+    lines.append(data.target.balance(data.train.labels, tested))
+    notes = data.notes
+    if left_out := notes.get("left_out_for_a_shared_kmer"):
         numbers = ", ".join(f"{n} {name}" for name, n in left_out["test"].items())
-        log.info(
-            f"left out of test because they share a {data.notes['shared_kmer']}-mer with training "
-            f"on either strand: {numbers}"
+        lines.append(
+            f"left out of test because they share a {notes['shared_kmer']}-mer with training on "
+            f"either strand: {numbers}"
         )
-    if copies := data.notes.get("test_sequences_also_in_training"):
-        log.info(
-            f"{copies:,} of {counts['test']:,} test sequences are also in the training or "
-            "validation part, on either strand"
-        )
+    differing = notes.get("sequences_with_different_labels", {"sequences": 0, "rows": 0})
+    copies = notes.get("test_sequences_also_in_training", 0)
+    either = "" if data.stranded else ", either strand"
+    most = "" if near is None else f"; {near:,} have most of their {NOVELTY}-mers in common with it"
+    lines.append(
+        f"{differing['sequences']:,} sequences occur with different labels "
+        f"({differing['rows']:,} rows{either}); {copies:,} of {counts['test']:,} test sequences "
+        f"are also in the training or validation part{most}, on either strand"
+    )
+    for line in lines:
+        log.info(line)
+    return lines
 
 
 def cluster_copies(sequences: Sequence[ndarray]) -> ndarray:

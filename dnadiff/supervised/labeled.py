@@ -354,10 +354,6 @@ class LabeledTask(ABC):
             copies = numbered(map(ndarray.tobytes, division.bases))
         differing, rows = conflicts(copies, division.labels)
         if differing:
-            log.warning(
-                f"{found.source}: {differing:,} sequences occur with different labels ({rows:,} "
-                f"rows{'' if self.stranded else ', either strand'})"
-            )
             found.notes["sequences_with_different_labels"] = {"sequences": differing, "rows": rows}
         if not division.divided:
             division.split_off("test", self.test_fraction, self.seed)

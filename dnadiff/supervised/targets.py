@@ -262,6 +262,16 @@ class TaskTarget(ABC):
         """Disjoint groups of items, for reports."""
         return {"sequences": len(labels)}
 
+    def balance(self, train: Tensor, tested: Tensor) -> str:
+        """The labels of the training items in words, and how well always predicting the most usual
+        one fits the tested items."""
+        found = []
+        for name, known, truth in zip(self.names, train.T, tested.T):
+            mean = known.nanmean()
+            error = (truth - mean).square().nanmean()
+            found.append(f"{name} is {mean:.4g} in the mean, whose squared error is {error:.4g}")
+        return "; ".join(found)
+
     def chance(self, labels: ndarray) -> float:
         """The primary metric of a prediction that does not depend on the sequence."""
         return 0.0

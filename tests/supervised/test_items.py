@@ -3,7 +3,15 @@ import torch
 
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.supervised import items as module
-from dnadiff.supervised.items import Items, ShuffledBatches, make_batch, reverse_complement_rows
+from dnadiff.supervised.items import (
+    Items,
+    ShuffledBatches,
+    TaskData,
+    log_task,
+    make_batch,
+    reverse_complement_rows,
+)
+from dnadiff.supervised.targets import RegressionTarget
 
 DNA = DNATokenizer()
 
@@ -96,3 +104,38 @@ def test_batches_hold_items_of_similar_length_where_lengths_differ():
     assert computed < 1.1 * int(many.lengths.sum()) < plain
     longest = [b.ids.shape[1] for b in batches]
     assert longest != sorted(longest)
+
+
+def task(labels: torch.Tensor, notes: dict, **about) -> TaskData:
+    """Ten items, of which six train, two are for validation and two for test."""
+    every = Items(torch.full((10, 4), 7, dtype=torch.uint8), torch.full((10,), 4), labels)
+    parts = (every.select(torch.tensor(rows)) for rows in ([*range(6)], [6, 7], [8, 9]))
+    return TaskData("t", ["a", "b"], *parts, notes=notes, **about)
+
+
+def test_the_first_lines_count_conflicts_copies_classes_and_the_majority(caplog):
+    notes = {
+        "sequences_with_different_labels": {"sequences": 3, "rows": 7},
+        "test_sequences_also_in_training": 1,
+    }
+    classes = task(torch.tensor([0, 0, 1, 0, 0, 0, 0, 1, 1, 0]), notes)
+    with caplog.at_level("INFO", logger="dnadiff"):
+        lines = log_task(classes, classes.test.labels, 2)
+    assert lines == caplog.messages
+    assert lines == [
+        "task: t, a vs. b; train 6, valid 2, test 2 sequences",
+        "83.3% a, 16.7% b in training; always a has the accuracy 0.500",
+        "3 sequences occur with different labels (7 rows, either strand); 1 of 2 test sequences "
+        "are also in the training or validation part; 2 have most of their 24-mers in common with "
+        "it, on either strand",
+    ]
+
+
+def test_the_first_lines_of_values_have_the_error_of_the_mean():
+    values = torch.tensor([1.0, 3.0, 1.0, 3.0, 2.0, torch.nan, 9.0, 9.0, 4.0, 1.0])[:, None]
+    of_values = task(values, {}, target=RegressionTarget(["y"]), stranded=True)
+    assert log_task(of_values, of_values.test.labels, None)[1:] == [
+        "y is 2 in the mean, whose squared error is 2.5",
+        "0 sequences occur with different labels (0 rows); 0 of 2 test sequences are also in the "
+        "training or validation part, on either strand",
+    ]
