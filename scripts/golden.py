@@ -695,7 +695,9 @@ def _read_h5(data: bytes) -> dict[str, Any]:
     with h5py.File(io.BytesIO(data)) as file:
         file.visititems(
             lambda name, item: (
-                values.__setitem__(name, item[()]) if isinstance(item, h5py.Dataset) else None
+                values.__setitem__(name, item[()])
+                if isinstance(item, h5py.Dataset) and item.shape is not None  # not an empty one
+                else None
             )
         )
     return values
