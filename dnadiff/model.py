@@ -28,8 +28,9 @@ from dnadiff.design.method.base import Designer, DesignMethod
 from dnadiff.design.method.best_of_n import BestOfN
 from dnadiff.design.pilot import Pilot
 from dnadiff.design.request import (
+    Free,
     Request,
-    from_text,
+    Templates,
     infill_sequence,
     pattern_of,
     read_motifs,
@@ -320,19 +321,23 @@ class Model:
     ) -> Request:
         """The request for samples of one template, free ones, or changed versions of `start`."""
         tokenizer = self.tokenizer
-        if start is None:
-            if length is None and template is None:
-                length = self.length
-            return from_text(tokenizer, n, length, seed, template, motif, prompt)
-        if length is not None or prompt or (motif and template is None):
+        motifs = read_motifs(motif)
+        if start is not None and (length is not None or prompt or (motif and template is None)):
             raise ValueError(
                 "start is a complete sequence; leave length, motif and prompt out, and fix "
                 "positions with template"
             )
-        allowed = None
-        if template is not None:
-            allowed = [pattern_of(tokenizer, template, read_motifs(motif))]
-        return starting_from(tokenizer, [("start", text_of(start))], n, allowed)
+        if template is not None and (prompt or length is not None):
+            raise ValueError(
+                "a template defines the beginning and the length of a sequence; leave prompt and "
+                "length out"
+            )
+        patterns = None if template is None else [pattern_of(tokenizer, template, motifs)]
+        if start is not None:
+            return starting_from(tokenizer, [("start", text_of(start))], n, patterns)
+        if patterns is None:
+            return Free(tokenizer, n, length or self.length, seed, prompt, motifs)
+        return Templates([("template", patterns[0])], n, tokenizer.vocab.mask_id)
 
     def _infill(
         self,
@@ -726,7 +731,7 @@ class Model:
             token: None is that of `hf auth login`.
             api: a `huggingface_hub.HfApi` to use instead.
         """
-        from dnadiff.sharing.folder import export_model
+        from dnadiff.sharing.record import export_model
 
         with TemporaryDirectory() as folder:
             name = repository.rpartition("/")[2]

@@ -71,7 +71,7 @@ class Constrained(DenoiserWrapper):
         if template is not None and self.left_to_right:
             # The fixed tokens (B, L) bool that not every draw can see are `given`.
             masked = template == self.vocab.mask_id
-            later = after_first(masked, self.block_size or 1)
+            later = after_first(masked, self.block_size)
             self.template = template
             self.given = later & ~masked & emitted[template]
 

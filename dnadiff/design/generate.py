@@ -189,10 +189,11 @@ class ConditionalSampler:
         other.tilt = tilt
         return other
 
-    def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
-        """The number of the first sample of each batch, from a batch that begins with number
-        `first` on."""
-        yield from range(first, len(request), batch_size)
+    def units(self, request: Request, batch_size: int, first: int = 0) -> Iterator[range]:
+        """The numbers of the samples of each batch, from a batch that begins with number `first`
+        on."""
+        for start in range(first, len(request), batch_size):
+            yield range(len(request))[start : start + batch_size]
 
     def batches(
         self, request: Request, seed: int, batch_size: int, first: int = 0
@@ -201,8 +202,7 @@ class ConditionalSampler:
         (seed, i)."""
         # For all samples of a request or for none, also where some are shorter.
         weighted = self.has_weights(request)
-        for start in self.batch_starts(request, batch_size, first):
-            numbers = range(len(request))[start : start + batch_size]
+        for numbers in self.units(request, batch_size, first):
             batch = self.fill([(i, request[i]) for i in numbers], hash64(seed, "sample"))
             equal = None if weighted is None else np.zeros(len(numbers))
             yield batch if weighted else batch._replace(log_weight=equal)
@@ -271,10 +271,8 @@ class ConditionalSampler:
         """Whether the model would generate tokens without seeing fixed ones to their right (outside
         the block, for block diffusion)."""
         masked = torch.from_numpy(target.pattern.ids == self.process.vocab.mask_id)[None]
-        return self.denoiser.left_to_right and bool((self._after_first(masked) & ~masked).any())
-
-    def _after_first(self, masked: Tensor) -> Tensor:
-        return after_first(masked, self.denoiser.block_size or 1)
+        later = after_first(masked, self.denoiser.block_size)
+        return self.denoiser.left_to_right and bool((later & ~masked).any())
 
     def _is_constrained(self, target: Target) -> bool:
         masked = target.pattern.ids == self.process.vocab.mask_id
@@ -416,7 +414,7 @@ class ConditionalSampler:
         ids, _, valid = padded([target.pattern for target in targets], vocab.pad_id)
         counted = ids == vocab.mask_id
         if self.denoiser.left_to_right:
-            counted |= self._after_first(counted) & valid
+            counted |= after_first(counted, self.denoiser.block_size) & valid
         return ids, counted, valid
 
     def designs(self, request: Request, seed: int, batch_size: int) -> Designs:
@@ -469,6 +467,7 @@ def resample_group(log_weight: ndarray, count: int, seed: int, group: int) -> nd
 PILOT = 32
 TOLERANCE = 0.002  # of the calibration
 MAX_ERROR = 0.02  # larger errors are an error
+_MAX_CALLS = 16  # pilot batches
 
 
 def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> None:
@@ -477,13 +476,10 @@ def check_gc(gc: float, request: Request, tokenizer: Tokenizer) -> None:
     check_value("gc", gc, InnerFraction)
     if tokenizer.vocab.complement is None:
         raise ValueError(f"gc={gc} is for models of DNA; leave it out")
-    low = high = total = 0
-    for target in request.evenly_spaced():
-        codes = target.pattern.codes[slice(*target.designed)]
-        minimum, maximum = gc_bounds(codes)
-        low += minimum
-        high += maximum
-        total += len(codes)
+    targets = request.evenly_spaced()
+    codes = np.concatenate([x.pattern.codes[slice(*x.designed)] for x in targets])
+    low, high = gc_bounds(codes)
+    total = len(codes)
     if not low < gc * total < high:
         raise ValueError(
             f"gc {gc} cannot be reached: the fixed positions allow means between {low / total:.3f} "
@@ -532,11 +528,9 @@ def fit_tilt(
     return TiltFit(*find_tilt(mean, gc), calls, rows)
 
 
-def find_tilt(
-    mean_gc: Callable[[float], float], target: float, max_calls: int = 16
-) -> tuple[float, float]:
+def find_tilt(mean_gc: Callable[[float], float], target: float) -> tuple[float, float]:
     """The tilt at which the increasing function `mean_gc(tilt)` reaches `target`, and the value
-    there, after at most `max_calls` evaluations.
+    there, after at most 16 evaluations.
 
     The search first brackets the target, then uses the Illinois variant of regula falsi on
     log-odds. A target that no tilt reaches is a ValueError.
@@ -553,9 +547,9 @@ def find_tilt(
     def best() -> tuple[float, float]:
         return min(seen, key=lambda pair: abs(pair[1] - target))
 
-    a, b, fa = 0.0, 0.0, off(0.0)
-    fb = fa
-    while abs(best()[1] - target) > TOLERANCE and len(seen) < max_calls:
+    a = b = 0.0
+    fa = fb = off(0.0)
+    while abs(best()[1] - target) > TOLERANCE and len(seen) < _MAX_CALLS:
         is_between = (fa < 0) != (fb < 0)
         if is_between and abs(b - a) <= 1e-4:
             break

@@ -393,8 +393,9 @@ class Templates(Request):
         self.lengths = min(lengths), max(lengths)
 
     def __getitem__(self, number: int) -> Target:
-        name, pattern = self.patterns[number // self.each]
-        name = f"{name}_{number % self.each + 1}"
+        group, place = divmod(number, self.each)
+        name, pattern = self.patterns[group]
+        name = f"{name}_{place + 1}"
         span = (0, len(pattern.ids))
         start = None if self.start is None else self.start[number]
         return Target(name, pattern, span, self.designed or span, {}, start, self.columns)
@@ -408,32 +409,6 @@ def check_has_masks(pattern: Pattern, mask_id: int, what: str) -> None:
     if not (pattern.ids == mask_id).any():
         way = "[MASK] for it" if pattern.letters is None else "letters such as N"
         raise ValueError(f"{what} leaves nothing to generate; give {way}")
-
-
-def from_text(
-    tokenizer: Tokenizer,
-    num_samples: int,
-    length: int | None,
-    seed: int,
-    template: str | None,
-    motif: str | Sequence[str] | None,
-    prompt: str = "",
-) -> Request:
-    """The request for samples of one template given as text, or without a template for free
-    sequences of `length` tokens.
-
-    Contradictory constraints, and a template together with a length, are a ValueError.
-    """
-    motifs = read_motifs(motif)
-    if template is None:
-        return Free(tokenizer, num_samples, length or 0, seed, prompt, motifs)
-    if prompt or length is not None:
-        raise ValueError(
-            "a template defines the beginning and the length of a sequence; leave prompt and "
-            "length out"
-        )
-    pattern = pattern_of(tokenizer, template, motifs)
-    return Templates([("template", pattern)], num_samples, tokenizer.vocab.mask_id)
 
 
 def starting_from(
@@ -460,7 +435,6 @@ def starting_from(
             f"template has {len(patterns)} records and start {len(sequences)} sequences; give one "
             "template for all, or one for each"
         )
-    starts: list[ndarray] = []
     for (name, _), ids, pattern in zip(sequences, encoded, patterns):
         if len(pattern.ids) != len(ids):
             unit = "tokens" if tokenizer.vocab.complement is None else "bases"
@@ -476,8 +450,8 @@ def starting_from(
                 f"start: {name} has {tokenizer.decode(ids[[wrong]])} at position {wrong + 1}, "
                 "which its template does not allow there"
             )
-        starts += [ids] * each
     named = [(name, pattern) for (name, _), pattern in zip(sequences, patterns)]
+    starts = [ids for ids in encoded for _ in range(each)]
     return Templates(named, each, tokenizer.vocab.mask_id, start=starts)
 
 

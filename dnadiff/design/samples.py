@@ -114,30 +114,22 @@ def resolved_sampler(
     Without `has_curve`, as inside the blocks of a model that was trained without them, the h(n) is
     not used. A model that does not define a default is a ValueError.
     """
-    settings = dict(settings)
-
-    def resolve_inner(size: int, has_curve: bool) -> None:
-        settings["sampler"] = resolved_sampler(
-            settings["sampler"],
-            model,
-            curve,
-            min(size, length),
-            min(size, shortest),
-            has_curve,
-        )
-
+    part: int | None = None  # of the sampler inside
     if "window" in settings:
         key = "sampler.window"
-        window = settings["window"]
-        settings["window"] = (
-            model.training_length(key) if window is None else check_value(key, window, PositiveInt)
-        )
-        resolve_inner(settings["window"], has_curve)
-    if "block_size" in settings:
+        own = settings["window"]
+        part = model.training_length(key) if own is None else check_value(key, own, PositiveInt)
+        settings = {**settings, "window": part}
+    elif "block_size" in settings:
         trained = model.denoiser.block_size
         own = settings["block_size"]
         size = trained if own is None else check_value("sampler.block_size", own, PositiveInt)
-        resolve_inner(min(size or length, length), has_curve and trained is not None)
+        part = size or length
+        has_curve = has_curve and trained is not None
+    if part is not None:
+        limits = min(part, length), min(part, shortest)
+        inner = resolved_sampler(settings["sampler"], model, curve, *limits, has_curve)
+        return {**settings, "sampler": inner}
     if "sizes" not in settings:
         return settings
     given = settings["num_groups"]
@@ -382,7 +374,7 @@ class SampleJob(ResumableJob):
         return len(self.request)
 
     def starts(self) -> list[int]:
-        return [*self.generator.batch_starts(self.request, self.batch_size), len(self.request)]
+        return self.starts_of(self.generator.units(self.request, self.batch_size))
 
     @property
     def steps(self) -> int | None:

@@ -599,9 +599,9 @@ def sequence_rows(rows: Tensor, length: int) -> Tensor:
     return rows.reshape(-1, blocks * rows.shape[1])[:, :length]
 
 
-def after_first(chosen: Tensor, block_size: int) -> Tensor:
+def after_first(chosen: Tensor, block_size: int | None) -> Tensor:
     """The positions in blocks after the first block with a chosen one: (B, L) bool -> (B, L) bool,
-    nothing where none is chosen."""
-    block = torch.arange(chosen.shape[1], device=chosen.device) // block_size
+    nothing where none is chosen. Without a size, each position is a block."""
+    block = torch.arange(chosen.shape[1], device=chosen.device) // (block_size or 1)
     first = torch.where(chosen, block, chosen.shape[1]).amin(-1, keepdim=True)
     return block > first

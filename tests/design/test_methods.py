@@ -625,9 +625,8 @@ def test_only_populations_are_divided_evenly(generator):
     two = Templates([(name, dna_pattern(DNA, 3, "NNN")) for name in "xy"], 33, DNA.vocab.mask_id)
 
     def starts(method, batch_size, first=0):
-        return list(
-            Designer(generator(), method, as_reward(scores)).batch_starts(two, batch_size, first)
-        )
+        units = Designer(generator(), method, as_reward(scores)).units(two, batch_size, first)
+        return [numbers[0] for numbers in units]
 
     for method in (SMC(), ResampleMove()):
         assert (

@@ -7,7 +7,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.design.conditioning import Constrained, Guided
 from dnadiff.design.generate import ConditionalSampler
-from dnadiff.design.request import from_text
+from dnadiff.design.request import Templates, pattern_of
 from dnadiff.diffusion.denoiser import BlockDenoiser, CausalDenoiser, Query
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.noise import LogLinear
@@ -40,6 +40,11 @@ def block_model(size, vocab=DNA.vocab, num_labels=2):
     return BlockDenoiser(
         initialized(Caduceus(vocab, d_model=8, n_layers=2, d_state=4, num_labels=num_labels)), size
     )
+
+
+def three_of(template):
+    """Three samples of a template."""
+    return Templates([("template", pattern_of(DNA, template))], 3, DNA.vocab.mask_id)
 
 
 def drawn(denoiser, sampler, template, kind=None, allowed=None, tilt=None, cond=None, valid=None):
@@ -147,7 +152,7 @@ def test_a_dit_scores_tokens_beyond_its_length_in_constant_memory():
         DiT(DNA.vocab, d_model=8, n_layers=2, n_heads=2, cond_dim=4, max_length=8)
     ).float()
     model, sizes = BlockDenoiser(network, 2), set()
-    request = from_text(DNA, 3, None, 1, "ANNC" + "GATTACANC" * 4 + "ACG", None, "")
+    request = three_of("ANNC" + "GATTACANC" * 4 + "ACG")
     read = network.step_block
 
     def recorded(xt, state=None, *rest):
@@ -191,7 +196,7 @@ def test_guided_samples_of_a_block_model_have_weights():
     model, labels = block_model(4), torch.tensor([[1.0, 0.0]])
     process, request = (
         AbsorbingProcess(DNA.vocab, LogLinear()),
-        from_text(DNA, 3, None, 1, "NNNNACGT", None, ""),
+        three_of("NNNNACGT"),
     )
     made = ConditionalSampler(Guided(model, 2.0), process, DNA, Blockwise(Grouped(1)), labels)
     batch = next(made.batches(request, 1, 3))

@@ -27,7 +27,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -286,12 +285,11 @@ class Designer(ConditionalSampler):
         count = -(-request.each // batch_size)
         self.method.check_population(request.each // count, -(-request.each // count))
 
-    def batch_starts(self, request: Request, batch_size: int, first: int = 0) -> Iterator[int]:
+    def units(self, request: Request, batch_size: int, first: int = 0) -> Iterator[range]:
         """As in the base class; a batch has one template, and the populations of a template have
         sizes that differ by at most one."""
         count = -(-request.each // batch_size)  # of each template
         while first < len(request):
-            yield first
             group, place = divmod(first, request.each)
             # Other methods keep their batches: designs depend on the shape of a batch to the last
             # bit.
@@ -300,7 +298,9 @@ class Designer(ConditionalSampler):
                 if self.method.threshold > 0
                 else place + batch_size
             )
-            first = group * request.each + min(end, request.each)
+            numbers = range(first, group * request.each + min(end, request.each))
+            yield numbers
+            first = numbers.stop
 
     def batches(
         self, request: Request, seed: int, batch_size: int, first: int = 0
@@ -312,13 +312,13 @@ class Designer(ConditionalSampler):
             ValueError: if the reward fails, or no design of a batch has a probability above 0.
         """
         key = hash64(seed, "design")
-        for start, end in pairwise((*self.batch_starts(request, batch_size, first), len(request))):
+        for numbers in self.units(request, batch_size, first):
             before = self.goal.reward.calls
-            goal = replace(self.goal, level=self.levels.get(str(start // request.each)))
-            targets = [request[i] for i in range(start, end)]
+            goal = replace(self.goal, level=self.levels.get(str(numbers[0] // request.each)))
+            targets = [request[i] for i in numbers]
             try:
                 with torch.no_grad():
-                    run = DesignRun(self, goal, targets, range(start, end), key)
+                    run = DesignRun(self, goal, targets, numbers, key)
                     batch = self.method.design(run)
                 weight = batch.log_weight
                 if weight is not None and not np.isfinite(np.logaddexp.reduce(weight)):

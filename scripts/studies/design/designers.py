@@ -27,7 +27,7 @@ from dnadiff.design.method.metropolis import Metropolis
 from dnadiff.design.method.resample_move import ResampleMove
 from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
-from dnadiff.design.request import Request, from_text, starting_from
+from dnadiff.design.request import Free, Request, starting_from
 from dnadiff.design.reward import CountedReward, Reward, Values
 from dnadiff.diffusion.likelihood import estimators as likelihood
 from dnadiff.diffusion.likelihood.estimators import WindowBatch
@@ -193,7 +193,7 @@ def rewards_of(batch: SampleBatch) -> Values:
 
 def free(task: Task, num: int, seed: int) -> Request:
     """A request for sequences without constraints."""
-    return from_text(task.model.tokenizer, num, task.length, seed, None, None, "")
+    return Free(task.model.tokenizer, num, task.length, seed)
 
 
 def best_of_n(task: Task, num: int, calls: int, seed: int, num_steps: int) -> Found:
