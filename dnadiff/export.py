@@ -54,7 +54,7 @@ class ExportOptions(Options):
 @command(ExportOptions)
 def export(options: ExportOptions) -> Result:
     """Export; the only path of the result is the folder."""
-    from dnadiff.sharing.folder import export_model
+    from dnadiff.sharing.record import export_model
 
     output = options.output_path("model")
     target, about = options.into(export_model, source=options.checkpoint, output=output)

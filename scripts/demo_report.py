@@ -10,8 +10,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from dnadiff.plot.figures import saturation
-from dnadiff.plot.style import figure, logo
+from dnadiff.plot.figures import draw_logo, figure, saturation
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, write
 
@@ -61,7 +60,7 @@ class Designs:
         ratios = {"height_ratios": [2, 1]}
         with figure(10.5, 2.2, 2, gridspec_kw=ratios) as (made, every):
             for axes, heights, title in zip(every, (shares, own), ("designs", "genome")):
-                logo(axes, heights, len(shown), top=1.0)
+                draw_logo(axes, heights, len(shown), top=1.0)
                 axes.set_ylabel(title)
                 for edge in (SHOWN_FLANK, len(shown) - SHOWN_FLANK):
                     axes.axvline(edge - 0.5, color="#3D3D3D", lw=0.8, ls=":")

@@ -21,7 +21,7 @@ from dnadiff.export import export
 from dnadiff.genomics import evaluation
 from dnadiff.genomics.metrics import memorization
 from dnadiff.options.command import compose
-from dnadiff.sharing.folder import FILES
+from dnadiff.sharing.record import FILES
 from dnadiff.store.objects import build
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import build_denoiser

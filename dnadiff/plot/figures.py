@@ -1,12 +1,17 @@
 """Figures of frames, arrays and runs: what Python returns, and what pandas reads of our files.
 
 Each function draws on the `axes` that it gets, or on those of a new figure, and returns them;
-`axes.figure.savefig("x.svg")` writes a file.
+`axes.figure.savefig("x.svg")` writes a file. Drawing and saving happen inside `style`, so that
+matplotlib's settings stay as the user has them; pyplot is not used. The same input gives the same
+bytes.
 """
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -14,25 +19,153 @@ import numpy as np
 from numpy import ndarray
 
 from dnadiff.fields import Json, is_number
-from dnadiff.plot import style
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     Genes: TypeAlias = Iterable[Sequence[Json]]
 
 BASES = "ACGT"
 ROWS = (*BASES, "-")
 _ARROWS = {"+": "→", "-": "←"}
+# inches: half the width of a page, about the width of a phone
+WIDTH = 4.7
+HEIGHT = 3.3
+# Okabe and Ito's palette: distinguishable by color-blind readers, and in grayscale by lightness and
+# marker
+MODEL = "#0072B2"
+OTHER = "#D55E00"
+REAL = "#3D3D3D"
+FAINT = "#B4BCC4"
+BAND: Json = {"color": FAINT, "alpha": 0.55, "lw": 0}  # of real windows
+LOGO_COLORS = {"A": "#009E73", "C": "#0072B2", "G": "#E69F00", "T": "#D55E00"}
+# of the groups of a chart, in their order
+PALETTE = [MODEL, OTHER, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8B6F47", "#7F7F7F"]
+LINE = 60  # positions in a line of a picture, at most
+_SMALLEST_LETTER = 0.01  # of the axis; smaller letters are left out
+_LOGO_TOPS = (0.25, 0.5, 1.0, 2.0)  # bits
+_METADATA: dict[str, dict[str, str | None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+}  # None: left out
 # Columns of effects of a language model and of a fine-tuned one, with their labels.
 SCORES = {"LLR": "LLR, nats", "difference": "change of the prediction"}
 # Columns of metrics.csv, with their labels and colors.
 LOSSES = {
-    "train_nll": ("training", style.FAINT),
-    "valid_nll": ("validation, averaged weights", style.MODEL),
-    "valid_nll_live": ("validation, live weights", style.OTHER),
+    "train_nll": ("training", FAINT),
+    "valid_nll": ("validation, averaged weights", MODEL),
+    "valid_nll_live": ("validation, live weights", OTHER),
 }
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """A context with matplotlib's defaults and the settings in `figures.mplstyle`."""
+    import matplotlib
+
+    settings: Json = dict(
+        matplotlib.rc_params_from_file(Path(__file__).parent / "figures.mplstyle")
+    )
+    del settings["backend"]  # the user's
+    with matplotlib.rc_context(settings):
+        yield
+
+
+@contextmanager
+def figure(
+    width: float = WIDTH, height: float = HEIGHT, rows: int = 1, columns: int = 1, **grid: Any
+) -> Iterator[tuple[Figure, ndarray]]:
+    """A figure, in inches, with its axes row by row, which are drawn on in this context."""
+    from matplotlib.figure import Figure
+
+    with style():
+        made = Figure(figsize=(width, height), layout="constrained")
+        yield made, made.subplots(rows, columns, squeeze=False, **grid).ravel()
+
+
+def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
+    """The bytes of a picture, `png` or `svg`, `pixels` wide; None is the size of the figure."""
+    buffer = io.BytesIO()
+    dpi = "figure" if pixels is None else pixels / figure.get_figwidth()
+    with style():
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_METADATA[kind])
+    return buffer.getvalue()
+
+
+def draw_logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0, low: float = 0.0) -> None:
+    """Draw letters of these `heights` (n, 4), the largest farthest from 0, negative ones below it,
+    with room for `width` positions from `low` to `top`; NaN is nothing."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    shapes = {base: TextPath((0, 0), base, size=1) for base in LOGO_COLORS}
+    for place, of_position in enumerate(np.nan_to_num(heights)):
+        above = below = 0.0
+        for height, base in sorted(
+            zip(of_position, LOGO_COLORS), key=lambda letter: abs(letter[0])
+        ):
+            if abs(height) < _SMALLEST_LETTER * (top - low):
+                continue
+            box = shapes[base].get_extents()
+            fit = Affine2D()
+            fit.translate(-box.x0, -box.y0).scale(0.9 / box.width, abs(height) / box.height)
+            bottom = above if height > 0 else below + height
+            shape = shapes[base].transformed(fit.translate(place - 0.45, bottom))
+            axes.add_patch(PathPatch(shape, color=LOGO_COLORS[base], lw=0))
+            above, below = (above + height, below) if height > 0 else (above, below + height)
+    ticks = (low, 0, top) if low else (0, top / 2, top)
+    axes.set(xlim=(-0.5, width - 0.5), ylim=(low, top), yticks=ticks, xticks=())
+    if low:
+        axes.axhline(0, color=REAL, lw=0.6)
+    axes.yaxis.set_major_formatter("{x:.2g}")
+    axes.grid(False)
+
+
+def information(counts: ndarray) -> ndarray:
+    """Heights of A, C, G, T in a sequence logo, (L, 4) in bits, from counts (L, 4 or more); 0 at
+    positions without a known base.
+
+    A letter is as high as its frequency times the information of its position, 2 - H - e, where e =
+    3 / (2 ln 2 N) corrects the entropy H of N letters for the small sample (Schneider and Stephens
+    1990, Nucleic Acids Research 18:6097).
+    """
+    known = counts[:, :4].astype(float)
+    number = np.maximum(known.sum(1, keepdims=True), 1)
+    share = known / number
+    logs = np.log2(np.where(share > 0, share, 1))
+    entropy = -np.where(share > 0, share * logs, 0).sum(1, keepdims=True)
+    return share * np.maximum(2 - entropy - 3 / (2 * math.log(2) * number), 0)
+
+
+def top_of(heights: ndarray) -> float:
+    """The end of an axis of bits that fits all letters: 0.25, 0.5, 1 or 2."""
+    highest = np.nan_to_num(heights).sum(-1).max(initial=0)
+    return next((top for top in _LOGO_TOPS if highest <= top), _LOGO_TOPS[-1])
+
+
+def mark_tens(axes: Axes, first: int, count: int) -> None:
+    """Ticks at those of `count` positions from number `first` on that are multiples of 10."""
+    places = [i for i in range(count) if (first + i) % 10 == 0]
+    axes.set(xticks=places, xticklabels=[f"{first + i:,}" for i in places])
+
+
+def legend_below(axes: Axes) -> None:
+    """A legend below the label of the x axis, where it covers nothing."""
+    from matplotlib.transforms import ScaledTranslation
+
+    half_an_inch = ScaledTranslation(0, -0.5, axes.figure.dpi_scale_trans)
+    axes.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=axes.transAxes + half_an_inch,
+        ncols=2,
+        borderaxespad=0,
+        columnspacing=1,
+        handlelength=1.6,
+    )
 
 
 class Saturation(NamedTuple):
@@ -147,7 +280,7 @@ def _places(pos: int, ref: str, alt: str) -> list[int]:
     return [pos - 1] * (pos == 1 and ref[1] == alt) + [pos] * (ref[0] == alt)
 
 
-@style.style()
+@style()
 def heat_map(
     frame: pandas.DataFrame | Saturation,
     region: tuple[str, int, int] | None = None,
@@ -169,7 +302,7 @@ def heat_map(
     """
     found = frame if isinstance(frame, Saturation) else saturation(frame, region)
     size = len(found.bases)
-    lines = -(-size // style.LINE)
+    lines = -(-size // LINE)
     width = -(-size // lines)
     end = found.start + size
     tracks = [g for g in genes or () if g[0] == found.chrom and g[1] < end and g[2] > found.start]
@@ -177,22 +310,22 @@ def heat_map(
     every = axes
     if every is None:
         inches = (
-            max(10.5 * min(size, style.LINE) / style.LINE, 3.0),
+            max(10.5 * min(size, LINE) / LINE, 3.0),
             0.8 * sum(heights) * lines + 0.5,
         )
         rows = len(heights) * lines
-        with style.figure(*inches, rows, height_ratios=heights * lines) as (_, every):
+        with figure(*inches, rows, height_ratios=heights * lines) as (_, every):
             pass
     grid = every.reshape(lines, len(heights))
     if found.has_information:
-        low, top = 0.0, style.top_of(found.letters)
+        low, top = 0.0, top_of(found.letters)
     else:
         low = float(np.nanmin(found.letters)) or -1e-3
         top = float(np.nanmax(found.letters)) or 1e-3
     for line, (above, middle, *below) in enumerate(grid):
         part = slice(line * width, min((line + 1) * width, size))
         first, last = found.start + part.start, found.start + part.stop
-        style.logo(above, found.letters[part], width, top, low)
+        draw_logo(above, found.letters[part], width, top, low)
         above.set_ylabel("bits" if found.has_information else "")
         values = found.effects[part, : len(found.rows)].T
         drawn = middle.imshow(
@@ -204,7 +337,7 @@ def heat_map(
             interpolation="nearest",
         )
         middle.set(xlim=(-0.5, width - 0.5), yticks=range(len(found.rows)), yticklabels=found.rows)
-        style.mark_tens(middle, first + 1, values.shape[1])
+        mark_tens(middle, first + 1, values.shape[1])
         middle.grid(False)
         for place, base in enumerate(found.bases[part]):
             if base in BASES:
@@ -235,13 +368,13 @@ def _draw_genes(axes: Axes, genes: Genes, first: int, last: int) -> None:
         if left < right:
             place = left - first - 0.5
             y = -0.5 if strand == "-" else 0.5
-            bar: Json = {"color": style.FAINT, "alpha": 0.5, "lw": 0}
+            bar: Json = {"color": FAINT, "alpha": 0.5, "lw": 0}
             axes.broken_barh([(place, right - left)], (y - 0.4, 0.8), **bar)
             text = f"{name} {_ARROWS.get(strand, '')}"
             axes.text(place + 0.3, y, text, size=7, va="center", clip_on=True)
 
 
-@style.style()
+@style()
 def logo(values: Json, axes: Axes | None = None, first: int = 1, unit: str = "") -> Axes:
     """A sequence logo; without `axes` in lines of at most 60 positions, and the first line is
     returned.
@@ -261,29 +394,29 @@ def logo(values: Json, axes: Axes | None = None, first: int = 1, unit: str = "")
             raise ValueError("sequences have different lengths; a logo is of sequences of one")
         letters = np.array([list(sequence.upper()) for sequence in values])
         unit = "bits"
-        heights = style.information(np.stack([(letters == base).sum(0) for base in BASES], 1))
+        heights = information(np.stack([(letters == base).sum(0) for base in BASES], 1))
     else:
         heights = np.asarray(values[list(BASES)] if hasattr(values, "columns") else values, float)
     size = len(heights)
-    lines = -(-size // style.LINE) if axes is None else 1
+    lines = -(-size // LINE) if axes is None else 1
     width = -(-size // lines)
     every: Sequence[Any] | ndarray = [axes]
     if axes is None:
-        inches = max(style.WIDTH, 10.5 * width / style.LINE), 1.25 * lines + 0.3
-        with style.figure(*inches, lines) as (_, every):
+        inches = max(WIDTH, 10.5 * width / LINE), 1.25 * lines + 0.3
+        with figure(*inches, lines) as (_, every):
             pass
     lowest = float(np.minimum(heights, 0).sum(1).min())
     highest = float(np.maximum(heights, 0).sum(1).max())
-    top = style.top_of(heights) if unit == "bits" else highest or 1.0
+    top = top_of(heights) if unit == "bits" else highest or 1.0
     for start, each in zip(range(0, size, width), every):
         part = heights[start : start + width]
-        style.logo(each, part, width, top, lowest)
+        draw_logo(each, part, width, top, lowest)
         each.set_ylabel(unit)
-        style.mark_tens(each, first + start, len(part))
+        mark_tens(each, first + start, len(part))
     return every[0]
 
 
-@style.style()
+@style()
 def embedding(
     vectors: Json, labels: Sequence[Json] | None = None, axes: Axes | None = None
 ) -> Axes:
@@ -294,16 +427,16 @@ def embedding(
     axes = axes or _axes()
     dots: Json = {"s": 14, "alpha": 0.7, "lw": 0}
     if labels is None:
-        axes.scatter(*points.T, color=style.MODEL, **dots)
+        axes.scatter(*points.T, color=MODEL, **dots)
     elif all(map(is_number, labels)):
         drawn = axes.scatter(points[:, 0], points[:, 1], c=list(labels), cmap="viridis", **dots)
         axes.figure.colorbar(drawn, ax=axes)
     else:
         given = np.array([*map(str, labels)])
         for number, name in enumerate(dict.fromkeys(given.tolist())):
-            color = style.PALETTE[number % len(style.PALETTE)]
+            color = PALETTE[number % len(PALETTE)]
             axes.scatter(*points[given == name].T, color=color, label=name, **dots)
-        style.legend_below(axes)
+        legend_below(axes)
     names = [f"PC {i} ({100 * share:.0f} % of variance)" for i, share in enumerate(shares, 1)]
     axes.set(xlabel=names[0], ylabel=names[1])
     return axes
@@ -329,7 +462,7 @@ def principal_components(vectors: ndarray) -> tuple[ndarray, ndarray]:
     return points, np.nan_to_num(found.explained_variance_ratio_)
 
 
-@style.style()
+@style()
 def training(run: Json, axes: Axes | None = None) -> Axes:
     """The loss of a run in nats per token against its steps: a run folder, or its metrics.csv as a
     frame."""
@@ -344,18 +477,18 @@ def training(run: Json, axes: Axes | None = None) -> Axes:
         if len(known):
             axes.plot(known["step"], known[column], color=color, lw=1.4, label=label)
     axes.set(xlabel="step", ylabel="nats per token")
-    style.legend_below(axes)
+    legend_below(axes)
     return axes
 
 
-@style.style()
+@style()
 def designs(designs: Json, unguided: Json = None, axes: Axes | None = None) -> Axes:
     """Reward against log-probability of designs, and of unguided samples: what `Model.design`
     returns, or a frame with the columns reward and log_prob. Log-probabilities are per base where
     the frame has the sequences."""
     unguided = getattr(designs, "unguided", None) if unguided is None else unguided
     axes = axes or _axes()
-    drawn: Json = {"unguided": (unguided, style.REAL), "designs": (designs, style.MODEL)}
+    drawn: Json = {"unguided": (unguided, REAL), "designs": (designs, MODEL)}
     for label, (values, color) in drawn.items():
         if values is None:
             continue
@@ -364,10 +497,10 @@ def designs(designs: Json, unguided: Json = None, axes: Axes | None = None) -> A
         place = frame["log_prob"] / sizes
         axes.plot(place, frame["reward"], "o", ms=4, mew=0, alpha=0.6, color=color, label=label)
     axes.set(xlabel="log-probability, nats per base", ylabel="reward")
-    style.legend_below(axes)
+    legend_below(axes)
     return axes
 
 
 def _axes() -> Axes:
-    with style.figure() as (_, (axes,)):
+    with figure() as (_, (axes,)):
         return axes

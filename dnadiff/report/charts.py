@@ -17,8 +17,7 @@ import numpy as np
 import pandas
 
 from dnadiff.fields import Json, JsonDict
-from dnadiff.plot.figures import ROWS, Saturation
-from dnadiff.plot.style import MODEL, OTHER, PALETTE
+from dnadiff.plot.figures import MODEL, OTHER, PALETTE, ROWS, Saturation
 
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 MAX_POINTS = 5000

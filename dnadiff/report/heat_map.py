@@ -11,8 +11,7 @@ import pandas
 
 from dnadiff.fields import Json
 from dnadiff.formats.regions import Region
-from dnadiff.plot.figures import Saturation, heat_map, saturation
-from dnadiff.plot.style import rendered
+from dnadiff.plot.figures import Saturation, heat_map, rendered, saturation
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table

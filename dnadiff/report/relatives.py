@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dnadiff.fields import Json
-from dnadiff.plot.style import figure, legend_below, rendered
+from dnadiff.plot.figures import figure, legend_below, rendered
 from dnadiff.store.disk import write_bytes
 
 if TYPE_CHECKING:

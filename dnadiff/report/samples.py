@@ -9,7 +9,7 @@ import numpy as np
 
 from dnadiff.fields import Json
 from dnadiff.genomics.metrics.composition import KMER_LENGTHS
-from dnadiff.plot.style import BAND, MODEL, figure, legend_below, rendered
+from dnadiff.plot.figures import BAND, MODEL, figure, legend_below, rendered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

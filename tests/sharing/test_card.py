@@ -1,7 +1,7 @@
 import pytest
 
 from dnadiff.data.splits import MAX_HELD_OUT
-from dnadiff.sharing.folder import named
+from dnadiff.sharing.record import named
 
 
 @pytest.mark.parametrize(

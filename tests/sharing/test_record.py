@@ -11,7 +11,7 @@ from dnadiff.export import export
 from dnadiff.genomics import evaluation
 from dnadiff.info import info
 from dnadiff.options.command import compose
-from dnadiff.sharing import folder, record
+from dnadiff.sharing import record
 from dnadiff.weights import checkpoint
 from dnadiff.weights.loaded import ChangedDataError, held_out_likelihood
 
@@ -69,7 +69,7 @@ def test_data_with_the_sequence_and_the_split_of_the_training_are_described(read
     assert origin.data["split_hash"] == loaded.origin.split_hash and origin.data["tokens"] == len(
         TRAINED_ON
     )
-    assert "| tokens, train |" in folder.model_card("Tiny", record.summary(loaded, origin))
+    assert "| tokens, train |" in record.model_card("Tiny", record.summary(loaded, origin))
 
 
 @pytest.mark.parametrize("letters", CHANGED.values(), ids=CHANGED)
@@ -81,7 +81,7 @@ def test_data_that_changed_since_training_are_left_out_of_the_card(letters, read
     about = record.summary(loaded, origin)
     assert origin.data is None and origin.data_changed and "tiny.fa changed since" in caplog.text
     assert about["split_hash"] == loaded.origin.split_hash and about["split_tokens"] is None
-    text = folder.model_card("Tiny", about)
+    text = record.model_card("Tiny", about)
     assert (
         "Its files changed since training" in text
         and "| tokens, train |" not in text
@@ -163,7 +163,7 @@ def test_intervals_that_too_few_windows_leave_unknown_are_shown_as_dashes(evalua
     loaded = replace(
         loaded, origin=replace(loaded.origin, likelihood=held_out_likelihood(LIKELIHOOD))
     )
-    text = folder.model_card("Tiny", record.summary(loaded, loaded.origin))
+    text = record.model_card("Tiny", record.summary(loaded, loaded.origin))
     assert "| all | 1.5000 | - to - | 640 |" in text and "| 1.7500 | -0.2500 | - to - |" in text
     data = {**content["data"], "split_hash": loaded.origin.split_hash}
     loaded, _ = evaluated(data=data)
