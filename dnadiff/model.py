@@ -60,7 +60,7 @@ from dnadiff.genomics.information import Information, window_nats
 from dnadiff.genomics.scores import COLUMNS, ScoreJob
 from dnadiff.options.base import Options
 from dnadiff.options.command import compose
-from dnadiff.progress import advance, bar, closest, log
+from dnadiff.progress import advance, bar, log
 from dnadiff.store.hub import push_folder
 from dnadiff.store.objects import build
 from dnadiff.store.remote import bundled_names
@@ -78,7 +78,15 @@ if TYPE_CHECKING:
     from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
-Labels = str | int | Sequence[str | int] | None
+Labels = str | int | Sequence[str | int] | Mapping[str, str | float] | None
+
+
+def names_of(label: str | int | Sequence[str | int] | Mapping[str, str | float]) -> list[str]:
+    """One or several labels as `Conditions.row` takes them; a mapping has values and classes by
+    their keys."""
+    if isinstance(label, Mapping):
+        return [f"{key}={value}" for key, value in label.items()]
+    return list(map(str, as_list(label)))
 
 
 class Model:
@@ -89,7 +97,8 @@ class Model:
         loaded: from `dnadiff.weights.checkpoint.load`.
         denoiser: the network behind its interface, in evaluation mode.
         tokenizer: sequences to token ids and back.
-        labels: names of the labels that samples can be conditioned on.
+        labels: what samples can be conditioned on: names of labels, and `activity=NUMBER` for a
+            value.
         config: the resolved configuration of the training run.
         path: the checkpoint file.
         step: optimizer steps taken.
@@ -103,7 +112,7 @@ class Model:
         self.config = loaded.config
         self.path = loaded.path
         self.step = loaded.step
-        self.labels = loaded.labels
+        self.labels = loaded.conditions.choices
         self.stored_curve = StoredCurve(self.path, self.denoiser)
         self.to(device)
 
@@ -144,7 +153,7 @@ class Model:
                 (`Autoregressive`); or the steps of another process (`Reverse`).
             seed: sample i depends on (seed, i) and, to the last bit, on the shape of its batch.
                 None is a new one for each call, which is the `seed` of the result.
-            label: condition on one or several of `labels`.
+            label: condition on one or several of `labels`, such as `{"activity": 2.5}`.
             guidance: weight of the label; 1 is the model's distribution given the label.
             template: fixed and free positions: IUPAC letters for DNA (`ACGTNNNRY`), `[MASK]` for
                 text; defines the length.
@@ -452,11 +461,10 @@ class Model:
             return self.denoiser, None
         if not self.labels:
             raise ValueError("this model was trained without labels; leave label and guidance out")
-        known = self.labels
-        choices = f"this model knows {', '.join(known)}"
+        choices = f"this model knows {', '.join(self.labels)}"
         if label is None:
             raise ValueError(f"guidance={guidance} needs a label; {choices}")
-        names = list(map(str, as_list(label)))
+        names = names_of(label)
         if not names:
             raise ValueError(
                 f"label {label!r} is empty; leave it out for sequences without a label; {choices}"
@@ -466,13 +474,9 @@ class Model:
                 f"guidance={guidance} needs a model that was also trained without labels, and this "
                 "one has data.label_dropout=0; set guidance=1"
             )
-        labels = torch.zeros(1, len(known), device=self.device)
-        for name in names:
-            if name not in known:
-                raise ValueError(f"label {name!r} is not known{closest(name, known)}; {choices}")
-            labels[0, known.index(name)] = guidance > 0
+        row = torch.tensor([self.loaded.conditions.row(names)], device=self.device)
         plain = guidance in (0, 1)
-        return self.denoiser if plain else Guided(self.denoiser, guidance), labels
+        return self.denoiser if plain else Guided(self.denoiser, guidance), row * (guidance > 0)
 
     @checked
     def nll(

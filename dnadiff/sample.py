@@ -105,8 +105,9 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     folder; with a JSON file next to it"""
     resume: bool = False
     """resume an unfinished output="""
-    label: str | int | list[str | int] | None = None
-    """label to condition on, for models trained with labels"""
+    label: str | int | list[str | int] | dict[str, str | float] | None = None
+    """what to condition on, for models trained with labels or values: yeast, [yeast,promoter],
+    {activity:2.5}"""
     guidance: NonNegative = 1.0
     """weight of the label: above 1 amplifies its effect"""
     start: str | None = None
@@ -176,7 +177,7 @@ def sample(options: SampleOptions) -> list[Job]:
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.genomics.metrics.designs import real_windows
-    from dnadiff.model import Model
+    from dnadiff.model import Model, names_of
     from dnadiff.store import disk, files
     from dnadiff.weights import checkpoint
 
@@ -284,9 +285,10 @@ def sample(options: SampleOptions) -> list[Job]:
         of_design |= {"pilot": size, "design": about, "real": real}
     weighted = generate.check_weights(generator, request, resample, is_dna)
     label = options.label
-    if isinstance(label, list):
-        label = ",".join(map(str, label))
-    changed = {"label": label, **options.only("guidance", "gc", "start_t")}
+    changed = {
+        "label": None if label is None else ",".join(names_of(label)),
+        **options.only("guidance", "gc", "start_t"),
+    }
     fields = SampleOptions.model_fields
     # The calls are those of the batch, known afterwards.
     header = {

@@ -13,6 +13,8 @@ class TrainOptions(TrainingOptions, Reported):
         python -m dnadiff.train data=ecoli backbone=dit              a transformer instead
         python -m dnadiff.train data=fasta data.path=x.fa data.alignment=x.aln
                                                                      with related genomes
+        python -m dnadiff.train init_from=ecoli data=sequences data.path=promoters.csv
+        'data.condition_columns=[activity]' adapter=lora     sequences of a given activity
         python -m dnadiff.train data=text data.path=book.txt backbone=dit
         python -m dnadiff.train resume=true                          continue after Ctrl-C: the same
                                                                      command with this added
@@ -50,6 +52,8 @@ class TrainOptions(TrainingOptions, Reported):
     init_from: str | None = None
     """initial weights: any name that checkpoint= of other commands takes; their network is used too
     """
+    adapter: Group = group("none")
+    """with init_from=: none, lora (train updates of low rank instead of the weights)"""
     time_conditioning: bool | None = None
     """condition the network on the noise level; null: the default of the objective (true for sedd
     and bound, else false)"""

@@ -19,7 +19,6 @@ from dnadiff.options.base import Start
 from dnadiff.options.command import compose
 from dnadiff.sample import SampleOptions, sample
 from dnadiff.train import train
-from dnadiff.weights.loaded import label_names
 
 
 def store_curve(folder, length=64, best=1.1, model=None, **changes):
@@ -545,11 +544,3 @@ def test_integers_in_any_notation(cli, trained, tmp_path):
             *arguments,
         )
         assert status == 0 and steps(tmp_path / "a.fa") <= 10, err
-
-
-def test_labels_without_names_are_numbers():
-    assert label_names({"labels": ["human", "yeast"]}, 2) == ("human", "yeast")
-    assert (
-        label_names({}, 2) == label_names({"labels": ["one"]}, 2) == ("0", "1")
-        and label_names({"labels": []}, 0) == ()
-    )

@@ -35,6 +35,7 @@ from dnadiff.data.splits import (
 from dnadiff.data.tokenizer import TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
+    Conditions,
     SampledWindows,
     TiledWindows,
     UniformWindows,
@@ -333,9 +334,9 @@ class SequenceDataModule:
         return PARTS
 
     @property
-    def labels(self) -> Sequence[str]:
-        """Names of the labels, in the order of the columns of `cond`; empty without labels."""
-        return ()
+    def conditions(self) -> Conditions:
+        """Labels and values of the windows, in the order of the columns of `cond`."""
+        return Conditions()
 
     @property
     def alignment(self) -> str | Path | None:

@@ -1,16 +1,17 @@
 """Windows of fixed length: at random positions for training, adjacent for evaluation.
 
 Both are PyTorch datasets over the records and the intervals of a split; a window never crosses the
-border of an interval. Windows in which the fraction of N exceeds `max_n` are left out. Labels are
-multi-hot rows for conditioning, and columns of an alignment are cut like windows; both are dropped
-at random in training.
+border of an interval. Windows in which the fraction of N exceeds `max_n` are left out. What a
+network is conditioned on, labels and values of records, and columns of an alignment, is dropped at
+random in training.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import InitVar, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,9 +33,9 @@ from dnadiff.data.records import (
     Tiling,
     max_n_count,
 )
-from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
+from dnadiff.progress import closest
 
 if TYPE_CHECKING:
     from dnadiff.data.alignment import Alignment
@@ -84,31 +85,127 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> _SHIFTS[2])
 
 
-class Labels(NamedTuple):
-    """The labels of records. With `dropout`, the model also learns the unconditional
-    distribution."""
+@dataclass(frozen=True)
+class Conditions:
+    """The conditions that a network takes: labels, and values such as a measured activity.
 
-    names: list[str]  # sorted
-    # (number of records, K): the numbers of each record's labels, -1 where there are fewer than K
-    numbers: Integers
-    dropout: float = 0.0  # fraction of training windows without labels (a row of zeros)
+    It reads them as `cond` (B, C). A label has one column, 1 where it applies. A value has two
+    columns: 1 where it is given, and its distance from the mean in standard deviations. A row of
+    zeros is no condition.
+
+    Attributes:
+        labels: their names.
+        values: mean and standard deviation of each value in the training data.
+    """
+
+    labels: tuple[str, ...] = ()
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @classmethod
-    def from_names(cls, labels: Sequence[Sequence[str]], dropout: float = 0.0) -> Labels | None:
-        """From the labels of each record; None if no record has a label."""
+    def read(cls, described: Mapping[str, Any], num_columns: int) -> Conditions:
+        """Those that a run or an exported folder describes; labels without names have numbers."""
+        values = described.get("values") or {}
+        number = num_columns - 2 * len(values)
+        labels = described.get("labels")
+        if not isinstance(labels, (list, tuple)) or len(labels) != number:
+            labels = range(number)
+        return cls(tuple(map(str, labels)), values)
+
+    def describe(self) -> dict[str, Any]:
+        """What `read` reads."""
+        return {"labels": list(self.labels), **({"values": self.values} if self.values else {})}
+
+    @property
+    def num_columns(self) -> int:
+        """C."""
+        return len(self.labels) + 2 * len(self.values)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What `row` takes, with NUMBER in place of a value."""
+        return (*self.labels, *(f"{name}=NUMBER" for name in self.values))
+
+    def row(self, names: Sequence[str]) -> list[float]:
+        """The columns `(C,)` of labels such as `yeast` and of values such as `activity=2.5`.
+
+        Raises:
+            ValueError: if one is not known, or its value is not a number.
+        """
+        row = [0.0] * self.num_columns
+        columns = {name: len(self.labels) + 2 * n for n, name in enumerate(self.values)}
+        for name in names:
+            key, _, text = name.partition("=")
+            if name in self.labels:
+                row[self.labels.index(name)] = 1.0
+            elif key in columns:
+                mean, sd = self.values[key]
+                value = number(text, f"label {name!r}: {key}")
+                row[columns[key] : columns[key] + 2] = 1.0, (value - mean) / sd
+            else:
+                raise ValueError(
+                    f"label {name!r} is not known{closest(name, self.choices)}; this model knows "
+                    f"{', '.join(self.choices)}"
+                )
+        return row
+
+
+class RecordConditions(NamedTuple):
+    """The conditions of records. With `dropout`, the model also learns the unconditional
+    distribution."""
+
+    conditions: Conditions
+    # (number of records, K): the numbers of each record's labels, -1 where there are fewer than K
+    numbers: Integers
+    values: NDArray  # (number of records, 2 V): their columns
+    dropout: float = 0.0  # fraction of training windows without conditions (a row of zeros)
+
+    @classmethod
+    def of(
+        cls,
+        labels: Sequence[Sequence[str]],
+        values: Mapping[str, Sequence[float]],
+        dropout: float = 0.0,
+    ) -> RecordConditions | None:
+        """From the labels and values of each record; None if no record has any.
+
+        Raises:
+            ValueError: if all records have the same value.
+        """
         names = sorted({label for many in labels for label in many})
-        number = {name: each for each, name in enumerate(names)}
+        place = {name: each for each, name in enumerate(names)}
         numbers = np.full((len(labels), max(map(len, labels), default=0)), -1)
         for row, many in zip(numbers, labels):
-            row[: len(many)] = [number[label] for label in many]
-        return cls(names, numbers, dropout) if names else None
+            row[: len(many)] = [place[label] for label in many]
+        scales = {name: (float(np.mean(v)), float(np.std(v))) for name, v in values.items()}
+        columns = np.zeros((len(labels), 2 * len(values)), np.float32 if values else np.uint8)
+        for n, (name, (mean, sd)) in enumerate(scales.items()):
+            if not sd:
+                raise ValueError(
+                    f"{name} is {mean:g} in all records, expected different values; leave it out "
+                    "of data.condition_columns"
+                )
+            columns[:, 2 * n] = 1
+            columns[:, 2 * n + 1] = (np.asarray(values[name]) - mean) / sd
+        found = Conditions(tuple(names), scales)
+        return cls(found, numbers, columns, dropout) if found.num_columns else None
 
-    def rows(self, record: Integers, *window: Any) -> TokenIds:
-        """The labels of records `(B, C)`: 1 where a label applies, whatever the window."""
+    def rows(self, record: Integers, *window: Any) -> NDArray:
+        """The columns of records `(B, C)`, whatever the window."""
         # the last column takes the entries of -1
-        rows = np.zeros((len(record), len(self.names) + 1), dtype=np.uint8)
+        rows = np.zeros((len(record), len(self.conditions.labels) + 1), dtype=np.uint8)
         rows[np.arange(len(record))[:, None], self.numbers[record]] = 1
-        return rows[:, :-1]
+        return np.concatenate([rows[:, :-1], self.values[record]], axis=1)
+
+
+def number(text: str, what: str) -> float:
+    """A finite number; a ValueError names `what` it is."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{what} is {text[:40]!r}, expected a number; correct it")
+    return value
 
 
 class Columns(NamedTuple):
@@ -140,7 +237,7 @@ class SampledWindows(Dataset[Window]):
 
     Index with (e, i), or with i in epoch 0. An item is a dict: `ids (L,)` token ids, `weight (L,)`
     uint8, 1 where the id can be emitted (0 for N; float32 for a fractional `soft_weight`), `index`
-    i, `valid (L,)` bool if there is padding, and `cond`, `(C,)` uint8 if there are labels, or
+    i, `valid (L,)` bool if there is padding, and `cond`, `(C,)` if there are labels or values, or
     `(L, 10)` float32 if there is an alignment.
 
     Attributes:
@@ -148,7 +245,7 @@ class SampledWindows(Dataset[Window]):
         size: windows in an epoch.
         num_starts: different windows, without those of the other strand.
         augment_rc: replace half of the windows, at random, by their reverse complement.
-        cond: labels of the records, or columns of an alignment.
+        cond: labels and values of the records, or columns of an alignment.
     """
 
     cut: Cut
@@ -156,7 +253,7 @@ class SampledWindows(Dataset[Window]):
     num_starts: int
     seed: int
     augment_rc = False
-    cond: Labels | Columns | None = None
+    cond: RecordConditions | Columns | None = None
 
     @abstractmethod
     def _places(self, epoch: int, index: Integers) -> tuple[Integers, Integers]:
@@ -221,7 +318,7 @@ class RandomWindows(SampledWindows):
     n_runs: InitVar[NRuns | None] = None
     max_n: InitVar[float] = 1.0
     soft_weight: InitVar[float] = 1.0
-    cond: Labels | Columns | None = None
+    cond: RecordConditions | Columns | None = None
     ends: InitVar[Ends] = None
 
     def __post_init__(
@@ -365,7 +462,7 @@ class TiledWindows(Dataset[Window]):
         vocab: Vocab,
         n_runs: NRuns | None = None,
         max_n: float = 1.0,
-        cond: Labels | Columns | None = None,
+        cond: RecordConditions | Columns | None = None,
         ends: Ends = None,
         cut: Cut | None = None,
     ) -> None:

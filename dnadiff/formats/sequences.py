@@ -7,6 +7,7 @@ module that `plugins=` names. The last one that was defined is tried first, so t
 user comes before those of the package.
 """
 
+import csv
 import itertools
 import re
 import struct
@@ -345,6 +346,35 @@ def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
         " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]),
         sequence.encode("ascii"),
     )
+
+
+class SequenceTable(SequenceFormat):
+    """A comma-separated table with a column `sequence`; a column `name` has the names, else they
+    are numbers. The other columns become `key=value` of a description, without white space."""
+
+    @classmethod
+    def sniff(cls, first: bytes) -> bool:
+        return b"sequence" in first.split(b"\n", 1)[0].strip().split(b",")
+
+    @classmethod
+    def records(cls, path: str, content: ByteReader) -> Iterator[Header | bytes]:
+        lines = TextFile(content, encoding="utf-8-sig", newline="")
+        lines.path = path
+        rows = csv.DictReader(lines, strict=True, restval="")
+        try:
+            for number, row in enumerate(rows, 1):
+                sequence = row.pop("sequence")
+                name = row.pop("name", str(number))
+                about = (f"{key}={''.join(text.split())}" for key, text in row.items())
+                yield Header(name, " ".join(about), rows.line_num)
+                yield sequence.strip().encode()
+        except (csv.Error, AttributeError) as error:
+            raise ValueError(
+                f"{path}: line {rows.line_num} is not a row of a table with the columns "
+                f"{', '.join(rows.fieldnames or ())} ({error}); correct it"
+            ) from None
+        finally:
+            lines.detach()
 
 
 SIGNATURES = (b"\x1aA'C"[::-1], b"\x1aA'C")  # little-endian, big-endian 0x1A412743

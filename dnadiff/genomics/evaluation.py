@@ -630,8 +630,9 @@ def check_vocabularies(a: Loaded, b: Loaded) -> None:
             f"{', and '.join(kinds)}: likelihoods per token of different vocabularies cannot be "
             "compared; name two models with one tokenizer"
         )
-    if a.labels and b.labels and a.labels != b.labels:
-        labels = [f"{name} has the labels {', '.join(m.labels)}" for name, m in models.items()]
+    given = {name: m.conditions.choices for name, m in models.items()}
+    if all(given.values()) and given["a"] != given["b"]:
+        labels = [f"{name} has the labels {', '.join(many)}" for name, many in given.items()]
         raise ValueError(
             f"{', and '.join(labels)}: windows cannot have the labels of both; name two models "
             "with the same labels"

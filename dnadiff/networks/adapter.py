@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from dnadiff.fields import Positive, PositiveInt
+from dnadiff.fields import Config, Positive, PositiveInt
 from dnadiff.networks.backbone.base import Backbone
+from dnadiff.store.objects import Trust, build
 
 _WEIGHT = "weight"
 
@@ -34,6 +35,8 @@ class LowRankUpdate(nn.Module):
 @dataclass(frozen=True)
 class LoRA:
     """Adds updates of rank `rank` to the linear maps of a network, scaled by `alpha / rank`."""
+
+    buildable = True
 
     rank: PositiveInt = 8
     alpha: Positive = 16.0
@@ -86,3 +89,13 @@ class LoRA:
                 parametrize.remove_parametrizations(module, _WEIGHT, leave_parametrized=False)
             for weight, updated in merged.values():
                 weight.copy_(updated)
+
+
+def build_adapter(config: Config, trust: Trust) -> LoRA:
+    """The adapter that a configuration describes; ValueError if it is something else."""
+    made = build(config, trust=trust)
+    if not isinstance(made, LoRA):
+        raise ValueError(
+            f"adapter {config['_target_']} is not an adapter (dnadiff.networks.adapter.LoRA)"
+        )
+    return made

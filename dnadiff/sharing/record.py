@@ -162,7 +162,7 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "noise": schedule if process is AbsorbingProcess else f"{schedule}, {process.described}",
         "tokenizer": f"{loaded.tokenizer.name}, {vocab.size:,} ids",
         "alphabet": "text" if vocab.complement is None else "DNA",
-        "labels": list(loaded.labels),
+        "labels": list(loaded.conditions.choices),
         **({} if (layer := denoiser.backbone.columns) is None else {"columns": layer.described}),
         "data": known.get("name") or data_name(data),
         "data_changed": origin.data_changed,

@@ -16,7 +16,7 @@ from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.process import Process
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, as_list, is_built
-from dnadiff.networks.adapter import LoRA
+from dnadiff.networks.adapter import LoRA, build_adapter
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import Progress, duration, log, table
 from dnadiff.store.objects import PACKAGE, build
@@ -227,13 +227,7 @@ class TaskStudy:
                 "freeze=backbone trains no layer, and adapter trains updates of them; set "
                 "freeze=none, or adapter=none"
             )
-        made = build(asked.adapter, trust=None)
-        if not isinstance(made, LoRA):
-            raise ValueError(
-                f"adapter {asked.adapter['_target_']} is not an adapter "
-                "(dnadiff.networks.adapter.LoRA)"
-            )
-        return made
+        return build_adapter(asked.adapter, None)
 
     def _heads(self) -> dict[str, Config]:
         """The head, or with `head=auto` those that take the lengths of the task, by name."""

@@ -14,9 +14,12 @@ from lightning import Trainer
 
 from dnadiff.data.base import SequenceDataModule, run_config
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.data.windows import Conditions
+from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.process import AbsorbingProcess, require
 from dnadiff.fields import Config, JsonDict, Natural, check_value
+from dnadiff.networks.adapter import build_adapter
 from dnadiff.progress import Interrupted, duration, log, table
 from dnadiff.renamed import with_current_names
 from dnadiff.store.address import expand_user, is_remote, shown_addresses, with_texts
@@ -39,6 +42,7 @@ from dnadiff.weights.checkpoint import load_silently, read
 from dnadiff.weights.loaded import (
     ABSORBING,
     MODEL,
+    Loaded,
     build_denoiser,
     build_objective,
     names_file,
@@ -110,6 +114,11 @@ def run(
         "data": data_config | places,
     }
     initial = None
+    if config.get("adapter") and not init_from:
+        raise ValueError(
+            "adapter trains updates of a trained network, and there is none; set init_from=MODEL, "
+            "or adapter=none"
+        )
     if init_from:
         initial = load_silently(init_from, config["trust"])
         config = use_initial_network(config, initial.config, arguments)
@@ -144,11 +153,10 @@ def run(
     if initial is not None:
         initial = initial.with_tokenizer(data.tokenizer)
     data.check_training()
+    config["backbone"] = with_conditions(config["backbone"], data.conditions, initial)
     trainer, module = assemble(config, run_dir, data, sampler)
     if initial is not None:
-        check_shapes(module.denoiser, initial.denoiser, init_from)
-        # what only one of both has beside the network stays
-        module.denoiser.load_state_dict(initial.denoiser.state_dict(), strict=False)
+        start_as(module.denoiser, initial, init_from, config.get("adapter"))
     # after weights with the counts of other data are loaded
     module.objective.process.observe(lambda: torch.from_numpy(data.token_counts()))
     groups = trainer.world_size // module.context_parallel
@@ -222,7 +230,8 @@ def assemble(
     torch.manual_seed(config["seed"])
     about = data.describe()
     config = {**config, "data": {**config["data"], **data.measured()}}
-    denoiser, process = build_denoiser(config, data.tokenizer, trust=None)
+    # an adapter is attached to trained weights
+    denoiser, process = build_denoiser({**config, "adapter": None}, data.tokenizer, trust=None)
     module = DiffusionModule(
         denoiser,
         build_objective(config, process, trust=None),
@@ -235,7 +244,7 @@ def assemble(
             "tokenizer": data.tokenizer.config(),
             "split_hash": about["split_hash"],
             "digest": data.digest,
-            "labels": list(about.get("labels", ())),
+            **data.conditions.describe(),
             **({"alignment": about["alignment"]} if "alignment" in about else {}),
         },
         config["context_parallel"],
@@ -298,13 +307,6 @@ def sanity_check(module: DiffusionModule, data: SequenceDataModule, device: torc
         raise ValueError(
             f"data.length {data.length} is more than the network takes; set data.length to at most "
             f"{longest}"
-        )
-    labels = len(data.labels)
-    known = module.denoiser.backbone.num_labels
-    if labels and labels != known:
-        raise ValueError(
-            f"the data have {labels} labels, the network takes {known}; set "
-            f"backbone.num_labels={labels}"
         )
     module.configure_optimizers(num_steps=1)
     with torch.no_grad():
@@ -488,7 +490,7 @@ def resumable(config: Config, run_dir: Path, search: bool = True) -> Path | None
         if not differences(
             config,
             read_yaml(folder / "config.yaml", remedy=f"restore it, or move {folder} elsewhere"),
-            (*START, *PROCESSES),
+            (*START, *PROCESSES, "backbone.num_labels"),
         ):
             return path
     log.info("resume=true: found no unfinished run of the same configuration; starting a new one")
@@ -613,17 +615,62 @@ def clear(run_dir: Path) -> None:
     shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
 
 
-def check_shapes(denoiser: torch.nn.Module, initial: torch.nn.Module, name: str | None) -> None:
-    """Refuse an `initial` model, called `name`, whose trained tensors do not fit: layers of
-    vectors depend on the objective."""
+def with_conditions(backbone: Config, given: Conditions, initial: Loaded | None) -> Config:
+    """The configuration of a network that takes the conditions of the data.
+
+    Raises:
+        ValueError: if the initial model, or the network that was asked for, takes others.
+    """
+    columns = given.num_columns
+    own = backbone.get("num_labels")
+    if not columns:
+        return backbone
+    if initial is not None and own and initial.conditions.choices != given.choices:
+        raise ValueError(
+            f"init_from={initial.path} takes the labels {', '.join(initial.conditions.choices)}, "
+            f"and the data have {', '.join(given.choices)}; give data with the same ones, or start "
+            "from a model without labels"
+        )
+    network = locate(backbone["_target_"], None)
+    if own is None and not network.takes_labels:
+        raise ValueError(
+            f"{network.__name__} takes no labels and values, and the data have "
+            f"{', '.join(given.choices)}; set backbone=caduceus, caduceus_ps or mamba"
+        )
+    if own not in (None, 0, columns):
+        raise ValueError(
+            f"backbone.num_labels {own} does not fit the data, expected {columns} (one column for "
+            "each label, two for each value); leave it out"
+        )
+    return backbone | {"num_labels": columns}
+
+
+def start_as(denoiser: BaseDenoiser, initial: Loaded, name: str, adapter: Config | None) -> None:
+    """Give a network the weights of `initial`, called `name`, and attach an adapter.
+
+    What only one of both has beside the network stays. Parameters that `initial` lacks are trained
+    with the adapter.
+
+    Raises:
+        ValueError: if trained tensors do not fit: layers of vectors depend on the objective.
+    """
     own = denoiser.state_dict()
-    for key, value in initial.state_dict().items():
+    trained = initial.denoiser.state_dict()
+    for key, value in trained.items():
         if key in own and value.shape != own[key].shape:
             raise ValueError(
                 f"init_from={name} has {key} of shape {tuple(value.shape)}, and this objective "
                 f"needs {tuple(own[key].shape)}; set objective= and its options, such as "
                 "objective.width, as in that run, or leave out init_from"
             )
+    missing = denoiser.load_state_dict(trained, strict=False).missing_keys
+    if adapter:
+        build_adapter(adapter, None).attach(denoiser.backbone)
+    for key, parameter in denoiser.named_parameters():
+        if key in missing:
+            parameter.requires_grad_(True)
+            if key.endswith("label_map.weight") and initial.denoiser.backbone.takes_sigma:
+                torch.nn.init.zeros_(parameter)  # else it would change what the time does
 
 
 def use_initial_network(config: Config, initial: Config, overrides: Sequence[str]) -> Config:

@@ -21,12 +21,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from dnadiff.data.tokenizer import FILE_SETS
+from dnadiff.data.windows import Conditions
 from dnadiff.fields import Json
+from dnadiff.networks.adapter import LoRA
 from dnadiff.progress import log
 from dnadiff.store import remote
 from dnadiff.store.address import Address, expand_user, is_remote, parse, shown_addresses
 from dnadiff.store.disk import atomic_write, read_json
-from dnadiff.store.objects import PACKAGE
+from dnadiff.store.objects import PACKAGE, without_key
 from dnadiff.store.remote import (
     HUB_PREFIX,
     LostError,
@@ -53,7 +55,6 @@ from dnadiff.weights.loaded import (
     built_tokenizer,
     described_config,
     filled_network,
-    label_names,
     names_file,
     other_parts,
     read_description,
@@ -230,6 +231,7 @@ def load_file(
         tensors.check_memory(state.values(), path)
         denoiser, process = build_denoiser(config, tokenizer, trust)
         denoiser.load_state_dict(state)
+        LoRA.merge(denoiser)
 
         def recorded(value: Json, kind: type) -> Json:
             return value if isinstance(value, kind) else None
@@ -238,10 +240,10 @@ def load_file(
             denoiser.eval(),
             process,
             tokenizer,
-            config,
+            without_key(config, "adapter"),  # which is part of the weights now
             path,
             content.get("global_step", 0),
-            label_names(described, denoiser.backbone.num_labels),
+            Conditions.read(described, denoiser.backbone.num_labels),
             Origin(
                 "run",
                 recorded(content.get("tokens_seen"), int),
@@ -296,9 +298,9 @@ def load_exported(folder: Path, trust: Sequence[str]) -> Loaded:
     config = {key: content[key] for key in MODEL} | other_parts(content)
     if content["data"] is not None:  # of published weights nothing is known
         config["data"] = shown_addresses(content["data"])
-    labels = label_names(content, network.num_labels)
+    conditions = Conditions.read(content, network.num_labels)
     return Loaded(
-        denoiser.eval(), process, tokenizer, config, path, int(content["step"]), labels, origin
+        denoiser.eval(), process, tokenizer, config, path, int(content["step"]), conditions, origin
     )
 
 

@@ -20,6 +20,7 @@ from typing_extensions import TypedDict
 from dnadiff.data.alignment import Alignment
 from dnadiff.data.base import SequenceDataModule, run_data
 from dnadiff.data.tokenizer import DNATokenizer, Tokenizer, marks
+from dnadiff.data.windows import Conditions
 from dnadiff.diffusion.denoiser import BaseDenoiser
 from dnadiff.diffusion.noise import NoiseSchedule
 from dnadiff.diffusion.objective.base import Objective
@@ -35,6 +36,7 @@ from dnadiff.fields import (
     check_value,
     explained,
 )
+from dnadiff.networks.adapter import build_adapter
 from dnadiff.networks.backbone.base import Backbone, PublishedLayout
 from dnadiff.progress import log
 from dnadiff.renamed import VERSION
@@ -246,7 +248,7 @@ class Loaded:
             data, as published folders.
         path: the file of the weights.
         step: optimizer steps taken; 0 if the source does not record them.
-        labels: names of the labels that the network takes, in the order of the columns of `cond`.
+        conditions: labels and values that the network takes, in the order of the columns of `cond`.
         origin: what else its source records.
     """
 
@@ -256,7 +258,7 @@ class Loaded:
     config: Config
     path: Path
     step: int
-    labels: tuple[str, ...] = ()
+    conditions: Conditions = field(default_factory=Conditions)
     origin: Origin = field(default_factory=Origin)
 
     @property
@@ -476,6 +478,8 @@ def build_denoiser(
     backbone = build(config["backbone"], vocab=tokenizer.vocab, trust=trust)
     if layer := config.get("columns"):
         backbone.read_columns(lambda d_model: build(layer, d_model=d_model, trust=trust))
+    if adapter := config.get("adapter"):
+        build_adapter(adapter, trust).attach(backbone)
     denoiser, process = wrapped(backbone, config, trust)
     if (config.get("data") or {}).get("lengths"):  # of pairs
         process.separator, _ = marks(tokenizer)
@@ -517,14 +521,6 @@ def other_parts(config: Config) -> Config:
     is_other = locate(process["_target_"], None) is not AbsorbingProcess
     found = {"process": process} if is_other else {}
     return found | ({"columns": config["columns"]} if config.get("columns") else {})
-
-
-def label_names(described: JsonMap, number: int) -> tuple[str, ...]:
-    """The names of a network's labels: those that the run saved, or numbers if it saved none."""
-    names = described.get("labels")
-    if not isinstance(names, (list, tuple)) or len(names) != number:
-        names = range(number)
-    return tuple(map(str, names))
 
 
 def built_tokenizer(config: Config, trust: Trust, path: Path) -> Tokenizer:
@@ -574,7 +570,7 @@ def description(loaded: Loaded, origin: Origin) -> Config:
             key: portable(value) if key == "name" else value
             for key, value in loaded.tokenizer.config().items()
         },
-        "labels": list(loaded.labels),
+        **loaded.conditions.describe(),
         "step": loaded.step,
         "origin": {
             key: value

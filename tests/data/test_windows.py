@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from dnadiff.data.records import NRuns
 from dnadiff.data.splits import FractionSplit, Interval
 from dnadiff.data.tokenizer import DNATokenizer
-from dnadiff.data.windows import IntervalWindows, Labels, Tile, TiledWindows, UniformWindows
+from dnadiff.data.windows import (
+    IntervalWindows,
+    RecordConditions,
+    Tile,
+    TiledWindows,
+    UniformWindows,
+)
 
 DNA = DNATokenizer()
 
@@ -278,8 +284,10 @@ def test_any_length_from_16_to_a_million(length):
 
 
 def test_labels_travel_and_are_withheld_now_and_then():
-    labels = Labels.from_names([["yeast"], ["human", "class=x"]], dropout=0.1)
-    assert labels.names == ["class=x", "human", "yeast"] and labels.rows(np.arange(2)).tolist() == [
+    labels = RecordConditions.of([["yeast"], ["human", "class=x"]], {}, dropout=0.1)
+    assert labels.conditions.labels == ("class=x", "human", "yeast") and labels.rows(
+        np.arange(2)
+    ).tolist() == [
         [0, 0, 1],
         [1, 1, 0],
     ]
@@ -293,4 +301,4 @@ def test_labels_travel_and_are_withheld_now_and_then():
     assert torch.equal(batch["cond"][told], torch.from_numpy(labels.rows(record[told].numpy())))
     assert torch.equal(windows[0, 7]["cond"], batch["cond"][7])
     tiles = TiledWindows(random_records(40, 40), [Interval(1, 0, 40)], 8, DNA.vocab, cond=labels)
-    assert tiles[0]["cond"].tolist() == [1, 1, 0] and Labels.from_names([[], []]) is None
+    assert tiles[0]["cond"].tolist() == [1, 1, 0] and RecordConditions.of([[], []], {}) is None

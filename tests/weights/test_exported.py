@@ -33,7 +33,7 @@ def test_an_exported_model_is_the_same_model(exported, trained):
     assert fingerprint(ours.denoiser) == fingerprint(theirs.denoiser)
     assert (
         ours.tokenizer == theirs.tokenizer
-        and ours.labels == theirs.labels
+        and ours.conditions == theirs.conditions
         and ours.step == theirs.step
     )
     for key in ("objective", "noise", "time_conditioning"):

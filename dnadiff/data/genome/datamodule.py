@@ -37,13 +37,15 @@ from dnadiff.data.tokenizer import DNATokenizer, TokenIds, Tokenizer
 from dnadiff.data.windows import (
     Batch,
     Columns,
+    Conditions,
     IntervalWindows,
-    Labels,
     RandomWindows,
+    RecordConditions,
     SampledWindows,
     TiledWindows,
     UniformWindows,
     bits,
+    number,
 )
 from dnadiff.diffusion.draws import hash64
 from dnadiff.fields import Fraction, PositiveInt, checked_dataclass
@@ -70,8 +72,8 @@ class DNADataModule(SequenceDataModule):
         keep: names of the records to use, or a regular expression that matches complete names;
             None: all.
         iupac: `unknown` reads ambiguity codes as N, `refuse` raises an error.
-        label_dropout: fraction of training windows without labels, so that the model also learns
-            the unconditional distribution.
+        label_dropout: fraction of training windows without labels and values, so that the model
+            also learns the unconditional distribution.
 
     The other arguments are those of `SequenceDataModule`.
     """
@@ -88,7 +90,7 @@ class DNADataModule(SequenceDataModule):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.augment_rc = not self.stranded if self.augment_rc is None else self.augment_rc
-        self._labels: Labels | None = None
+        self._conditions: RecordConditions | None = None
 
     def path_names(self) -> list[str]:
         return paths_of(self.path)
@@ -118,9 +120,9 @@ class DNADataModule(SequenceDataModule):
         return self.genome.digest
 
     @property
-    def labels(self) -> Sequence[str]:
+    def conditions(self) -> Conditions:
         self.prepare()
-        return self._labels.names if self._labels is not None else []
+        return Conditions() if self._conditions is None else self._conditions.conditions
 
     def read(self) -> Contents:
         self._genome = self.open()
@@ -189,15 +191,14 @@ class GenomeDataModule(DNADataModule):
                 "the manifest has weights, and data.windows=intervals uses each window once; set "
                 "data.windows=uniform, or leave them out"
             )
-        self._labels = Labels.from_names(
-            [[] if label is None else [label] for label in self._genome.labels], self.label_dropout
-        )
+        labels = [[] if label is None else [label] for label in self._genome.labels]
+        self._conditions = RecordConditions.of(labels, {}, self.label_dropout)
         if self.alignment is None:
             return found
-        if self._labels is not None:
+        if self._conditions is not None:
             raise ValueError(
                 f"data.alignment does not fit sequences with labels "
-                f"({', '.join(self._labels.names)}); leave one of both out"
+                f"({', '.join(self._conditions.conditions.labels)}); leave one of both out"
             )
         try:
             columns = Alignment(self.alignment)
@@ -230,7 +231,7 @@ class GenomeDataModule(DNADataModule):
         once = self.windows == "intervals"
         size = self.epoch_size or 0 if once else self._epoch_size(self.length)
         where = self.records, self._part("train"), self.length, size, self.vocab, self.seed
-        cond = self._labels or self._columns
+        cond = self._conditions or self._columns
         how = bool(self.augment_rc), self._n_runs(), self.max_n, self.soft_weight, cond
         if once:
             return IntervalWindows(*where, *how)
@@ -241,7 +242,7 @@ class GenomeDataModule(DNADataModule):
 
     def test_windows(self, split: str = "test", length: int | None = None) -> TiledWindows:
         where = self.records, self._part(split), length or self.length, self.vocab
-        return TiledWindows(*where, self._n_runs(), self.max_n, self._labels or self._columns)
+        return TiledWindows(*where, self._n_runs(), self.max_n, self._conditions or self._columns)
 
     def describe(self) -> About:
         about = super().describe()
@@ -258,7 +259,7 @@ class GenomeDataModule(DNADataModule):
                     left_out[part] = self.test_windows(part).left_out
             about["tiles_left_out_for_n"] = left_out
         about |= {"blacklist": str(self.blacklist)} if self.blacklist else {}
-        about |= {"labels": self.labels} if self._labels is not None else {}
+        about |= self.conditions.describe() if self._conditions is not None else {}
         about |= {"weights": "of the manifest"} if self._genome.weights is not None else {}
         if self._columns is not None:
             found = self._columns.alignment
@@ -284,7 +285,7 @@ class ShortSequences(SampledWindows):
         self.together = data.batch_size * data.process.world_size
         self.seed = data.seed
         self.augment_rc = bool(data.augment_rc)
-        self.cond = data._labels
+        self.cond = data._conditions
         self.cut = PaddedCutter(data.records, data.length, data.vocab, step=data.bucket)
         lengths = data.genome.records.length[self.chosen]
         self.bucket = np.minimum(-(-lengths // data.bucket) * data.bucket, data.length)
@@ -332,6 +333,8 @@ class ShortSequenceDataModule(DNADataModule):
             hash of the sequence.
         label: key of the class in the headers, as in `>name class=enhancer`; None: headers are not
             read.
+        condition_columns: keys of values in the headers, as in `>name activity=2.5`, or columns of
+            the table.
         bucket: batches are padded to a multiple of this number of bases.
 
     The other arguments are those of `DNADataModule` and `SequenceDataModule`; an epoch has each
@@ -340,6 +343,7 @@ class ShortSequenceDataModule(DNADataModule):
 
     epoch_size: None = field(default=None, init=False)
     label: str | None = None
+    condition_columns: Sequence[str] = ()
     bucket: PositiveInt = 16
 
     def __post_init__(self) -> None:
@@ -361,8 +365,18 @@ class ShortSequenceDataModule(DNADataModule):
                 f"{self.length}; set data.length={longest['length']}, "
                 f"or use data=fasta, which cuts windows"
             )
-        labels = [self._labels_of(genome.row(number)) for number in range(len(names))]
-        self._labels = Labels.from_names(labels, self.label_dropout)
+        rows = [genome.row(number) for number in range(len(names))]
+        values = {
+            column: [
+                number(
+                    given(row, column, "condition_columns=[]"), f"{column} of record {row['name']}"
+                )
+                for row in rows
+            ]
+            for column in self.condition_columns
+        }
+        labels = [self._labels_of(row) for row in rows]
+        self._conditions = RecordConditions.of(labels, values, self.label_dropout)
         return names, records, tokenizer
 
     def split_records(self, names: Names, lengths: Lengths) -> Parts:
@@ -388,10 +402,13 @@ class ShortSequenceDataModule(DNADataModule):
         """All sequences of a part, padded to the length of the module; `length` is ignored."""
         where = self.records, padded(self._part(split), self.length), self.length, self.vocab
         cut = PaddedCutter(self.records, self.length, self.vocab)
-        return TiledWindows(*where, cond=self._labels, cut=cut)
+        return TiledWindows(*where, cond=self._conditions, cut=cut)
 
     def describe(self) -> About:
-        about = super().describe() | {"labels": self.labels, "label_dropout": self.label_dropout}
+        about = super().describe() | {
+            **self.conditions.describe(),
+            "label_dropout": self.label_dropout,
+        }
         if self._given_split is None:
             about["split"] = "whole sequences by a hash of their letters (80, 10, 10 %)"
         # The hash is that of the padded intervals, as in runs and checkpoints of earlier versions.
@@ -406,14 +423,19 @@ class ShortSequenceDataModule(DNADataModule):
     def _labels_of(self, row: RecordInfo) -> list[str]:
         found = [] if row["label"] is None else [row["label"]]
         if self.label is not None:
-            pairs = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
-            if self.label not in pairs:
-                raise ValueError(
-                    f"record {row['name']} has no {self.label}= in its header; write "
-                    f"'>{row['name']} {self.label}=...', or set data.label=null"
-                )
-            found.append(f"{self.label}={pairs[self.label]}")
+            found.append(f"{self.label}={given(row, self.label, 'label=null')}")
         return found
+
+
+def given(row: RecordInfo, key: str, remedy: str) -> str:
+    """What the header of a record has for a key; a ValueError if there is nothing."""
+    pairs = dict(word.split("=", 1) for word in row["description"].split() if "=" in word)
+    if key not in pairs:
+        raise ValueError(
+            f"record {row['name']} has no {key}= in its header; write '>{row['name']} {key}=...', "
+            f"or set data.{remedy}"
+        )
+    return pairs[key]
 
 
 def padded(intervals: Sequence[Interval], length: int) -> Intervals:

@@ -95,6 +95,7 @@ class Backbone(nn.Module, ABC):
         activation_checkpointing: save only the inputs of each layer, and recompute the layer in the
             backward pass.
         takes_sigma: whether it can be conditioned on the noise level.
+        takes_labels: whether it can be built with `num_labels`.
         num_labels: C, number of label columns it can be conditioned on; 0 for none.
         columns: reads the columns of an alignment (`read_columns`); None if the network reads the
             sequence alone.
@@ -106,6 +107,7 @@ class Backbone(nn.Module, ABC):
 
     max_length: int | None = None
     reads_both_strands = False
+    takes_labels = False
     peers: Peers | None = None
     activation_checkpointing = False
     columns: ColumnLayer | None

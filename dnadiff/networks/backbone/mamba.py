@@ -132,6 +132,7 @@ class MambaBackbone(Backbone):
             compiled, not the reading of one block after another.
     """
 
+    takes_labels = True
     layers: Any  # a list of `MambaBlock`s
 
     def __init__(

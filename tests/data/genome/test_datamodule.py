@@ -259,10 +259,10 @@ def test_no_window_touches_a_blacklist(masked, tmp_path):
 
 def test_species_are_told_to_the_model(masked, fasta):
     data = genome({"man": masked, "worm": fasta}, split=None, label_dropout=0.5, epoch_size=200)
-    assert (
-        data.names == ["man:a", "man:b", "worm:a"]
-        and data.labels == ["man", "worm"] == data.describe()["labels"]
-    )
+    assert data.names == ["man:a", "man:b", "worm:a"] and data.conditions.labels == (
+        "man",
+        "worm",
+    ) == tuple(data.describe()["labels"])
     cond = torch.cat([b["cond"] for b in data.train_dataloader()])
     assert cond.shape == (200, 2) and 60 < (cond.sum(1) == 0).sum() < 140
     assert next(iter(data.val_dataloader()))["cond"].sum(1).tolist() == [1, 1, 1, 1]
