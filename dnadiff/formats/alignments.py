@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from dnadiff.formats.regions import listing, record_of
+from dnadiff.formats.regions import listing, pysam_for, record_of
 from dnadiff.progress import log
 from dnadiff.store.files import bare_name, open_binary, open_text, resolve
 
@@ -224,45 +224,33 @@ class Sam(AlignmentFormat):
 
     @classmethod
     def blocks(cls, path: str, lengths: Mapping[str, int]) -> Iterator[Block]:
-        try:
-            import pysam
-        except ImportError:
-            raise ValueError(
-                f"{path} is SAM or BAM, which is read by pysam; install it: pip install -e "
-                "'.[vcf]' in the checkout, or convert to PAF"
-            ) from None
-        before = pysam.set_verbosity(0)
-        try:
-            with pysam.AlignmentFile(str(resolve(path)), check_sq=False) as file:
-                sizes = dict(zip(file.references, file.lengths))
-                read: Any
-                for read in file:
-                    name, sequence = read.reference_name, read.query_sequence
-                    record = _known(name, sizes[name], lengths) if name and sequence else None
-                    if record is not None and read.cigartuples:
-                        pairs = read.get_aligned_pairs()
-                        other = "".join("-" if i is None else sequence[i] for i, _ in pairs)
-                        target = "".join("-" if i is None else "=" for _, i in pairs)
-                        # soft-clipped bases are in the pairs, hard-clipped ones are not
-                        operation, clipped = read.cigartuples[0]
-                        skipped = clipped if operation == _HARD_CLIP else 0
-                        yield Block(
-                            record,
-                            read.reference_start,
-                            target,
-                            other,
-                            float(dict(read.get_tags()).get("AS", 0)),
-                            read.query_name,
-                            read.infer_read_length(),
-                            skipped,
-                            read.is_reverse,
-                        )
-        except (OSError, ValueError, NotImplementedError) as error:
-            raise ValueError(
-                f"{path} is damaged or cut short: pysam cannot read it; fetch or write it again"
-            ) from error
-        finally:
-            pysam.set_verbosity(before)
+        read: Any
+        with (
+            pysam_for(path, "SAM or BAM", "PAF") as pysam,
+            pysam.AlignmentFile(str(resolve(path)), check_sq=False) as file,
+        ):
+            sizes = dict(zip(file.references, file.lengths))
+            for read in file:
+                name, sequence = read.reference_name, read.query_sequence
+                record = _known(name, sizes[name], lengths) if name and sequence else None
+                if record is not None and read.cigartuples:
+                    pairs = read.get_aligned_pairs()
+                    other = "".join("-" if i is None else sequence[i] for i, _ in pairs)
+                    target = "".join("-" if i is None else "=" for _, i in pairs)
+                    # soft-clipped bases are in the pairs, hard-clipped ones are not
+                    operation, clipped = read.cigartuples[0]
+                    skipped = clipped if operation == _HARD_CLIP else 0
+                    yield Block(
+                        record,
+                        read.reference_start,
+                        target,
+                        other,
+                        float(dict(read.get_tags()).get("AS", 0)),
+                        read.query_name,
+                        read.infer_read_length(),
+                        skipped,
+                        read.is_reverse,
+                    )
 
 
 class AlignedFasta(AlignmentFormat):

@@ -24,9 +24,10 @@ from collections.abc import (
     Sequence,
     Sized,
 )
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain, islice, takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from dnadiff.formats.table import check_delimiter, delimited
 from dnadiff.progress import log
 from dnadiff.store.address import refuse_controls, shortened
 from dnadiff.store.files import bare_name, check_bgzip, is_file, open_binary, open_text, resolve
+from dnadiff.store.objects import optional_package
 
 _MITOCHONDRION = {"M": "MT", "MT": "M"}
 
@@ -561,6 +563,26 @@ class VariantSource(ABC):
         return islice(iter(self), first, last)
 
 
+@contextmanager
+def pysam_for(path: str, kind: str, other: str) -> Iterator[ModuleType]:
+    """The package pysam, which prints nothing in this context, to read a file of this kind.
+
+    Raises:
+        ValueError: naming the file, and the `other` kind if the package is not installed; in place
+            of the errors of pysam, whose texts name files that exist as missing.
+    """
+    pysam = optional_package("pysam", f"{path} is {kind}, which", "vcf", f", or convert to {other}")
+    before = pysam.set_verbosity(0)
+    try:
+        yield pysam
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise ValueError(
+            f"{path} is damaged or cut short: pysam cannot read it; fetch or write it again"
+        ) from error
+    finally:
+        pysam.set_verbosity(before)
+
+
 def header_fields(line: str, kind: str) -> dict[str, str]:
     """The fields of a structured line of a VCF header, in any order, without quotes; none of a line
     of another kind."""
@@ -620,29 +642,15 @@ class BcfSource(VcfSource):
     """A BCF file, read by pysam; ValueError if pysam is not installed."""
 
     def _lines(self) -> Generator[str]:
-        try:
-            import pysam
-        except ImportError:
-            raise ValueError(
-                f"{self.name} is BCF, which is read by pysam; install it: pip install -e '.[vcf]' "
-                "in the checkout, or convert to VCF"
-            ) from None
         path = resolve(self.name)
         with path.open("rb") as raw:
             check_bgzip(self.name, raw)
-        before = pysam.set_verbosity(0)
-        try:
-            with pysam.VariantFile(str(path)) as file:
-                yield from str(file.header).splitlines(keepends=True)
-                yield from map(str, file)
-        # Their texts name files that exist as missing, or ways of compression.
-        except (OSError, ValueError, NotImplementedError) as error:
-            raise ValueError(
-                f"{self.name} is damaged or cut short: pysam cannot read it; fetch or write it "
-                "again"
-            ) from error
-        finally:
-            pysam.set_verbosity(before)
+        with (
+            pysam_for(self.name, "BCF", "VCF") as pysam,
+            pysam.VariantFile(str(path)) as file,
+        ):
+            yield from str(file.header).splitlines(keepends=True)
+            yield from map(str, file)
 
 
 class TableSource(VariantSource):

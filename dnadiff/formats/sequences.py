@@ -185,33 +185,25 @@ def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
         ValueError: naming file, line and remedy.
     """
     line, name, blank, rest = 0, None, 0, b""  # the content begins on line 1, after a line break
-    header: bytes | None = None
-    for chunk in _with_newlines(chunks):
+    for chunk in itertools.chain(_with_newlines(chunks), [b"\n\n"]):  # which ends a last header
         chunk = rest + chunk
-        rest = chunk[-1:] if chunk.endswith(b"\n") else b""  # a header may begin after it
-        for number, part in enumerate(chunk[: len(chunk) - len(rest)].split(b"\n>")):
+        rest = b"\n" * chunk.endswith(b"\n")  # a header may begin after it
+        parts = chunk.removesuffix(b"\n").split(b"\n>")
+        for number, part in enumerate(parts):
             if number:
-                if header is not None:
-                    event = _header(path, header, line)
-                    yield event
-                    name = event.name
-                header = b""
-                line += 1
-            if header is not None:
-                text, newline, part = part.partition(b"\n")
-                header += text
+                header, newline, part = part.partition(b"\n")
                 if len(header) > MAX_HEADER:
                     raise ValueError(
-                        f"{path}: line {line}: a header of more than {MAX_HEADER:,} bytes; "
+                        f"{path}: line {line + 1}: a header of more than {MAX_HEADER:,} bytes; "
                         "shorten it"
                     )
-                if not newline:
-                    continue
-                event = _header(path, header, line)
+                if not newline and number + 1 == len(parts):  # the next chunk may continue it
+                    rest = b"\n>" + header + rest
+                    break
+                event = _header(path, header, line + 1)
                 yield event
                 name = event.name
-                header = None
-                line += 1
+                line += 1 + len(newline)
             letters = part.translate(NUCLEOTIDE_OR_255, BLANK)
             blank = 0 if letters else blank + len(part)
             if letters and (name is None or NOT_A_NUCLEOTIDE in letters):
@@ -224,10 +216,6 @@ def parse(path: str, chunks: Iterable[bytes]) -> Iterator[Header | bytes]:
             line += part.count(b"\n")
             if letters:
                 yield letters
-    if header is not None:
-        yield _header(path, header, line)
-    elif name is None:
-        raise ValueError(f"{path} is empty; give a FASTA file with at least one record")
 
 
 def _with_newlines(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -266,17 +266,14 @@ def delimited(
         ) from None
 
 
-def has_page_checksums(
-    path: Path, metadata: FileMetaData, columns: Sequence[int] | None = None
-) -> bool:
-    """Whether the first page of each of these columns, None is all, has a checksum: the optional
-    fourth field of its header, in Thrift's compact protocol.
+def has_page_checksums(path: Path, metadata: FileMetaData, columns: Iterable[int]) -> bool:
+    """Whether the first page of each of these columns has a checksum: the optional fourth field of
+    its header, in Thrift's compact protocol.
 
     Source: https://github.com/apache/parquet-format, `PageHeader` in parquet.thrift.
     """
     with path.open("rb") as raw:
-        chosen = range(metadata.num_columns) if columns is None else columns
-        for group, column in itertools.product(range(metadata.num_row_groups), chosen):
+        for group, column in itertools.product(range(metadata.num_row_groups), columns):
             about = metadata.row_group(group).column(column)
             raw.seek(max(0, about.dictionary_page_offset or about.data_page_offset))
             header = raw.read(32)

@@ -131,6 +131,7 @@ def test_a_table_of_variants_with_another_delimiter_is_named(tmp_path, delimiter
 
 def test_bcf_needs_pysam(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pysam", None)
+    (tmp_path / "x.bcf").write_bytes(DAMAGED_BCF)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[vcf\]'"):
         BcfSource(tmp_path / "x.bcf")
 

@@ -199,7 +199,8 @@ def test_parquet_of_regions_has_their_coordinates(cli, trained, model, inputs, t
 
     path = tmp_path / "e.parquet"
     found = parquet.read_table(path)
-    assert has_page_checksums(path, parquet.read_metadata(path))
+    metadata = parquet.read_metadata(path)
+    assert has_page_checksums(path, metadata, range(metadata.num_columns))
     assert found.drop_columns("embedding").to_pylist() == [
         {
             "name": "c2:1-4(-)",
