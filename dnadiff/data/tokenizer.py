@@ -193,6 +193,7 @@ def encoded(tokenizer: Tokenizer, sequence: DNASequence, where: str) -> TokenIds
     return ids
 
 
+@dataclass(unsafe_hash=True)
 class CharTokenizer(TextTokenizer):
     """Characters of text as token ids: MASK 0, PAD 1, then the characters in the order of their
     code points.
@@ -206,13 +207,16 @@ class CharTokenizer(TextTokenizer):
     name = "characters"
     mask_letter = "\ufffd"
 
-    def __init__(self, characters: str) -> None:
-        if not isinstance(characters, str) or any("\ud800" <= c <= "\udfff" for c in characters):
+    characters: str
+
+    def __post_init__(self) -> None:
+        given = self.characters
+        if not isinstance(given, str) or any("\ud800" <= c <= "\udfff" for c in given):
             raise ValueError(
-                f"tokenizer.characters {characters!r:.60} must be a string of characters; half of "
+                f"tokenizer.characters {given!r:.60} must be a string of characters; half of "
                 "a surrogate pair is none"
             )
-        self.characters = "".join(sorted(set(characters)))
+        self.characters = "".join(sorted(set(given)))
         if not self.characters:
             raise ValueError(
                 "tokenizer.characters is empty; expected the characters that the text may contain"
@@ -269,15 +273,6 @@ class CharTokenizer(TextTokenizer):
 
     def config(self) -> Config:
         return {"_target_": "dnadiff.data.tokenizer.CharTokenizer", "characters": self.characters}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CharTokenizer) and self.characters == other.characters
-
-    def __hash__(self) -> int:
-        return hash(self.characters)
-
-    def __repr__(self) -> str:
-        return f"CharTokenizer({self.characters!r})"
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
