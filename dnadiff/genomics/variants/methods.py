@@ -221,11 +221,6 @@ class Network:
         """What the network reads besides tokens, (B, L, CHANNELS)."""
         return torch.from_numpy(np.stack(columns)).to(self.device)
 
-    def draws(self, edit: Edit, reverse: bool, count: int) -> Draws:
-        """Random numbers for `count` draws, keyed by the variant and the strand."""
-        key = hash64(self.seed, "variants", *edit[:4], "-" if reverse else "+")
-        return Draws(key, torch.arange(count))
-
     def site_predictions(
         self, sites: Iterable[Site], sites_per_window: int | None = None
     ) -> SitePredictions:
@@ -405,6 +400,33 @@ class Audit:
         self.count += int(known.sum())
 
 
+class Reading(NamedTuple):
+    """A variant on one strand.
+
+    Attributes:
+        at_site: (4,) log-probabilities at its first base, masked alone.
+        reverse: whether the strand is the reverse complement.
+    """
+
+    network: Network
+    edit: Edit
+    at_site: Floats
+    reverse: bool
+
+    @property
+    def pair(self) -> Pair:
+        """Both alleles in their windows."""
+        return self.network.pair(self.edit, self.reverse)
+
+    def draws(self, count: int) -> Draws:
+        """Random numbers for `count` draws, keyed by the variant and the strand."""
+        strand = "-" if self.reverse else "+"
+        return Draws(
+            hash64(self.network.seed, "variants", *self.edit[:4], strand), torch.arange(count)
+        )
+
+
+Estimate = tuple[float, float]  # a log-likelihood ratio and its variance
 # bases of a block
 _AROUND_SUBSTITUTIONS = 4
 _AROUND_INDELS = 16
@@ -443,17 +465,14 @@ class VariantMethod:
             at_sites: (K, n, 4) log-probabilities at the first base of each variant, masked alone.
         """
         found = [
-            [self.difference(network, *each, reverse) for each in zip(edits, of_strand)]
+            [self.difference(Reading(network, *each, reverse)) for each in zip(edits, of_strand)]
             for reverse, of_strand in zip(network.strands, at_sites)
         ]
         values = np.array(found, dtype=np.float64).reshape(len(network.strands), len(edits), 2)
         return values[..., 0], values[..., 1]
 
-    def difference(
-        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
-    ) -> tuple[float, float]:
-        """log p(alt) - log p(ref) of one variant on one strand, and its variance. `at_site` (4,) is
-        as of `llr`, for the same strand."""
+    def difference(self, read: Reading) -> Estimate:
+        """log p(alt) - log p(ref) of one variant on one strand, and its variance."""
         raise NotImplementedError
 
     def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
@@ -548,16 +567,15 @@ class Masked(VariantMethod):
 
     name = "masked"
 
-    def difference(
-        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
-    ) -> tuple[float, float]:
+    def difference(self, read: Reading) -> Estimate:
+        edit = read.edit
         if edit.kind == "SNVs":
             ref, alt = TOKENIZER.bases(TOKENIZER.encode(edit.ref + edit.alt))
-            return at_site[alt] - at_site[ref], np.nan
-        pair = network.pair(edit, reverse)
+            return read.at_site[alt] - read.at_site[ref], np.nan
+        pair = read.pair
         here = np.flatnonzero(pair.ref != pair.alt)
         order = np.arange(len(here))[None]
-        return float(log_ratio(network, pair, (here, here), order)[0]), np.nan
+        return float(log_ratio(read.network, pair, (here, here), order)[0]), np.nan
 
     def check(self, edit: Edit) -> None:
         if edit.surplus:
@@ -597,19 +615,17 @@ class Block(VariantMethod):
         around = _AROUND_INDELS if kind == "indels" else _AROUND_SUBSTITUTIONS
         return 1 + self.num_orders * (self.block or around) * (1 + (kind == "indels"))
 
-    def difference(
-        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
-    ) -> tuple[float, float]:
-        pair = network.pair(edit, reverse)
+    def difference(self, read: Reading) -> Estimate:
+        pair = read.pair
         blocks = self.blocks(pair)
-        draws = network.draws(edit, reverse, max(2, -(-self.num_orders // len(blocks))))
+        draws = read.draws(max(2, -(-self.num_orders // len(blocks))))
         means = []
         variances = []
         for number, places in enumerate(blocks):
             if places is None:
                 return np.nan, np.nan
             orders = self.orders(len(places[0]), draws.at(number))
-            ratios = log_ratio(network, pair, places, orders)
+            ratios = log_ratio(read.network, pair, places, orders)
             means.append(ratios.mean())
             variances.append(ratios.var(ddof=1) / len(ratios))
         return float(np.mean(means)), float(np.mean(variances) / len(blocks))
@@ -650,20 +666,18 @@ class PairedWindow(VariantMethod):
     def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
         return 1 + 2 * self.num_draws
 
-    def difference(
-        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
-    ) -> tuple[float, float]:
-        pair = network.pair(edit, reverse)
+    def difference(self, read: Reading) -> Estimate:
+        pair = read.pair
         if (places := pair.aligned(None)) is None:
             return np.nan, np.nan
-        chosen, weight = self.masks(len(places[0]), network.draws(edit, reverse, self.num_draws))
+        chosen, weight = self.masks(len(places[0]), read.draws(self.num_draws))
         masked = np.zeros((2, len(chosen), len(pair.ref)), bool)
         for hidden, where in zip(masked, places):
             hidden[:, where] = chosen
         rows = masked.reshape(-1, len(pair.ref))
         sums = []
         alleles = np.repeat((0, 1), len(chosen)).tolist()
-        for x, asked, found in network.predictions(pair, alleles, zip(rows, rows)):
+        for x, asked, found in read.network.predictions(pair, alleles, zip(rows, rows)):
             values = found.gather(-1, x[asked][:, None])[:, 0]
             empty = torch.zeros(len(x), dtype=torch.float64)
             sums.append(empty.index_add_(0, asked.nonzero()[:, 0], values).numpy())
@@ -679,7 +693,7 @@ class PairedWindow(VariantMethod):
         rank = draws.uniform("mask", count).argsort(-1).argsort(-1).numpy()
         return rank < number[:, None], count / number
 
-    def mean(self, values: Floats) -> tuple[float, float]:
+    def mean(self, values: Floats) -> Estimate:
         """The mean of the draws and its variance."""
         return float(values.mean()), float(variance_of_mean(values[None])[0])
 
@@ -773,10 +787,8 @@ class ByKind(VariantMethod):
     def reads(self, kind: str, denoiser: BaseDenoiser) -> int:
         return self._of[kind].reads(kind, denoiser)
 
-    def difference(
-        self, network: Network, edit: Edit, at_site: Floats, reverse: bool
-    ) -> tuple[float, float]:
-        return self._of[edit.kind].difference(network, edit, at_site, reverse)
+    def difference(self, read: Reading) -> Estimate:
+        return self._of[read.edit.kind].difference(read)
 
     def for_model(self, denoiser: BaseDenoiser) -> VariantMethod:
         if denoiser.left_to_right:

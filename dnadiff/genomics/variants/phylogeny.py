@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from dnadiff.formats.nucleotides import ids_of
-from dnadiff.genomics.variants.methods import Floats, VariantMethod
-from dnadiff.genomics.variants.variant import TOKENIZER, Edit
+from dnadiff.genomics.variants.methods import Estimate, Reading, VariantMethod
+from dnadiff.genomics.variants.variant import TOKENIZER
 
 
 class Phylogeny(VariantMethod):
@@ -22,9 +22,9 @@ class Phylogeny(VariantMethod):
     no_value = "an insertion or deletion, or no related genome is aligned"
     without_columns = "no data"
 
-    def difference(
-        self, network: Any, edit: Edit, at_site: Floats, reverse: bool
-    ) -> tuple[float, float]:
+    def difference(self, read: Reading) -> Estimate:
+        edit = read.edit
+        network: Any = read.network  # an `AlignedGenome`
         if edit.surplus:
             return np.nan, np.nan
         found = network.at([(edit.record, place) for place in range(edit.start, edit.end)])[0]

@@ -10,7 +10,7 @@ import dnadiff
 from dnadiff.formats.nucleotides import ids_of
 from dnadiff.formats.regions import Region, Row, open_source
 from dnadiff.genomics.variants.effects import Scorer
-from dnadiff.genomics.variants.methods import Block, PairedWindow
+from dnadiff.genomics.variants.methods import Block, PairedWindow, Reading
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation, Sequences, normalized, pair
 
 REPEATS = "AACACACGGGGGNNTTAGAGAGATTTCCAA"  # at both ends, and beside N
@@ -156,7 +156,9 @@ def test_the_error_of_several_placements_is_the_spread_over_seeds(inconsistent, 
             inconsistent(8), "GCAAAACTG", window=8, seed=seed, stranded=True, batch_size=256
         )
         edit = normalized(network.reference, Edit("one", 2, "A", ""))
-        value, variance = Block(block=4, num_orders=5).difference(network, edit, np.zeros(4), False)
+        value, variance = Block(block=4, num_orders=5).difference(
+            Reading(network, edit, np.zeros(4), False)
+        )
         values.append(value)
         variances.append(variance)
     assert np.sqrt(np.mean(variances)) == pytest.approx(np.std(values, ddof=1), rel=0.2)

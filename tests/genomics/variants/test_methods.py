@@ -13,7 +13,14 @@ from dnadiff.diffusion.likelihood.estimators import exact_nelbo
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Region, Rows
 from dnadiff.genomics.variants.effects import Scorer, default_method
-from dnadiff.genomics.variants.methods import NUM_BASES, Block, LogProb, Masked, PairedWindow
+from dnadiff.genomics.variants.methods import (
+    NUM_BASES,
+    Block,
+    LogProb,
+    Masked,
+    PairedWindow,
+    Reading,
+)
 from dnadiff.genomics.variants.variant import Alleles, Edit, Saturation, Skipped
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.backbone.mamba import Mamba
@@ -159,7 +166,9 @@ def test_the_error_is_the_spread_over_seeds(method, edit, inconsistent, make_net
         make_network(inconsistent(), GENOME, seed=seed, stranded=True, batch_size=256)
         for seed in range(200)
     ]
-    values, variances = zip(*(method.difference(n, edit, np.zeros(4), False) for n in network))
+    values, variances = zip(
+        *(method.difference(Reading(n, edit, np.zeros(4), False)) for n in network)
+    )
     assert math.sqrt(np.mean(variances)) == pytest.approx(np.std(values, ddof=1), rel=0.2)
 
 

@@ -13,7 +13,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.regions import open_source
 from dnadiff.genomics.variants.effects import Scorer, default_method
-from dnadiff.genomics.variants.methods import VariantMethod
+from dnadiff.genomics.variants.methods import Reading, VariantMethod
 from dnadiff.genomics.variants.phased import HaplotypeBlock, Phased, column_of
 from dnadiff.genomics.variants.variant import Alleles, Edit
 
@@ -100,7 +100,7 @@ def test_two_sites_have_the_ratio_of_the_joint_distribution(
         assert scorer.audit.haplotypes == 0
     assert (abs(exact - singles) < 1e-9) == independent
     edit = Edit("one", 4, "TACG", "AACC")
-    ((_, variance),) = [AllOrders().difference(network, edit, np.zeros(4), False)]
+    ((_, variance),) = [AllOrders().difference(Reading(network, edit, np.zeros(4), False))]
     assert variance < 1e-12  # each order is exact
 
 
