@@ -26,6 +26,7 @@ from dnadiff.data.tokenizer import TokenIds
 from dnadiff.diffusion.vocab import Vocab
 
 T = TypeVar("T")
+LONGEST = 1 << 40  # more tokens than any record has
 TOKENS = 1 << 18  # of a batch, padding included: what a network reads at once
 
 Integers = NDArray[np.int64]
@@ -146,6 +147,16 @@ def merged(starts: Integers, ends: Integers, joins: Mask) -> Integers:
     first = np.append(True, ~joins)[: len(starts)]
     last = np.append(~joins, True)[: len(starts)]
     return np.stack([starts[first], ends[last]], axis=1)
+
+
+def union(intervals: Iterable[Interval], touching: bool = False) -> Intervals:
+    """The intervals of all tokens in some intervals, sorted: those that overlap, or with `touching`
+    also those that follow each other, are one."""
+    every = Intervals.of(sorted(intervals))
+    starts, ends = (every.record * LONGEST + each for each in (every.start, every.end))
+    ends = np.maximum.accumulate(ends)
+    starts, ends = merged(starts, ends, starts[1:] < ends[:-1] + touching).T
+    return Intervals(starts // LONGEST, starts % LONGEST, ends % LONGEST)
 
 
 def max_n_count(fraction: float, length: int) -> int:

@@ -15,7 +15,16 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Interval as Limits
 
-from dnadiff.data.records import Integers, Interval, Intervals, Mask, NRuns, Tiling
+from dnadiff.data.records import (
+    LONGEST,
+    Integers,
+    Interval,
+    Intervals,
+    Mask,
+    NRuns,
+    Tiling,
+    union,
+)
 from dnadiff.fields import Fraction, Natural, PositiveInt, checked, checked_dataclass
 from dnadiff.formats.regions import listing, read_bed, records_of
 
@@ -159,7 +168,7 @@ class RegionSplit(Split):
 
     def __call__(self, names: Names, lengths: Lengths) -> Parts:
         found_parts = read_parts(self.bed, names, lengths)
-        parts: Parts = {part: _merged(found_parts[part]) for part in PARTS}
+        parts: Parts = {part: union(found_parts[part]) for part in PARTS}
         if found := first_overlap(parts):
             (part, a), (other, b) = found
             raise ValueError(
@@ -267,7 +276,7 @@ def split_hash(intervals: Mapping[str, Iterable[Interval]], names: Sequence[str]
 
 def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list[Interval]:
     """The intervals without the bases of other intervals (a blacklist)."""
-    holes = _merged(removed)
+    holes = union(removed)
     left = list[Interval]()
     ends = [(hole.record, hole.end) for hole in holes]
     for record, start, end in intervals:
@@ -282,17 +291,6 @@ def subtract(intervals: Iterable[Interval], removed: Iterable[Interval]) -> list
 
 def _not_empty(parts: Mapping[str, Intervals]) -> Parts:
     return {part: parts[part].where(parts[part].length > 0) for part in PARTS}
-
-
-def _merged(intervals: Iterable[Interval]) -> list[Interval]:
-    merged: list[Interval] = []
-    for interval in sorted(intervals):
-        last = merged[-1] if merged else None
-        if last and last.record == interval.record and interval.start < last.end:
-            merged[-1] = last._replace(end=max(last.end, interval.end))
-        else:
-            merged.append(interval)
-    return merged
 
 
 @checked_dataclass
@@ -411,7 +409,7 @@ def overlapping(
     record: Integers, start: Integers, end: Integers, intervals: Sequence[Interval]
 ) -> Mask:
     """Which of the windows `[start, end)` share a base with some interval: `(B,)` bool."""
-    covered, longest = Intervals.of(_merged(intervals)), 1 << 40  # longer than any record
-    runs = np.stack([covered.record * longest + each for each in (covered.start, covered.end)], 1)
-    offsets = np.arange(record.max(initial=0) + 1) * longest
+    covered = union(intervals)
+    runs = np.stack([covered.record * LONGEST + each for each in (covered.start, covered.end)], 1)
+    offsets = np.arange(record.max(initial=0) + 1) * LONGEST
     return NRuns(runs, offsets).count(record, start, end) > 0

@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dnadiff.data.alignment import CHANNELS, Alignment
 from dnadiff.data.genome.genome import Genome
-from dnadiff.data.records import Interval, merged
+from dnadiff.data.records import Interval, union
 from dnadiff.data.tokenizer import TokenIds
 from dnadiff.fields import JsonDict
 from dnadiff.formats.nucleotides import ids_of
@@ -174,18 +174,13 @@ class GenomeInput(SequenceInput):
             yield self.regions[number].part(start, end).joined(self.genome.window)
 
     def sites(self) -> tuple[SequenceInput, list[Interval]]:
-        wanted: dict[str, list[tuple[int, int]]] = {}
         if any(region.blocks for region in self.regions):
             raise ValueError("a track has values of a genome, not of spliced=true; leave one out")
-        for region in self.regions:
-            wanted.setdefault(region.chrom, []).append((region.start, region.end))
+        wanted = {region.chrom for region in self.regions}
         names = [name for name in self.genome.names if name in wanted]
-        covered = []
-        for number, name in enumerate(names):
-            starts, ends = np.array(sorted(wanted[name])).T
-            ends = np.maximum.accumulate(ends)
-            places = merged(starts, ends, starts[1:] <= ends[:-1]).tolist()
-            covered += [Interval(number, *place) for place in places]
+        number = {name: each for each, name in enumerate(names)}
+        pieces = (Interval(number[each.chrom], each.start, each.end) for each in self.regions)
+        covered = list(union(pieces, touching=True))
         whole = _whole(names, map(self.genome.lengths.__getitem__, names))
         found = GenomeInput(self.genome, whole)
         found.alignment = self.alignment
