@@ -59,7 +59,7 @@ def embed(options: EmbedOptions) -> list[Job]:
             f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"
         )
     model = checkpoint.load(options.checkpoint, options.trust)
-    if model.tokenizer.vocab.complement is None:
+    if not model.is_dna:
         raise ValueError(
             f"input is read as DNA, but {model.path} was trained on text; give a model of DNA"
         )

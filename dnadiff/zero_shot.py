@@ -75,7 +75,7 @@ def zero_shot(options: ZeroShotOptions) -> Result:
 
     output = options.new_output("zero_shot.json")
     model = checkpoint.load(options.checkpoint, options.trust)
-    if model.tokenizer.vocab.complement is not None:
+    if model.is_dna:
         raise ValueError(
             f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m "
             "dnadiff.evaluate data=..."

@@ -174,7 +174,7 @@ class Estimator:
         both = settings.both_strands
         self.kind = estimator_kind(model, settings.protocol, settings.num_draws, settings.order)
         of_dna = {"both_strands": both, "conjoin": conjoin, "annotation": settings.annotation}
-        if not is_of_dna(model) and (asked := next((k for k in of_dna if of_dna[k]), None)):
+        if not model.is_dna and (asked := next((k for k in of_dna if of_dna[k]), None)):
             raise ValueError(
                 f"{asked}={of_dna[asked]} needs DNA; this model was trained "
                 "on text, which has one strand: leave it out"
@@ -338,7 +338,7 @@ class HeldOut:
         log.info(f"{name}{len(tiles):,} windows of {tiles.length} tokens of {data.name} ({part})")
         first = first.with_tokenizer(data.tokenizer)
         found: list[SequenceDataModule | None] = []
-        if is_of_dna(models[0]):
+        if first.is_dna:
             found.append(training_data(first, data if own else None, trust))
         for other in rest if found else ():
             if first.config.get("data") != other.config.get("data"):
@@ -425,7 +425,7 @@ def evaluate(
     source = held_out.data
     tiles = held_out.tiles
     about = held_out.about(settings)
-    is_dna = is_of_dna(model)
+    is_dna = model.is_dna
     model = model.with_tokenizer(source.tokenizer)
     markov = fit_markov(source, settings.orders) if is_dna else {}  # errors before the network runs
     result = made.of(held_out, curve=True)
@@ -526,12 +526,7 @@ def compare(
         "groups": groups,
     }
     write_json(output, content)
-    return content | {"is_dna": is_of_dna(models["a"])}
-
-
-def is_of_dna(model: Loaded) -> bool:
-    """Whether a model reads DNA."""
-    return model.tokenizer.vocab.complement is not None
+    return content | {"is_dna": models["a"].is_dna}
 
 
 def describe_model(model: Loaded, conjoined: bool) -> Json:

@@ -192,8 +192,7 @@ def purpose(loaded: Loaded) -> str:
         return "exact likelihoods, sampling from left to right, embeddings"
     if loaded.denoiser.reads is BlockBackbone:
         return "likelihood bounds, sampling of any length in blocks from left to right, embeddings"
-    is_dna = loaded.tokenizer.vocab.complement is not None
-    embeddings = "embeddings" + (", fine-tuning as a classifier" if is_dna else "")
+    embeddings = "embeddings" + (", fine-tuning as a classifier" if loaded.is_dna else "")
     if loaded.objective.trains_bound and issubclass(loaded.denoiser.process_type, MixtureProcess):
         return f"likelihood bounds, sampling that revises tokens, infilling, editing, {embeddings}"
     if loaded.objective.trains_bound:

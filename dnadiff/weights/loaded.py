@@ -262,6 +262,11 @@ class Loaded:
     origin: Origin = field(default_factory=Origin)
 
     @property
+    def is_dna(self) -> bool:
+        """Whether it is a model of DNA, and not of text."""
+        return self.tokenizer.vocab.complement is not None
+
+    @property
     def objective(self) -> Objective:
         """The objective of its training."""
         return build_objective(self.config, self.process, None)
@@ -288,7 +293,7 @@ class Loaded:
         Raises:
             ValueError: if the model is one of text, or the window exceeds what the network takes.
         """
-        if self.tokenizer.vocab.complement is None:
+        if not self.is_dna:
             raise ValueError(
                 f"input is read as DNA, but {self.path} was trained on text; give a model of DNA"
             )
@@ -312,7 +317,7 @@ class Loaded:
         if split_hash not in (None, data.describe()["split_hash"]):
             return False
         # The split_hash of a text depends on every letter.
-        return self.tokenizer.vocab.complement is None or digest in (None, data.digest)
+        return not self.is_dna or digest in (None, data.digest)
 
     def training_data(self, trust: Sequence[str] = ()) -> SequenceDataModule:
         """The data of its training, prepared.

@@ -255,7 +255,7 @@ def dna_data(
 
 def check_dna(model: Loaded) -> None:
     """Raise ValueError for a model of text."""
-    if model.tokenizer.vocab.complement is None:
+    if not model.is_dna:
         raise ValueError(
             f"samples are compared as DNA, but {model.path} was trained on text; give a model "
             "of DNA"

@@ -63,10 +63,7 @@ class JudgeModel:
             assert length is not None  # its position embeddings are learned
             return cls(gpt2, tokenizer, length, folder)
         loaded = checkpoint.load(source, trust)
-        if (
-            not isinstance(loaded.denoiser, CausalDenoiser)
-            or loaded.tokenizer.vocab.complement is not None
-        ):
+        if not isinstance(loaded.denoiser, CausalDenoiser) or loaded.is_dna:
             raise ValueError(
                 f"judge {loaded.path} must be an autoregressive model of text: train one with "
                 "objective=ar data=..."
