@@ -16,7 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from datetime import timedelta
 from numbers import Real
 from pathlib import Path
@@ -361,7 +361,8 @@ def signature_of(target: Callable[..., object]) -> tuple[dict[str, object], dict
             with contextlib.suppress(NameError, TypeError):
                 alone = types.SimpleNamespace(__annotations__={name: hint})
                 names = vars(sys.modules[one.__module__])
-                hints |= typing.get_type_hints(alone, names, include_extras=True)
+                read = typing.get_type_hints(alone, names, include_extras=True)[name]
+                hints[name] = read.type if isinstance(read, InitVar) else read
     found: dict[str, object] = {}
     for parameter in parameters:
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):

@@ -13,7 +13,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -28,7 +28,6 @@ from dnadiff.data.base import (
     LoaderState,
     ProcessRank,
     SequenceDataModule,
-    StartMethod,
     named,
 )
 from dnadiff.data.records import (
@@ -44,7 +43,7 @@ from dnadiff.data.records import (
     between,
     num_tokens,
 )
-from dnadiff.data.splits import PARTS, FractionSplit, Parts, Split
+from dnadiff.data.splits import PARTS, FractionSplit, Parts
 from dnadiff.data.text.corpus import (
     Detokenizer,
     DocumentRange,
@@ -71,7 +70,7 @@ from dnadiff.data.windows import (
 )
 from dnadiff.diffusion.draws import hash64
 from dnadiff.diffusion.vocab import Vocab
-from dnadiff.fields import Natural, PositiveInt, checked
+from dnadiff.fields import PositiveInt, checked_dataclass
 from dnadiff.formats.documents import DocumentKind
 from dnadiff.store.disk import json_hash
 
@@ -79,7 +78,7 @@ TRAIN, VALID, TEST = PARTS
 _MANY = 100  # from this number of documents on, a split divides documents, not tokens
 
 
-@checked
+@checked_dataclass
 class TextDataModule(SequenceDataModule):
     """Text as windows of tokens. Parts are read and tokenized when they are first needed.
 
@@ -118,68 +117,33 @@ class TextDataModule(SequenceDataModule):
     """
 
     files: ClassVar[type[Files]] = Files  # which read documents
-    bucket: int | None = None  # batches of padded text have a multiple of so many columns
-    separator: int | None = None  # the id after a source, which does not count
     n_policy = "every token is counted, those that begin and end a text included; padding is not"
 
-    def __init__(
-        self,
-        path: Paths | Mapping[str, Paths] | None,
-        length: PositiveInt,
-        batch_size: PositiveInt,
-        *,
-        tokenizer: TextTokenizer | TokenizerSource | None = None,
-        hub: Hub | None = None,
-        split: Split | None = None,
-        documents: DocumentKind = "file",
-        column: str | Sequence[str] = "text",
-        detokenizer: Detokenizer | None = None,
-        wrap: bool = True,
-        insert_eos: bool | None = None,
-        insert_valid_eos: bool | None = None,
-        insert_special_tokens: bool | None = None,
-        windows: Literal["uniform", "blocks"] = "uniform",
-        path_is: Literal["all", "train", "test"] = "all",
-        valid_documents: PositiveInt | None = None,
-        num_documents: PositiveInt | None = None,
-        streaming: bool = False,
-        num_proc: PositiveInt | None = None,
-        num_workers: Natural = 0,
-        start_method: StartMethod | None = None,
-        epoch_size: PositiveInt | None = None,
-        seed: Natural = 0,
-        max_valid_windows: PositiveInt = 256,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(
-            f"Hugging Face Hub: {hub.id if hub else None}" if path is None else path,
-            length,
-            batch_size,
-            split or FractionSplit(),
-            seed,
-            num_workers,
-            epoch_size,
-            max_valid_windows,
-            False,
-            name,  # type: ignore[arg-type]  # the base class replaces None
-            start_method,
-        )
-        self.path = path
-        self.hub = hub if path is None else None
-        self.documents = documents
-        self.column = column
-        self.detokenizer = detokenizer
-        self.insert_eos = insert_eos
-        self.insert_valid_eos = insert_valid_eos
-        self.insert_special_tokens = insert_special_tokens
-        self.wrap = wrap
-        self.windows = windows
-        self.valid_documents = valid_documents
-        self.num_documents = num_documents
-        self.streaming = streaming
-        self.num_proc = num_proc
-        self._given = tokenizer
-        if path is None and hub is None:
+    path: Paths | Mapping[str, Paths] | None
+    augment_rc: None = field(default=None, init=False)
+    # batches of padded text have a multiple of so many columns
+    bucket: int | None = field(default=None, init=False)
+    # the id after a source, which does not count
+    separator: int | None = field(default=None, init=False)
+    tokenizer: InitVar[TextTokenizer | TokenizerSource | None] = None
+    hub: Hub | None = None
+    documents: DocumentKind = "file"
+    column: str | Sequence[str] = "text"
+    detokenizer: Detokenizer | None = None
+    wrap: bool = True
+    insert_eos: bool | None = None
+    insert_valid_eos: bool | None = None
+    insert_special_tokens: bool | None = None
+    windows: Literal["uniform", "blocks"] = "uniform"
+    path_is: Literal["all", "train", "test"] = "all"
+    valid_documents: PositiveInt | None = None
+    num_documents: PositiveInt | None = None
+    streaming: bool = False
+    num_proc: PositiveInt | None = None
+
+    def __post_init__(self, tokenizer: TextTokenizer | TokenizerSource | None) -> None:
+        path = self.path
+        if path is None and self.hub is None:
             raise ValueError(
                 "path names no file; set data.path to a text file, or to {train: ..., valid: ...}"
             )
@@ -188,8 +152,12 @@ class TextDataModule(SequenceDataModule):
                 f"path has the parts {', '.join(map(str, path)) or 'none'}; expected some of "
                 f"{', '.join(PARTS)}"
             )
+        self.split = self.split or FractionSplit()
+        super().__post_init__()
+        self.hub = self.hub if path is None else None
+        self._given = tokenizer
         self._paths: Mapping[str, Paths | None] = (
-            path if isinstance(path, Mapping) else {path_is: path}
+            path if isinstance(path, Mapping) else {self.path_is: path}
         )
         given = self._paths if self.hub is None else self.hub.splits
         # The names of what has documents: of the parts, or `all` for a path that a split divides
@@ -197,32 +165,36 @@ class TextDataModule(SequenceDataModule):
         self.is_divided = "all" in self.sources
         # Whether the last documents of the training part are used for validation
         self.splits_off_validation = (
-            valid_documents is not None and TRAIN in self.sources and VALID not in self.sources
+            self.valid_documents is not None and TRAIN in self.sources and VALID not in self.sources
         )
-        if streaming and self.is_divided:
+        if self.streaming and self.is_divided:
             raise ValueError(
                 "streaming=true needs separate parts; set data.path={train: ..., valid: ...}, or "
                 "data.path_is=train"
             )
-        if valid_documents is not None and self.is_divided:
+        if self.valid_documents is not None and self.is_divided:
             raise ValueError(
-                f"valid_documents is {valid_documents}, but a single path with all of the data is "
-                "divided by data.split; set data.path_is=train, or data.valid_documents=null"
+                f"valid_documents is {self.valid_documents}, but a single path with all of the "
+                "data is divided by data.split; set data.path_is=train, or "
+                "data.valid_documents=null"
             )
-        if streaming and self.splits_off_validation and num_documents is None:
+        if self.streaming and self.splits_off_validation and self.num_documents is None:
             raise ValueError(
                 "streaming=true with valid_documents needs the number of documents; set "
                 "data.num_documents, or give a valid part"
             )
-        if streaming and not wrap:
+        if self.streaming and not self.wrap:
             raise ValueError(
                 "streaming=true wraps documents; set data.wrap=true, or data.streaming=false"
             )
-        if streaming and epoch_size is not None:
+        if self.streaming and self.epoch_size is not None:
             raise ValueError(
-                f"an epoch of streaming=true is the whole corpus, but epoch_size is {epoch_size}; "
-                "set data.epoch_size=null"
+                "an epoch of streaming=true is the whole corpus, but epoch_size is "
+                f"{self.epoch_size}; set data.epoch_size=null"
             )
+
+    def path_names(self) -> list[str]:
+        return super().path_names() or [f"Hugging Face Hub: {self.hub and self.hub.id}"]
 
     # Sources and tokens
 
@@ -562,6 +534,10 @@ class TextDataModule(SequenceDataModule):
         return (
             f"wrapped: documents one after the other in windows of {length} tokens{around}{between}"
         )
+
+
+# The default of the field of this name would take its place.
+TextDataModule.tokenizer = SequenceDataModule.tokenizer  # type: ignore[assignment]
 
 
 @dataclass(eq=False)

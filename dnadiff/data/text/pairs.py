@@ -130,7 +130,7 @@ class PairsDataModule(TextDataModule):
             wrap=False,
             insert_special_tokens=False,
             column=COLUMNS,
-            **text,
+            **text,  # type: ignore[arg-type]  # the base class replaces None
         )
         self.bucket: int = bucket
 
