@@ -30,7 +30,7 @@ from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
 from dnadiff.formats.sequences import Record, iter_sequences, synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
-from dnadiff.genomics.metrics.composition import as_bases, designed_part
+from dnadiff.genomics.metrics.composition import designed_bases
 from dnadiff.genomics.metrics.designs import header_facts
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
@@ -248,9 +248,7 @@ def gc_of(path: Path) -> float:
     """The fraction of G and C among the known bases of the designed parts of a FASTA file."""
     counts = np.zeros(UNKNOWN + 1, np.int64)
     for record in iter_sequences(path):
-        bases = as_bases(record.sequence)
-        bases = bases[designed_part(record.description, len(bases))]
-        counts += np.bincount(bases, minlength=len(counts))
+        counts += np.bincount(designed_bases(record), minlength=len(counts))
     return float(counts[1:3].sum() / max(counts[:UNKNOWN].sum(), 1))
 
 

@@ -21,6 +21,7 @@ from numpy.typing import DTypeLike
 from dnadiff.data.kmers import UNKNOWN, spectrum
 from dnadiff.diffusion.bootstrap import student_t
 from dnadiff.formats.nucleotides import FIRST_BASE, ids_of
+from dnadiff.formats.sequences import Record
 
 KMER_LENGTHS = (1, 2, 3, 4, 5, 6)
 MAX_SEQUENCES = 2000  # sequences that are kept in memory, and points that are drawn
@@ -137,12 +138,14 @@ def as_bases(sequence: str | bytes) -> ndarray:
     return ids_of(sequence) - np.uint8(FIRST_BASE)  # of N: `UNKNOWN`
 
 
-def designed_part(header: str, length: int) -> slice:
-    """The part of a record that its header calls `designed=first-last` (1-based): all, if the
-    header does not say it, or if it is outside a record of this length."""
-    found = _DESIGNED.search(header)
-    first, last = (1, length) if found is None else (int(found[1]), int(found[2]))
-    return slice(first - 1, last) if 1 <= first <= last <= length else slice(None)
+def designed_bases(record: Record) -> ndarray:
+    """The bases of the part of a record that its header calls `designed=first-last` (1-based): of
+    all, if the header does not say it, or if that is outside the record."""
+    bases = as_bases(record.sequence)
+    if found := _DESIGNED.search(record.description):
+        first, last = map(int, found.groups())
+        return bases[first - 1 : last] if 1 <= first <= last <= len(bases) else bases
+    return bases
 
 
 def common_length(samples: Sequence[ndarray], real: Sequence[ndarray]) -> int:

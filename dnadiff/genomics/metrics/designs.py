@@ -18,8 +18,7 @@ from dnadiff.genomics.metrics.composition import (
     MAX_SEQUENCES,
     Distance,
     RandomSets,
-    as_bases,
-    designed_part,
+    designed_bases,
     evenly_spaced,
     gc_content,
     jensen_shannon,
@@ -69,8 +68,7 @@ class DesignTable:
         counts: ndarray | None = None
         for i, record in zip(range(number), iter_sequences(path)):
             about = header_facts(record.description)
-            bases = as_bases(record.sequence)
-            bases = bases[designed_part(record.description, len(bases))]
+            bases = designed_bases(record)
             names.append(record.name)
             rows.append([float(about.get(name, "nan")) for name in _COLUMNS])
             lengths.append(len(bases))

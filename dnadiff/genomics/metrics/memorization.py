@@ -25,7 +25,7 @@ from dnadiff.data.records import num_tokens
 from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.held_out import bases_of
-from dnadiff.genomics.metrics.composition import as_bases, designed_part
+from dnadiff.genomics.metrics.composition import as_bases, designed_bases
 from dnadiff.progress import log
 
 if TYPE_CHECKING:
@@ -329,8 +329,7 @@ def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:
     only that part is searched."""
     found = []
     for record in iter_sequences(path):
-        bases = as_bases(record.sequence)
-        bases = bases[designed_part(record.description, len(bases))]
+        bases = designed_bases(record)
         hits, kmers = training.seen([bases])[0]
         longest = int(training.longest_match([bases])[0])
         seen = float(hits) / kmers if kmers else float("nan")
