@@ -134,7 +134,7 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
             data = memorization.dna_data(model, options.trust, given)
         return data, memorization.searched_data(model, data, options.trust)
     if given:
-        data = base.chosen_data(given, {}, tokenizer.DNATokenizer())
+        data = base.run_data(None, tokenizer.DNATokenizer(), given=given)
         data.prepare()
     return data, data
 

@@ -558,32 +558,14 @@ _REMEDY = (
 )
 
 
-def chosen_data(
-    given: Config | None, config: Config, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
-) -> SequenceDataModule:
-    """The data `given` on the command line, or else those that a model was trained on, not yet
-    prepared. A model without a run, such as published weights, needs them.
-
-    Args:
-        given: `data` of the command line.
-        config: the model's configuration, with `data` if its source describes them.
-        tokenizer, trust: as of `run_data`.
-
-    Raises:
-        ValueError: as `run_data`, or if the data are not sequences that this tokenizer reads.
-    """
-    if not given:
-        return run_data(config.get("data"), tokenizer, trust)
-    data: SequenceDataModule = build(given, trust=None)
-    if tokenizer is not None:
-        data.expect(tokenizer)
-    return data
-
-
 def run_data(
-    config: Json, tokenizer: Tokenizer | None, trust: Sequence[str] = ()
+    config: Json,
+    tokenizer: Tokenizer | None,
+    trust: Sequence[str] = (),
+    given: Config | None = None,
 ) -> SequenceDataModule:
-    """The data that a model was trained on, not yet prepared.
+    """The data that a model was trained on, not yet prepared, or others that are `given`. A model
+    without a run, such as published weights, needs them.
 
     A checkpoint can come from anyone. Its configuration may name files of this machine, but nothing
     that it names is fetched.
@@ -592,11 +574,12 @@ def run_data(
         config: `data` of the configuration in the checkpoint; None if it has none.
         tokenizer: of the model; None if it is not known, and the data choose it.
         trust: packages besides dnadiff whose classes the configuration may name.
+        given: `data` of the command line.
 
     Raises:
         ValueError: as `run_config`; or if the data are not sequences that this tokenizer reads.
     """
-    data = build(run_config(config), trust=(PACKAGE, *trust))
+    data = build(given or run_config(config), trust=None if given else (PACKAGE, *trust))
     if not isinstance(data, SequenceDataModule):
         raise ValueError(
             f"data of the training run are described as {type(data).__name__}, which is no data "

@@ -530,16 +530,6 @@ def row_of(where: str, chrom: str, pos: str, name: str, ref: str, alt: str, text
     return Row(where, chrom, int(pos), name, ref, tuple(alt.split(",")), text)
 
 
-def _cells(where: str, line: str, count: int) -> list[str]:
-    cells = line.split("\t")
-    if len(cells) != count:
-        raise ValueError(
-            f"{where} has {len(cells)} columns, the header has {count}; correct the line or remove "
-            "it"
-        )
-    return cells
-
-
 class VariantSource(ABC):
     """Variants that can be read repeatedly.
 
@@ -633,7 +623,12 @@ class VcfSource(VariantSource):
         rows = ((number, line) for number, line in lines if not line.startswith("#"))
         for number, line in islice(rows, first, last):  # rows before are not taken apart
             where = f"{self.name}: line {number}"
-            cells = _cells(where, line, columns)
+            cells = line.split("\t")
+            if len(cells) != columns:
+                raise ValueError(
+                    f"{where} has {len(cells)} columns, the header has {columns}; correct the line "
+                    "or remove it"
+                )
             chrom, pos, name, ref, alt = cells[:5]
             yield row_of(where, chrom, pos, name, ref, alt, line)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from annotated_types import Interval
 
-from dnadiff.data.base import chosen_data
+from dnadiff.data.base import run_data
 from dnadiff.data.kmers import MAX_KMERS
 from dnadiff.data.records import num_tokens
 from dnadiff.data.windows import Columns
@@ -568,7 +568,7 @@ def data_of(
         other = {"alignment": None if alignment == "none" else alignment}
         given = given and {**given, **other}
         config = {**config, "data": config.get("data") and {**config["data"], **other}}
-    data = chosen_data(given, config, model.known_tokenizer, trust)
+    data = run_data(config.get("data"), model.known_tokenizer, trust, given)
     model.columns_for(data.alignment or alignment)
     check_length(length or data.length, model.denoiser.max_length)
     data.prepare()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from dnadiff.data.base import chosen_data
+from dnadiff.data.base import run_data
 from dnadiff.data.kmers import (
     MAX_KMERS,
     UNKNOWN,
@@ -248,7 +248,7 @@ def dna_data(
     """The data that a model was trained on, or those `given` on the command line, prepared; raises
     ValueError for text."""
     check_dna(model)
-    data = chosen_data(given, model.config, model.tokenizer, trust)
+    data = run_data(model.config.get("data"), model.tokenizer, trust, given)
     data.prepare()
     return data
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy import ndarray
-from torch import Tensor
 
 from dnadiff.data.base import run_data
 from dnadiff.data.records import padded_batches, pieces
@@ -85,10 +84,30 @@ class JudgeModel:
         documents = [decoded_documents(row, tokenizer) for row in drawn]
         return [encode_with_separators(each, self.tokenizer) for each in documents]
 
-    def nats(self, texts: Sequence[ndarray], batch_size: int) -> list[ndarray]:
-        """`token_nats` of each text."""
-        tensors = [torch.from_numpy(ids) for ids in texts]
-        return token_nats(self.denoiser, tensors, self.length, batch_size)
+    @torch.no_grad()
+    def nats(self, texts: Sequence[ndarray], batch_size: int = 16) -> list[ndarray]:
+        """-log p of each token of each text `(L,)`, in nats.
+
+        The token at position 0 counts too: it is predicted from the start token. Programs that
+        predict from position 1 on give another perplexity, above all of short texts. Texts longer
+        than `length` are cut into independent pieces of (almost) equal length, each with a start
+        token.
+        """
+        denoiser = self.denoiser
+        cuts = list(pieces(map(len, texts), self.length))
+        found = [np.zeros(len(x)) for x in texts]
+        parts = [torch.from_numpy(texts[p.record][p.start : p.end]) for p in cuts]
+        for number, ids, valid in padded_batches(parts, batch_size, denoiser.vocab.pad_id):
+            counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+            nll = torch.zeros(ids.shape)
+            x = ids.to(denoiser.device)
+            positions = counted.to(denoiser.device)
+            known = None if valid is None else positions
+            nll[counted] = denoiser.nll(x, x, positions=positions, valid=known).float().cpu()
+            for row, i in enumerate(number):
+                p = cuts[i]
+                found[p.record][p.start : p.end] = nll[row, : p.end - p.start].numpy()
+        return found
 
 
 def read_texts(path: str | Path, keeps_empty: bool = False) -> list[str]:
@@ -271,29 +290,3 @@ def by_position(
         found = summary(total, counted, part, repetition)
         rows.append({"start": int(start), "end": int(end), **found})
     return rows
-
-
-@torch.no_grad()
-def token_nats(
-    judge: CausalDenoiser, texts: Sequence[Tensor], window: int, batch_size: int = 16
-) -> list[ndarray]:
-    """-log p of each token of each text `(L,)` under a causal model, in nats.
-
-    The token at position 0 counts too: it is predicted from the start token. Programs that predict
-    from position 1 on give another perplexity, above all of short texts. Texts longer than `window`
-    are cut into independent pieces of (almost) equal length, each with a start token.
-    """
-    cuts = list(pieces([len(x) for x in texts], window))
-    found = [np.zeros(len(x)) for x in texts]
-    parts = [texts[p.record][p.start : p.end] for p in cuts]
-    device = judge.device
-    for number, ids, valid in padded_batches(parts, batch_size, judge.vocab.pad_id):
-        counted = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
-        nll = torch.zeros(ids.shape)
-        x = ids.to(device)
-        known = None if valid is None else valid.to(device)
-        nll[counted] = judge.nll(x, x, positions=counted.to(device), valid=known).float().cpu()
-        for row, i in enumerate(number):
-            p = cuts[i]
-            found[p.record][p.start : p.end] = nll[row, : p.end - p.start].numpy()
-    return found

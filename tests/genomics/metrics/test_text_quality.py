@@ -17,7 +17,6 @@ from dnadiff.genomics.metrics.text_quality import (
     describe,
     entropy,
     repeated,
-    token_nats,
 )
 from dnadiff.networks.backbone.transformer import Transformer
 from dnadiff.weights import published
@@ -52,9 +51,10 @@ def test_an_ngram_is_repeated_from_its_second_occurrence_on():
     assert repeated(np.array([1, 2]), 3).tolist() == []
 
 
-def test_token_nats_equal_the_model_on_pieces_of_its_length(judge):
+def test_token_nats_equal_the_model_on_pieces_of_its_length(judge, tmp_path):
     texts = [torch.randint(0, 6, (n,)) for n in (3, 8, 20)]
-    found = token_nats(judge, texts, 8, batch_size=2)
+    reader = JudgeModel(judge, CharTokenizer("abcdef"), 8, tmp_path)
+    found = reader.nats([text.numpy() for text in texts], batch_size=2)
     for text, nats in zip(texts, found):
         ends = [0, len(text)] if len(text) <= 8 else [0, 6, 13, 20]
         expected = [
