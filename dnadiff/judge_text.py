@@ -79,7 +79,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
 
     from dnadiff.design.request import Free
     from dnadiff.design.samples import check_settings, resolved_sampler
-    from dnadiff.genomics.metrics import text_quality, translation
+    from dnadiff.genomics.metrics import text_quality
     from dnadiff.model import Model
     from dnadiff.store.disk import write_json
     from dnadiff.weights import checkpoint
@@ -92,7 +92,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
         )
     if options.reference is not None:
         written = text_quality.read_texts(str(options.samples), keeps_empty=True)
-        metrics = translation.similarity(written, options.reference)
+        metrics = text_quality.similarity(written, options.reference)
         similar: JsonDict = {"samples": options.samples, "reference": options.reference}
         similar |= {"texts": len(written), "metrics": metrics}
         write_json(output, similar)

@@ -14,12 +14,13 @@ from dnadiff.genomics.phylogeny import (
     PROFILES,
     RATES,
     Phylogeny,
+    children,
     fit,
     mixture_weights,
     phase_contrast,
+    read_newick,
     sample_positions,
 )
-from dnadiff.genomics.trees import children, read_newick
 
 TREES = (
     "(a:.3,target:.2);",

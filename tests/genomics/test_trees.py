@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dnadiff.genomics.trees import children, distances, neighbor_joining, newick, read_newick
+from dnadiff.genomics.phylogeny import children, distances, neighbor_joining, newick, read_newick
 
 
 def path_lengths(edges, names):

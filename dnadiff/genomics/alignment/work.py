@@ -36,8 +36,13 @@ from dnadiff.formats.alignments import Block, alignment_format
 from dnadiff.formats.sequences import Record, iter_sequences, write_fasta
 from dnadiff.formats.tracks import big_wig_runs, library, write_big_wig
 from dnadiff.genomics.alignment.engines import Engine, installed
-from dnadiff.genomics.phylogeny import KAPPAS, fit, phase_contrast, sample_positions
-from dnadiff.genomics.trees import read_newick
+from dnadiff.genomics.phylogeny import (
+    KAPPAS,
+    fit,
+    phase_contrast,
+    read_newick,
+    sample_positions,
+)
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user

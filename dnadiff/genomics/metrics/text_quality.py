@@ -1,9 +1,14 @@
-"""Quality of sampled text: generative perplexity under a causal model, entropy of the tokens, and
-repetition.
+"""Quality of sampled text: generative perplexity under a causal model, entropy of the tokens,
+repetition, and how similar texts are to references.
 
 A low generative perplexity alone is not evidence of quality, because repetitive text has one too
 (arXiv 2409.02908). The entropy is therefore computed from the same tokens as the perplexity: those
 of a text from its first to its last one that is not special.
+
+Similarities are BLEU and chrF by sacreBLEU and ROUGE by Google's rouge-score, in percent, each with
+a bootstrap interval over the texts. BLEU (Papineni et al. 2002) and chrF (Popovic 2015) are of the
+corpus, with sacreBLEU's defaults, which its signature records. ROUGE (Lin 2004) is the mean F1 of
+the texts, of lower-case words of Latin letters and digits.
 """
 
 from __future__ import annotations
@@ -25,10 +30,11 @@ from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.bootstrap import ConfidenceInterval, ratio
 from dnadiff.diffusion.denoiser import CausalDenoiser
 from dnadiff.fields import Config, JsonDict
-from dnadiff.formats.documents import JsonLines
+from dnadiff.formats.documents import JsonLines, read_sides
 from dnadiff.progress import log
 from dnadiff.store.address import expand_user, shown
 from dnadiff.store.files import bare_name, read_text
+from dnadiff.store.objects import optional_package
 from dnadiff.weights import checkpoint, published
 
 
@@ -289,4 +295,49 @@ def by_position(
         repetition = ending.mean(1) if ending.shape[1] else np.zeros(len(texts))
         found = summary(total, counted, part, repetition)
         rows.append({"start": int(start), "end": int(end), **found})
+    return rows
+
+
+_REPLICATES = 1000
+_ROUGE = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+
+
+def similarity(texts: Sequence[str], path: str) -> list[JsonDict]:
+    """The metrics of texts against one reference each: a name, the value, a 95 % interval, and how
+    it was computed.
+
+    Args:
+        path: the file of the references, targets of pairs or lines.
+
+    Raises:
+        ValueError: if there are different numbers of both, or a package is missing.
+    """
+    references = [sides[-1] for _, sides in read_sides(path, ["target"])]
+    if len(texts) != len(references):
+        raise ValueError(
+            f"reference {shown(path)} has {len(references)} references and samples= "
+            f"{len(texts)} texts; give one for each, in the same order"
+        )
+    metrics, rouge = (
+        optional_package(module, "reference", "translation")
+        for module in ("sacrebleu.metrics", "rouge_score.rouge_scorer")
+    )
+    found: list[tuple[str, float, Any, str]] = []  # with values of the bootstrap replicates
+    number = len(texts)
+    resampled = np.random.default_rng(0).multinomial(number, [1 / number] * number, _REPLICATES)
+    for name, metric in (("BLEU", metrics.BLEU()), ("chrF", metrics.CHRF())):
+        value = metric.corpus_score(texts, [references]).score
+        # sacreBLEU's own intervals end in a TypeError where chrF is 0 in some replicates only.
+        counts = resampled @ np.array(metric._extract_corpus_statistics(texts, [references]))
+        scores = [metric._compute_score_from_stats(row).score for row in counts.tolist()]
+        found.append((name, value, scores, str(metric.get_signature())))
+    scorer = rouge.RougeScorer(list(_ROUGE))
+    scored = [scorer.score(reference, text) for text, reference in zip(texts, references)]
+    for key, name in _ROUGE.items():
+        f1 = np.array([100 * score[key].fmeasure for score in scored])
+        found.append((name, f1.mean(), resampled @ f1 / number, "mean F1, without stemming"))
+    rows = []
+    for name, value, scores, how in found:
+        low, high = np.quantile(scores, (0.025, 0.975)).tolist()
+        rows.append({"metric": name, "value": float(value), "low": low, "high": high, "how": how})
     return rows

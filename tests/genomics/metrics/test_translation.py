@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dnadiff.genomics.metrics.translation import similarity
+from dnadiff.genomics.metrics.text_quality import similarity
 
 SAME = ["the cat sat on the mat", "a dog ran in the park", "it was red and very old"]
 
