@@ -57,7 +57,6 @@ class CompareOptions(Options):
 def compare(options: CompareOptions) -> Result:
     """Compare, print the table, and write the JSON file."""
     from dnadiff.genomics import evaluation
-    from dnadiff.weights import checkpoint
 
     output = options.new_output("compare.json")
     chosen = options.conjoin
@@ -65,7 +64,7 @@ def compare(options: CompareOptions) -> Result:
     settings = options.into(
         evaluation.Evaluation, max_draws=max(2, options.num_draws), conjoin=False
     )
-    models = {name: checkpoint.load(getattr(options, name), options.trust) for name in ("a", "b")}
+    models = {name: options.loaded(name) for name in ("a", "b")}
     content = evaluation.compare(models, settings, output, conjoined)
     bit = math.log(2)
     unit = "bits per base" if content["is_dna"] else "bits per token"

@@ -35,11 +35,10 @@ def copies(options: CopiesOptions) -> Result:
     from dnadiff.genomics.metrics import memorization
     from dnadiff.store.disk import atomic_write
     from dnadiff.store.files import resolve
-    from dnadiff.weights import checkpoint
 
     output = options.new_output("copies.tsv")
     resolve(options.input)  # refuses a missing file before the training part is read
-    model = checkpoint.load(options.checkpoint, options.trust)
+    model = options.loaded()
     data = memorization.training_data(model, options.trust, options.data)
     found = memorization.of_file(options.input, memorization.indexed(data))
     with atomic_write(output, options.overwrite) as file:

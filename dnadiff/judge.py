@@ -123,12 +123,11 @@ def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceD
     """
     from dnadiff.data import base, tokenizer
     from dnadiff.genomics.metrics import memorization
-    from dnadiff.weights import checkpoint
 
     given = options.data
     data = None
     if options.checkpoint is not None:
-        model = checkpoint.load(options.checkpoint, options.trust)
+        model = options.loaded()
         memorization.check_dna(model)
         if given or options.real is None:
             data = memorization.dna_data(model, options.trust, given)

@@ -82,7 +82,6 @@ def judge_text(options: JudgeTextOptions) -> Result:
     from dnadiff.genomics.metrics import text_quality
     from dnadiff.model import Model
     from dnadiff.store.disk import write_json
-    from dnadiff.weights import checkpoint
 
     output = options.new_output("judge_text.json")
     for key in options.given(*_OF_SAMPLING) if options.samples is not None else ():
@@ -109,7 +108,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
     if options.samples is not None:
         found = [judge.encoded(text) for text in text_quality.read_texts(options.samples)]
     else:
-        model = Model(checkpoint.load(str(options.checkpoint), options.trust), options.device)
+        model = Model(options.loaded(), options.device)
         if model.tokenizer.vocab.complement is not None:
             raise ValueError(
                 f"{model.path} was trained on DNA; samples of DNA are judged by python -m "

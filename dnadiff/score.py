@@ -51,7 +51,6 @@ def score(options: ScoreOptions) -> list[Job]:
     """The table, and the track if there is one."""
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.genomics.scores import ScoreJob, TrackJob
-    from dnadiff.weights import checkpoint
 
     for key in options.given("spacing", "stranded") if options.per_base is None else ():
         raise ValueError(
@@ -64,8 +63,7 @@ def score(options: ScoreOptions) -> list[Job]:
         is_big_wig(per_base)  # refuses other formats first
     if per_base == output:
         raise ValueError(f"per_base and output are the same file, {output}; give each its own")
-    model = checkpoint.load(options.checkpoint, options.trust)
-    model.denoiser.to(options.device)
+    model = options.loaded()
     window = model.window(options.window)
     source = options.into(open_input, fasta=options.input)
     source.align(model.columns_for(options.alignment))

@@ -71,10 +71,9 @@ def zero_shot(options: ZeroShotOptions) -> Result:
     """Evaluate on all sets; a row for each set, protocol and group of tokens."""
     from dnadiff.genomics.evaluation import Evaluation, estimator_kind, evaluate
     from dnadiff.store.disk import check_output, write_json
-    from dnadiff.weights import checkpoint
 
     output = options.new_output("zero_shot.json")
-    model = checkpoint.load(options.checkpoint, options.trust)
+    model = options.loaded()
     if model.is_dna:
         raise ValueError(
             f"the sets are texts, and {model.path} was trained on DNA; evaluate it by python -m "

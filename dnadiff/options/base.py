@@ -26,6 +26,8 @@ from dnadiff.store.disk import check_output
 if TYPE_CHECKING:
     import pandas
 
+    from dnadiff.weights.loaded import Loaded
+
 T = TypeVar("T")
 MISSING = "???"  # a value that the user must give, in Hydra's notation
 Config = dict[str, Any]  # a configuration: nested dicts of plain values
@@ -163,6 +165,15 @@ class Options(BaseModel):
     def device(self) -> str:
         """The device of torch that the key `accelerator` means."""
         return device_of(getattr(self, "accelerator", "cpu"))
+
+    def loaded(self, key: str = "checkpoint") -> Loaded:
+        """The model that a key names, on the device; errors as
+        `dnadiff.weights.checkpoint.load`."""
+        from dnadiff.weights import checkpoint
+
+        found = checkpoint.load(getattr(self, key), self.trust)
+        found.denoiser.to(self.device)
+        return found
 
     @property
     def pages(self) -> dict[str, str]:
