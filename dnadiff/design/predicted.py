@@ -1,7 +1,6 @@
 """The prediction of a fine-tuned model as a reward."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -111,26 +110,15 @@ class PredictedReward(Reward):
         with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
             predictions = classifier.target.predictions([classifier(strand) for strand in strands])
             value = self._model.target.contrast(predictions.double())[..., self._number]
-            return value.detach()[:-1], read.gradient(value.sum(), bases)[:-1]
-
-
-class _Read(NamedTuple):
-    """Rows of an embedding that are one of the strands."""
-
-    embedded: Tensor
-    rows: slice
-    weight: Tensor
-    reverse: bool
-    tokens: Tensor
+            (slope,) = torch.autograd.grad(value.sum(), read.one_hot)
+            return value.detach()[:-1], slope[:-1, :, bases]
 
 
 class _Embeddings(TorchFunctionMode):
-    """Records how a network embeds token ids, so that a value can be differentiated with respect to
-    the one-hot sequence.
+    """Embeds the one-hot sequences `one_hot (B, L, V)` wherever a network embeds their token ids,
+    so that a value can be differentiated with respect to them.
 
-    An embedding is linear in the one-hot sequence: the gradient of token v at a position is the
-    product of the gradient of what was embedded there and the embedding of v. Networks also embed
-    the other strand, alone or in one batch with the first; its positions are mapped back.
+    Networks also embed the other strand, alone or in one batch with the first.
     """
 
     def __init__(self, ids: Tensor, vocab: Vocab) -> None:
@@ -138,41 +126,29 @@ class _Embeddings(TorchFunctionMode):
         identity = torch.arange(vocab.size, device=ids.device)
         self.ids = ids
         self.maps = (identity, torch.tensor(vocab.complement, device=ids.device))
-        self.read: list[_Read] = []
+        self.one_hot = functional.one_hot(ids, vocab.size).float().requires_grad_()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        found = func(*args, **(kwargs or {}))
-        number = len(self.ids)
         if (
             func is not functional.embedding
             or args[0].shape[1:] != self.ids.shape[1:]
-            or len(args[0]) % number
+            or len(args[0]) % len(self.ids)
         ):
-            return found
-        embedded = found.detach().requires_grad_()
-        weight = args[1].detach()
-        for start in range(0, len(args[0]), number):
-            rows = slice(start, start + number)
-            self.read.append(_Read(embedded, rows, weight, *self._strand(args[0][rows])))
-        return embedded
+            return func(*args, **(kwargs or {}))
+        strands = torch.cat([*map(self._strand, args[0].split(len(self.ids)))])
+        weight = args[1][: strands.shape[-1]].detach()  # rows of padding have no token
+        return strands.to(weight) @ weight
 
-    def _strand(self, ids: Tensor) -> tuple[bool, Tensor]:
-        """Whether ids are in reverse order, and the map of tokens that they went through."""
+    def _strand(self, ids: Tensor) -> Tensor:
+        """The one-hot sequences in the order, and through the map of tokens, that gives these
+        ids."""
         for reverse in (False, True):
+            own = self.ids.flip(1) if reverse else self.ids
             for tokens in self.maps:
-                if torch.equal(ids, tokens[self.ids.flip(-1) if reverse else self.ids]):
-                    return reverse, tokens
+                if torch.equal(ids, tokens[own]):
+                    one_hot = self.one_hot.flip(1) if reverse else self.one_hot
+                    return one_hot[..., tokens]  # each map is its own inverse
         raise ValueError(
             "this network reads the sequence in an order whose gradient is not known; set "
             "method.gradient=false"
         )
-
-    def gradient(self, value: Tensor, bases: Tensor) -> Tensor:
-        """The gradient (B, L, 4) of a value with respect to the one-hot bases."""
-        total = torch.zeros(*self.ids.shape, len(bases), device=self.ids.device)
-        slopes = torch.autograd.grad(value, [one.embedded for one in self.read], allow_unused=True)
-        for slope, one in zip(slopes, self.read):
-            if slope is not None:
-                change = slope[one.rows] @ one.weight[one.tokens[bases]].T.to(slope)
-                total += change.flip(1) if one.reverse else change
-        return total
