@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dnadiff
-from dnadiff import finetune
+from dnadiff import finetune, predict
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.options.command import compose
 from dnadiff.weights.loaded import build_denoiser
@@ -411,3 +411,46 @@ def test_networks_of_few_items_predict_on_the_scale_of_their_own_items(world, cl
     assert found == pytest.approx(
         result["models"]["fine-tuned"]["metrics"]["mse"]["per_seed"], rel=1e-6
     )
+
+
+def write_mixed(folder: Path) -> Path:
+    """A table of a class, a value and a level that follow the GC content, some cells empty."""
+    random, rows = np.random.default_rng(1), []
+    for i in range(120):
+        letters = "".join(
+            random.choice(list("ACGT"), random.integers(20, 41), p=random.dirichlet([3] * 4))
+        )
+        gc = sum(base in "GC" for base in letters) / len(letters)
+        level = int(np.digitize(gc + random.normal(0, 0.05), [0.35, 0.5, 0.65]))
+        kind = "" if i % 6 == 0 else "rich" if gc > 0.5 else "poor"
+        rows.append([letters, kind, "" if i % 5 == 0 else f"{5 * gc:.3f}", level])
+    return write(folder / "mixed.csv", ["sequence", "kind", "activity", "bin"], rows)
+
+
+QUICK = ("scratch=false", "seeds=2", "inputs.one_hot=false")
+
+
+def test_levels_are_fine_tuned_and_predicted(world, tmp_path):
+    table = write_mixed(tmp_path)
+    of_levels = ("task.kind=ordinal", "task.label_column=bin")
+    result = run_finetune(world, tmp_path / "run", table, *of_levels, *QUICK)
+    assert result["task"]["metric"] == "spearman"
+    model = result["models"]["fine-tuned"]
+    assert model["spearman"] > 0.5 and len(model["confusion"]) == 4
+    assert {"accuracy", "mse", "calibration_error"} <= model["metrics"].keys()
+    predict.main(
+        [
+            f"checkpoint={tmp_path / 'run'}",
+            f"input={table}",
+            "label_column=bin",
+            f"output={tmp_path / 'p.tsv'}",
+            "accelerator=cpu",
+        ]
+    )
+    rows = list(csv.DictReader((tmp_path / "p.tsv").open(), delimiter="\t"))
+    probs = np.array([[float(row[f"p_{level}"]) for level in range(4)] for row in rows])
+    expected = np.array([float(row["expected"]) for row in rows])
+    assert expected == pytest.approx(probs @ np.arange(4), abs=1e-4)
+    assert [row["label"] for row in rows[:3]] == [
+        row["bin"] for row in list(csv.DictReader(table.open()))[:3]
+    ]

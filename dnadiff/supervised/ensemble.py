@@ -47,7 +47,7 @@ from dnadiff.weights.loaded import columns_for, names_file
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
 NO_PREDICTION = "have no known base (all N) and no prediction (nan)"
-_OF_SEED = ("items", "mean", "std")  # of the task and of the target
+_OF_SEED = ("items", "mean", "std", "thresholds", "targets")  # of the task and of the target
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from dnadiff.fields import (
     Json,
     Name,
     Natural,
+    Positive,
     PositiveInt,
     checked_dataclass,
 )
@@ -39,7 +40,12 @@ from dnadiff.formats.regions import Region
 from dnadiff.formats.table import read_rows
 from dnadiff.progress import log
 from dnadiff.store.address import refuse_controls
-from dnadiff.supervised.classes import ClassTarget, MultiLabelTarget
+from dnadiff.supervised.classes import (
+    ClassTarget,
+    MultiLabelTarget,
+    OrdinalTarget,
+    SeveralTargets,
+)
 from dnadiff.supervised.items import (
     Items,
     TaskData,
@@ -60,23 +66,46 @@ KINDS: dict[str, type[TaskTarget]] = {
     "classification": ClassTarget,
     "regression": RegressionTarget,
     "multilabel": MultiLabelTarget,
+    "ordinal": OrdinalTarget,
 }
 
 
 def build_target(
-    kind: str, columns: Sequence[str], loss: str | None = None, transform: str | None = None
+    kind: str | Sequence[str],
+    columns: Sequence[str],
+    loss: str | None = None,
+    transform: str | None = None,
+    loss_weights: Sequence[float] | None = None,
 ) -> TaskTarget:
     """The target of a task before its labels are read.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, or one for each column.
         columns: of the labels.
-        loss, transform: of a regression; None is the default of `RegressionTarget`.
+        loss, transform: of regressions; None is the default of `RegressionTarget`.
+        loss_weights: of columns with a kind for each; None: equal.
 
     Raises:
         ValueError: for an unknown kind, an argument that the kind does not have, or too many
             columns.
     """
+    if not columns or len(set(columns)) < len(columns):
+        raise ValueError(
+            f"task.label_column {list(columns)} must name distinct columns, at least one"
+        )
+    if not isinstance(kind, str):
+        weights = loss_weights or [1.0] * len(columns)
+        if not len(kind) == len(columns) == len(weights):
+            raise ValueError(
+                f"task.label_column names {len(columns)} columns, task.kind {len(kind)} kinds and "
+                f"task.loss_weights {len(weights)} weights; give one for each column"
+            )
+        of_values = loss, transform
+        targets = [
+            build_target(one, [name], *(of_values if one == "regression" else ()))
+            for one, name in zip(kind, columns)
+        ]
+        return SeveralTargets(columns, targets, weights)
     if kind not in KINDS:
         raise ValueError(f"task.kind {kind!r} is not known; set it to {', '.join(KINDS)}")
     target = KINDS[kind]
@@ -91,11 +120,7 @@ def build_target(
     if len(columns) > 1 and not target.takes_several:
         raise ValueError(
             f"task.label_column names {len(columns)} columns and task.kind={kind} takes one; name "
-            "one, or set another task.kind"
-        )
-    if not columns or len(set(columns)) < len(columns):
-        raise ValueError(
-            f"task.label_column {list(columns)} must name distinct columns, at least one"
+            "one, or set task.kind to a list of kinds, one for each column"
         )
     return target(columns, **given)
 
@@ -297,7 +322,7 @@ class LabeledTask(ABC):
             together; None: only copies.
         expected: known number of sequences of parts; a difference is logged and noted.
         protocol, folds: which items a seed trains on, see `dnadiff.supervised.protocol`.
-        kind, loss, transform: see `dnadiff.supervised.labeled.build_target`.
+        kind, loss, transform, loss_weights: see `dnadiff.supervised.labeled.build_target`.
 
     Attributes:
         label_columns: the columns of the labels; a reader of a table sets them first.
@@ -315,12 +340,14 @@ class LabeledTask(ABC):
     protocol: str = "fixed"
     folds: NumFolds | None = None
     seed: Natural = 0
-    kind: str = "classification"
+    kind: str | list[str] = "classification"
     loss: str | None = None
     transform: str | None = None
+    loss_weights: list[Positive] | None = None
 
     def __post_init__(self) -> None:
-        self.target = build_target(self.kind, self.label_columns, self.loss, self.transform)
+        asked = self.kind, self.label_columns, self.loss, self.transform, self.loss_weights
+        self.target = build_target(*asked)
 
     @abstractmethod
     def read(self, tokenizer: DNATokenizer) -> LabeledSequences:

@@ -301,8 +301,12 @@ class TaskTarget(ABC):
         )
 
     def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
-        """The loss of predictions."""
-        return float(self.loss(predictions, labels))
+        """The loss of predictions, as a number."""
+        return float(self.predicted_loss(predictions, labels))
+
+    def predicted_loss(self, predictions: Tensor, labels: Tensor) -> Tensor:
+        """The mean loss of `predictions (S, K)`."""
+        return self.loss(predictions, labels)
 
     def valid_score(self, predictions: Tensor, labels: Tensor) -> ValidScore:
         """The score by which epochs and settings are chosen; the worst for predictions that are not
@@ -313,6 +317,10 @@ class TaskTarget(ABC):
     def record(self, score: ValidScore) -> JsonDict:
         """The score as it is stored in `fit_info`."""
         return {"valid_loss": -score.negative_loss}
+
+    def of_column(self, values: Tensor) -> Tensor:
+        """Labels as in `Items` from a column of values (N,)."""
+        return values[:, None]
 
     # Evaluation.
 
@@ -342,8 +350,7 @@ class TaskTarget(ABC):
     def reported(self, predictions: ndarray) -> ndarray:
         """Predictions (..., K) on the scale that is reported: probabilities, or values."""
 
-    @classmethod
-    def summary_rows(cls, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
+    def summary_rows(self, tally: Mapping[str, float], count: float) -> list[tuple[str, ...]]:
         """The printed summary of `count` sequences with these sums, under `tally_header`."""
         return [(name, f"{total / count:.6g}") for name, total in tally.items()]
 
@@ -588,9 +595,9 @@ class RegressionTarget(TaskTarget):
         mean, std = self._scale(found)
         return self.loss_function.link(found * std + mean)
 
-    def valid_loss(self, predictions: Tensor, labels: Tensor) -> float:
+    def predicted_loss(self, predictions: Tensor, labels: Tensor) -> Tensor:
         mean, std = self._scale(predictions)
-        return float(self.loss(self.loss_function.unlink((predictions - mean) / std), labels))
+        return self.loss(self.loss_function.unlink((predictions - mean) / std), labels)
 
     def details(self, runs: Sequence[ScoredValues]) -> JsonDict:
         scatter = {}
