@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -286,16 +286,6 @@ class CachedAttention:
             k, v = (torch.cat([before, x], 2) for before, x in zip(self.cached, (k, v)))
         self.cached = k, v
         return masked_attention(q, k, v, self.mask)
-
-
-class AttentionOptions(TypedDict, total=False):
-    """Keyword arguments of every `AttentionBackbone`, which documents them and has the defaults."""
-
-    mlp_ratio: PositiveInt
-    dropout: Probability
-    max_length: PositiveInt | None
-    activation_checkpointing: bool
-    compile: bool
 
 
 class AttentionBlock(nn.Module):

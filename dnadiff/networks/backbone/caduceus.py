@@ -30,7 +30,7 @@ class Caduceus(BiMambaBackbone, BlockBackbone):
         n_layers: number of blocks.
         bidirectional_strategy: `add` or `ew_multiply` the outputs of the two directions.
         bidirectional_weight_tie: share the projections between the directions.
-        **options: as in `MambaBackbone`, without `dropout`.
+        **options: as in `MambaBackbone`.
 
     Examples:
         >>> import torch

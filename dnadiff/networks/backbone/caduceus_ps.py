@@ -9,7 +9,7 @@ that reverse-complementing the sequence reverses the positions and channels of t
 """
 
 import re
-from typing import Unpack
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from dnadiff.diffusion.vocab import Vocab
 from dnadiff.fields import PositiveInt, checked
 from dnadiff.networks.backbone.base import OptTensor, PublishedLayout
 from dnadiff.networks.backbone.layers import at_least_float32, join
-from dnadiff.networks.backbone.mamba import BiMambaBackbone, CaduceusOptions
+from dnadiff.networks.backbone.mamba import BiMambaBackbone
 
 
 @checked
@@ -53,7 +53,7 @@ class CaduceusPS(BiMambaBackbone):
         n_layers: PositiveInt = 4,
         *,
         swap_strands: bool = False,
-        **options: Unpack[CaduceusOptions],
+        **options: Annotated[Any, BiMambaBackbone],
     ) -> None:
         super().__init__(vocab, d_model, n_layers, **options)
         self.d_model *= 2

@@ -2,7 +2,7 @@
 and adaLN (arXiv 2212.09748)."""
 
 import math
-from typing import Unpack
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from dnadiff.networks.backbone.attention import (
     Angles,
     AttentionBackbone,
     AttentionBlock,
-    AttentionOptions,
     CachedAttention,
     Mask,
     cached_mask,
@@ -119,7 +118,7 @@ class DiT(AttentionBackbone, AttentionCacheBackbone):
         n_layers: PositiveInt = 4,
         n_heads: PositiveInt = 4,
         cond_dim: PositiveInt = 128,
-        **options: Unpack[AttentionOptions],
+        **options: Annotated[Any, AttentionBackbone],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=True, **options)
         self.vocab_embed = nn.ParameterDict(

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -34,25 +34,6 @@ from dnadiff.networks.kernels.facade import SCANS, check_scan, check_states, cho
 
 if TYPE_CHECKING:
     from dnadiff.networks.backbone.context import SequencePiece
-
-
-class MambaOptions(TypedDict, total=False):
-    """Keyword arguments of every `MambaBackbone`, which documents them and has the defaults."""
-
-    d_state: PositiveInt
-    d_conv: PositiveInt
-    expand: PositiveInt
-    dt_rank: PositiveInt | None
-    norm_eps: float
-    rms_norm: bool
-    residual_in_fp32: bool
-    pad_vocab_to: PositiveInt
-    num_labels: Natural
-    time_conditioning: bool | None
-    cond_dim: PositiveInt
-    activation_checkpointing: bool
-    scan: str
-    compile: bool
 
 
 class MambaBlock(nn.Module):
@@ -277,13 +258,6 @@ class MambaBackbone(Backbone):
         return self.embedding.weight, None
 
 
-class CaduceusOptions(MambaOptions, total=False):
-    """Keyword arguments of `BiMambaBackbone`."""
-
-    bidirectional_strategy: Literal["add", "ew_multiply"]
-    bidirectional_weight_tie: bool
-
-
 class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
     """Bidirectional Mamba blocks: what `Caduceus` and `CaduceusPS` share.
 
@@ -295,7 +269,7 @@ class BiMambaBackbone(MambaBackbone, BidirectionalBackbone):
     def __init__(
         self, vocab: Vocab, d_model: PositiveInt = 128, n_layers: PositiveInt = 4,
         bidirectional_strategy: Literal["add", "ew_multiply"] = "add",
-        bidirectional_weight_tie: bool = True, **options: Unpack[MambaOptions],
+        bidirectional_weight_tie: bool = True, **options: Annotated[Any, MambaBackbone],
     ) -> None:  # fmt: skip
         mixer = partial(
             BiMamba,
@@ -381,7 +355,7 @@ class Mamba(MambaBackbone, CausalBackbone):
     """The published Mamba language model: the features of position l depend on tokens 0..l only.
 
     Args:
-        vocab, d_model, n_layers, dropout, **options: as in `MambaBackbone`.
+        vocab, d_model, n_layers, **options: as in `MambaBackbone`.
     """
 
     def __init__(
@@ -389,11 +363,9 @@ class Mamba(MambaBackbone, CausalBackbone):
         vocab: Vocab,
         d_model: PositiveInt = 128,
         n_layers: PositiveInt = 4,
-        *,
-        dropout: Probability = 0.0,
-        **options: Unpack[MambaOptions],
+        **options: Annotated[Any, MambaBackbone],
     ) -> None:
-        super().__init__(vocab, d_model, n_layers, UniMamba, dropout=dropout, **options)
+        super().__init__(vocab, d_model, n_layers, UniMamba, **options)
 
     def read(
         self, ids: Tensor, state: State | None = None, cond: OptTensor = None

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dnadiff.networks.backbone.base import OptTensor
 from dnadiff.networks.kernels.backend import MixerWay, MixerWeights, Piece
-from dnadiff.networks.kernels.facade import continued_mixer, mixer, two_stream_mixer
+from dnadiff.networks.kernels.facade import for_mixer
 
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": torch.add,
@@ -109,15 +109,17 @@ class UniMamba(nn.Module):
         piece: Piece | None = None,
     ) -> Tensor:
         """(B, L, D) -> (B, L, D), of whole sequences or of one piece of each."""
-        return mixer(hidden, self.weights(), valid, piece, scan=scan)
+        weights = self.weights()
+        return for_mixer(hidden, weights, valid, scan).mixer(hidden, weights, valid, piece)
 
     def carry(
         self, piece: Tensor, past: OptTensor, h: OptTensor, valid: OptTensor, scan: str
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(B, n, D) -> (B, n, D) in the forward direction, the last K - 1 inputs of the convolution
         and the last state, from those before it (None at the first)."""
-        forward = UniMamba.weights(self)
-        return continued_mixer(piece, forward, past, h, valid, scan=scan)
+        weights = UniMamba.weights(self)
+        kernels = for_mixer(piece, weights, valid, scan, states=True)
+        return kernels.continued_mixer(piece, weights, past, h, valid)
 
 
 class BiMamba(UniMamba):
@@ -170,13 +172,16 @@ class BiMamba(UniMamba):
         scan: str,
         clean_output: bool = True,
     ) -> tuple[Tensor, OptTensor]:
-        """See `two_stream_mixer`: a noised and a clean stream (B, L, D) in blocks."""
-        given = noised, clean, self.weights(), block_size, valid
-        return two_stream_mixer(*given, clean_output=clean_output, scan=scan)
+        """A noised and a clean stream (B, L, D) in blocks; see `AnyType.two_stream_mixer`."""
+        weights = self.weights()
+        kernels = for_mixer(noised, weights, valid, scan, states=True)
+        return kernels.two_stream_mixer(noised, clean, weights, block_size, valid, clean_output)
 
     def block(
         self, noised: Tensor, past: OptTensor, h: OptTensor, valid: OptTensor, scan: str
     ) -> Tensor:
         """One noised block (B, n, D) after the state of `carry`: (B, n, D), as `two_streams`
         computes it."""
-        return continued_mixer(noised, self.weights(), past, h, valid, scan=scan)[0]
+        weights = self.weights()
+        kernels = for_mixer(noised, weights, valid, scan, states=True)
+        return kernels.continued_mixer(noised, weights, past, h, valid)[0]

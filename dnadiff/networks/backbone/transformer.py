@@ -7,7 +7,7 @@ tied to the embedding (the architecture of GPT-2 as the Hugging Face Hub holds i
 
 import math
 from functools import partial
-from typing import Unpack
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from dnadiff.networks.backbone.attention import (
     Angles,
     AttentionBackbone,
     AttentionBlock,
-    AttentionOptions,
     CachedAttention,
     Mask,
 )
@@ -57,7 +56,7 @@ class Transformer(AttentionBackbone, CausalBackbone):
         d_model: PositiveInt = 128,
         n_layers: PositiveInt = 4,
         n_heads: PositiveInt = 4,
-        **options: Unpack[AttentionOptions],
+        **options: Annotated[Any, AttentionBackbone],
     ) -> None:
         super().__init__(vocab, d_model, n_heads, takes_sigma=False, **options)
         self.embedding = nn.Embedding(vocab.size, d_model)

@@ -246,7 +246,7 @@ class Backend(ABC):
         self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor,
         piece: Piece | None = None,
     ) -> Tensor:  # fmt: skip
-        """As `dnadiff.networks.kernels.facade.mixer`."""
+        """As `dnadiff.networks.kernels.facade.AnyType.mixer`."""
         (x, z), (x_rev, z_rev) = self._inputs(hidden, weights, valid)
         ways = weights.ways
         if piece is None and len(ways) == 2 and x is x_rev:
@@ -268,8 +268,8 @@ class Backend(ABC):
         self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
         valid: OptionalTensor = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """As `dnadiff.networks.kernels.facade.continued_mixer`; the inputs returned may be more
-        than K - 1."""
+        """As `dnadiff.networks.kernels.facade.AnyType.continued_mixer`; the inputs returned may be
+        more than K - 1."""
         (x, z), (x_rev, z_rev) = self._inputs(hidden, weights, valid)
         way, *reverse = weights.ways
         y_rev = None
@@ -286,7 +286,7 @@ class Backend(ABC):
         self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
         valid: OptionalTensor, clean_output: bool,
     ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
-        """As `dnadiff.networks.kernels.facade.two_stream_mixer`."""
+        """As `dnadiff.networks.kernels.facade.AnyType.two_stream_mixer`."""
         way, way_rev = weights.ways
         z_clean = None
         if clean_output:

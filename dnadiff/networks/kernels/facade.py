@@ -271,6 +271,18 @@ class AnyType(Backend):
         self, hidden: Tensor, weights: MixerWeights, valid: OptionalTensor,
         piece: Piece | None = None,
     ) -> Tensor:  # fmt: skip
+        """A whole mixer: projections, convolutions, scans and gate; where the back end has one, in
+        one kernel.
+
+        Args:
+            hidden: (Bt, L, D).
+            weights: of the mixer.
+            valid: (Bt, L) bool, False on padding, which has no influence on other positions.
+            piece: of sequences whose other pieces are in other processes.
+
+        Returns:
+            (Bt, L, D).
+        """
         if piece is None and self.fuses(hidden, weights, valid):
             return self.own.mixer(hidden, weights, valid)
         return super().mixer(hidden, weights, valid, piece)
@@ -279,14 +291,60 @@ class AnyType(Backend):
         self, hidden: Tensor, weights: MixerWeights, past: OptionalTensor, state: OptionalTensor,
         valid: OptionalTensor = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """A whole mixer of one piece of a sequence after others: for sampling, where pieces are
+        short and calls many. It may be one kernel where gradients are off and there is no padding.
+
+        The forward direction continues the pieces before; the reverse one, if there is one, is
+        confined to the piece.
+
+        Args:
+            hidden: (Bt, n, D).
+            weights, valid: as in `mixer`.
+            past: (Bt, K - 1, E) inputs of the convolution before the piece, and
+            state: (Bt, E, N) of the scan before it, both zero if None.
+
+        Returns:
+            (Bt, n, D), and `past` and `state` for the next piece.
+        """
+        way = weights.ways[0]
+        E, K = way.conv_weight.shape
+        shape = len(hidden), *way.A_log.shape
+        _check_state("state", state, shape, compute_dtype(hidden.dtype))
+        _check_shape("past", past, (len(hidden), K - 1, E))
         if valid is None and not torch.is_grad_enabled() and self.fuses(hidden, weights):
-            return self.own.continued_mixer(hidden, weights, past, state)
-        return super().continued_mixer(hidden, weights, past, state, valid)
+            out, x, state = self.own.continued_mixer(hidden, weights, past, state)
+        else:
+            out, x, state = super().continued_mixer(hidden, weights, past, state, valid)
+        return out, last_inputs(x, K), state
 
     def two_stream_mixer(
         self, noised: Tensor, clean: Tensor, weights: MixerWeights, block: int,
         valid: OptionalTensor, clean_output: bool,
     ) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
+        """A whole mixer of a noised and a clean stream in blocks: both directions in each block of
+        the first, the forward one in the second.
+
+        The forward direction of each noised block starts from the state and the last inputs of the
+        clean stream before the block. Where this is one kernel, these states are never in memory.
+
+        Args:
+            noised, clean: (Bt, L, D).
+            weights: of both directions; the second one is that of the noised stream in reverse.
+            block: b, 1 to L positions.
+            valid: as in `mixer`.
+            clean_output: whether the output of the clean stream is needed; otherwise only its
+                states are computed.
+
+        Returns:
+            (Bt, L, D) of the noised stream and, if it is needed, of the clean one.
+        """
+        _check_shape("clean", clean, noised.shape, " as noised")
+        L = noised.shape[1]
+        if isinstance(block, bool) or not isinstance(block, int) or not 1 <= block <= L:
+            raise ValueError(
+                f"block_size {block!r} does not fit sequences of {L} positions; expected an "
+                f"integer from 1 to {L}"
+            )
         given = noised, clean, weights, block, valid, clean_output
         if self.fuses(noised, weights, valid):
             return self.own.two_stream_mixer(*given)
@@ -371,86 +429,10 @@ def last_inputs(x: Tensor, num_taps: int) -> Tensor:
     return F.pad(x, (0, 0, missing, 0)) if missing > 0 else x[:, -missing:]
 
 
-def mixer(
-    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor = None,
-    piece: Piece | None = None,
-    *, scan: str = AUTO,
-) -> Tensor:  # fmt: skip
-    """A whole mixer: projections, convolutions, scans and gate; where the back end has one, in one
-    kernel.
-
-    Args:
-        hidden: (Bt, L, D).
-        weights: of the mixer.
-        valid: (Bt, L) bool, False on padding, which has no influence on other positions.
-        piece: of sequences whose other pieces are in other processes.
-
-    Returns:
-        (Bt, L, D).
-    """
-    return _of_mixer(hidden, weights, valid, scan, False).mixer(hidden, weights, valid, piece)
-
-
-def continued_mixer(
-    hidden: Tensor, weights: MixerWeights, past: OptionalTensor = None,
-    state: OptionalTensor = None, valid: OptionalTensor = None,
-    *, scan: str = AUTO,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """A whole mixer of one piece of a sequence after others: for sampling, where pieces are short
-    and calls many. It may be one kernel where gradients are off and there is no padding.
-
-    The forward direction continues the pieces before; the reverse one, if there is one, is confined
-    to the piece.
-
-    Args:
-        hidden: (Bt, n, D).
-        weights, valid: as in `mixer`.
-        past: (Bt, K - 1, E) inputs of the convolution before the piece, and
-        state: (Bt, E, N) of the scan before it, both zero if None.
-
-    Returns:
-        (Bt, n, D), and `past` and `state` for the next piece.
-    """
-    backend = _of_mixer(hidden, weights, valid, scan, True)
-    (Bt, _, _), (E, K), way = hidden.shape, weights.ways[0].conv_weight.shape, weights.ways[0]
-    _check_state("state", state, (Bt, *way.A_log.shape), compute_dtype(hidden.dtype))
-    _check_shape("past", past, (Bt, K - 1, E))
-    out, x, state = backend.continued_mixer(hidden, weights, past, state, valid)
-    return out, last_inputs(x, K), state
-
-
-def two_stream_mixer(
-    noised: Tensor, clean: Tensor, weights: MixerWeights, block_size: int,
-    valid: OptionalTensor = None,
-    *, clean_output: bool = True, scan: str = AUTO,
-) -> tuple[Tensor, OptionalTensor]:  # fmt: skip
-    """A whole mixer of a noised and a clean stream in blocks: both directions in each block of the
-    first, the forward one in the second.
-
-    The forward direction of each noised block starts from the state and the last inputs of the
-    clean stream before the block. Where this is one kernel, these states are never in memory.
-
-    Args:
-        noised, clean: (Bt, L, D).
-        weights: of both directions; the second one is that of the noised stream in reverse.
-        block_size: b, 1 to L positions.
-        valid: as in `mixer`.
-        clean_output: whether the output of the clean stream is needed; otherwise only its states
-            are computed.
-
-    Returns:
-        (Bt, L, D) of the noised stream and, if it is needed, of the clean one.
-    """
-    backend = _of_mixer(noised, weights, valid, scan, True)
-    _check_shape("clean", clean, noised.shape, " as noised")
-    _num_blocks(block_size, noised.shape[1])
-    return backend.two_stream_mixer(noised, clean, weights, block_size, valid, clean_output)
-
-
-def _of_mixer(
-    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor, scan: str, states: bool
+def for_mixer(
+    hidden: Tensor, weights: MixerWeights, valid: OptionalTensor, scan: str, states: bool = False
 ) -> AnyType:
-    """The back end, for operands that fit."""
+    """The back end for a mixer whose operands (see `AnyType.mixer`) fit; `states` as in `choose`."""
     (D, E), in_proj = weights.out_proj.shape, weights.in_proj.shape
     if _check_rows("hidden", hidden)[2] != D or in_proj != (2 * E, D):
         raise ValueError(
@@ -498,16 +480,6 @@ def _check_state(
             f"{name} has type {state.dtype}, expected {dtype}, in which this scan computes; "
             f"convert it with .to({dtype})"
         )
-
-
-def _num_blocks(block_size: int, L: int) -> int:
-    """The number of blocks of so many positions."""
-    if isinstance(block_size, bool) or not isinstance(block_size, int) or not 1 <= block_size <= L:
-        raise ValueError(
-            f"block_size {block_size!r} does not fit sequences of {L} positions; expected an "
-            f"integer from 1 to {L}"
-        )
-    return -(-L // block_size)
 
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

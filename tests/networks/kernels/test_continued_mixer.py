@@ -4,7 +4,12 @@ import pytest
 import torch
 
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
-from dnadiff.networks.kernels.facade import continued_mixer
+from dnadiff.networks.kernels.facade import for_mixer
+
+
+def continued_mixer(hidden, weights, past=None, state=None, scan="auto"):
+    kernels = for_mixer(hidden, weights, None, scan, states=True)
+    return kernels.continued_mixer(hidden, weights, past, state)
 
 
 @pytest.mark.parametrize("d_conv", [1, 2, 4])

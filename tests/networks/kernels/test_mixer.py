@@ -5,7 +5,7 @@ import torch
 
 from dnadiff.networks.backbone.mixer import BiMamba, UniMamba
 from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
-from dnadiff.networks.kernels.facade import kernels, mixer
+from dnadiff.networks.kernels.facade import for_mixer, kernels
 
 SHAPES = [(1, 3, 2, 1, 1, 1), (50, 10, 20, 4, 1, 4), (97, 37, 70, 12, 7, 3)]  # L, D, E, N, R, K
 
@@ -14,9 +14,13 @@ def fuses_mixer(hidden, weights, scan="auto"):
     return kernels(scan, hidden).fuses(hidden, weights)
 
 
+def mixer(hidden, weights, valid=None, scan="auto"):
+    return for_mixer(hidden, weights, valid, scan).mixer(hidden, weights, valid)
+
+
 def run(*tensors, valid=None, scan):
     ways = [MixerWay(*tensors[i : i + 7]) for i in range(3, len(tensors), 7)]
-    return mixer(tensors[0], MixerWeights(*tensors[1:3], ways), valid, scan=scan)
+    return mixer(tensors[0], MixerWeights(*tensors[1:3], ways), valid, scan)
 
 
 @pytest.mark.parametrize("num_ways", [1, 2])

@@ -6,7 +6,7 @@ import torch
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.networks.backbone.caduceus import Caduceus
 from dnadiff.networks.kernels.backend import MixerWay, MixerWeights
-from dnadiff.networks.kernels.facade import kernels, two_stream_mixer
+from dnadiff.networks.kernels.facade import for_mixer, kernels
 
 # L, D, E, N, R, K and block sizes: fewer positions than taps, blocks that begin anywhere in a chunk
 # of 32, 48 or 64, and shorter last blocks.
@@ -27,6 +27,11 @@ def weights_of(in_proj, out_proj, *rest):
 
 def fuses_mixer(hidden, weights, scan="auto"):
     return kernels(scan, hidden).fuses(hidden, weights)
+
+
+def two_stream_mixer(noised, clean, weights, block, valid=None, clean_output=True, scan="auto"):
+    found = for_mixer(noised, weights, valid, scan, states=True)
+    return found.two_stream_mixer(noised, clean, weights, block, valid, clean_output)
 
 
 def run(*tensors, block, scan, valid=None, clean_output=True):
