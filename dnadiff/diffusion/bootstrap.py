@@ -47,9 +47,9 @@ def ratio(
     denominator: ndarray,
     block: ndarray | None = None,
     num_resamples: int = 2000,
-    seed: int = 0,
 ) -> ConfidenceInterval:
-    """sum(numerator) / sum(denominator) with a block bootstrap interval.
+    """sum(numerator) / sum(denominator) with a block bootstrap interval; the same blocks have the
+    same replicates in every call.
 
     The bootstrap standard error of n blocks is too small by sqrt((n - 1) / n), which matters for
     small n, so it is scaled up. The interval is value ± t se with the 97.5 % quantile t of
@@ -59,7 +59,6 @@ def ratio(
         numerator: (S,), for example the nats of each window, or the difference of two models' nats.
         denominator: (S,), for example the number of tokens of each window.
         block: (S,) block number of each item; None makes each item a block of its own.
-        seed: of the resampling; the same seed and blocks give the same replicates in every call.
 
     Returns:
         The ratio and its interval. Error and interval are NaN if fewer than 5 blocks have a
@@ -81,9 +80,9 @@ def ratio(
     n = len(bottom)
     if n < MIN_BLOCKS:
         return ConfidenceInterval(value, *3 * [math.nan])
-    counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=num_resamples)
-    bootstrap_replicates = (counts @ top) / (counts @ bottom)
-    se = float(bootstrap_replicates.std(ddof=1)) * math.sqrt(n / (n - 1))
+    counts = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=num_resamples)
+    replicates = (counts @ top) / (counts @ bottom)
+    se = float(replicates.std(ddof=1)) * math.sqrt(n / (n - 1))
     half = student_t(n - 1) * se
     return ConfidenceInterval(value, se, value - half, value + half)
 

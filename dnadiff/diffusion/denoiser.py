@@ -468,8 +468,7 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
     def log_sum_and_logits(
         self, ids: Tensor, banned: Sequence[int], query: Query
     ) -> tuple[Tensor, Tensor]:
-        index = query.places()
-        return self._log_sum(self.read_features(query)[index], ids, banned)
+        return self._log_sum(self.read_features(query)[query.places()], ids, banned)
 
     def step_block(self, query: Query, state: State | None = None) -> Tensor:
         """`log_probs` at the positions that a state of `around` leaves out."""
@@ -554,12 +553,11 @@ class BlockDenoiser(Denoiser):
 
     def _both(self, x0: Tensor, query: Query, clean: bool = False) -> tuple[Tensor, OptTensor]:
         xt = query.xt.long()
-        cond = query.cond
-        valid = query.valid
+        beside = query.cond, query.valid
         size = min(self.block_size, xt.shape[1])
         if size == xt.shape[1] and not clean:  # no block reads the clean stream
-            return self.backbone.features(xt, None, cond, valid), None
-        return self.backbone.block_features(xt, x0.long(), size, cond, valid, clean)
+            return self.backbone.features(xt, None, *beside), None
+        return self.backbone.block_features(xt, x0.long(), size, *beside, clean)
 
     def nll_with_next(
         self, x0: Tensor, query: Query, next_positions: Tensor
@@ -782,8 +780,8 @@ class InContext(InBlock):
 
     def _around(self, denoiser: BaseDenoiser, rows: OptTensor) -> InContext:
         context = self.context if rows is None else self.context.rows(rows)
-        equal = self.same_for_all_rows
-        return InContext(denoiser, self._state_of(rows), context, self.columns, equal)
+        own = self.columns, self.same_for_all_rows
+        return InContext(denoiser, self._state_of(rows), context, *own)
 
     def predict(self, kind: Kind, query: Query) -> Tensor:
         first = slice(len(query.xt))  # one for all
@@ -793,8 +791,7 @@ class InContext(InBlock):
         whole[:, self.columns], requested[:, self.columns] = query.xt, query.requested
         state = None if self.state is None else self.state.select(first)
         asked = context._replace(xt=whole, t=query.t, positions=requested)
-        found = self.denoiser.step_block(asked, state)
-        return query.shaped(found)
+        return query.shaped(self.denoiser.step_block(asked, state))
 
 
 class OtherStrand(DenoiserWrapper):
@@ -852,8 +849,7 @@ def site_log_probs(
     ids: Tensor,
     sites: Tensor,
     stranded: bool = False,
-    valid: Tensor | None = None,
-    cond: Tensor | None = None,
+    cond: OptTensor = None,
 ) -> Tensor:
     """Log-probabilities of the token at each site, with all sites of a window masked in the same
     network call.
@@ -869,7 +865,7 @@ def site_log_probs(
         stranded: read the given strand alone. Otherwise the reverse complement is read too, in a
             second call. A network that is equivariant under the reverse complement (Caduceus-PS)
             predicts the same for both, so the second call can be saved.
-        valid, cond: as in `Query`; columns are those of the given strand.
+        cond: as in `Query`; columns are those of the given strand.
 
     Returns:
         (K, M, V): for each of the K strands read, the given one first, the M sites in row-major
@@ -882,7 +878,6 @@ def site_log_probs(
     denoiser = denoiser.require_any_order("the distribution at a site given both sides")
     require("the distribution at a masked site", denoiser, AbsorbingProcess)
     xt = torch.where(sites, process.vocab.mask_id, ids)
-    t = process.time_of(xt)
     strands = [denoiser] if stranded else [denoiser, OtherStrand(denoiser, process.vocab)]
-    query = Query(xt, t, cond, sites, valid)
+    query = Query(xt, process.time_of(xt), cond, sites)
     return torch.stack([strand.log_probs(*query) for strand in strands])

@@ -214,11 +214,9 @@ class DiffusionModule(lightning.LightningModule):
         epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
         loop = checkpoint["loops"]["fit_loop"]
         loop["epoch_progress"] |= {"current": epochs, "total": dict(epochs)}
-        current = dict.fromkeys(epochs, batch)
-        total = dict.fromkeys(epochs, done)
         loop["epoch_loop.batch_progress"] |= {
-            "current": current,
-            "total": total,
+            "current": dict.fromkeys(epochs, batch),
+            "total": dict.fromkeys(epochs, done),
             "is_last_batch": False,
         }
 
@@ -273,5 +271,4 @@ class TrainingData(lightning.LightningDataModule):
 def saved_position(checkpoint: Config) -> LoaderState | None:
     """The `epoch` and the `batch` in it with which a resumed run begins; None if the checkpoint has
     no state of `TrainingData`."""
-    state = with_current_state(checkpoint).get(DATA_STATE, {})
-    return state.get("train_loader")
+    return with_current_state(checkpoint).get(DATA_STATE, {}).get("train_loader")

@@ -290,10 +290,10 @@ class CurveSums:
         each = zip(h0, nelbo, total, squares, *sums)
         return np.stack([_through_bins(length, *sums) for sums in each])
 
-    def bootstrap_replicates(self, num_resamples: int = 100, seed: int = 0) -> Floats:
+    def bootstrap_replicates(self, num_resamples: int = 100) -> Floats:
         """Fits to resampled units, `(num_resamples, L)`: their spread is the error of the fit."""
         units = len(self.tokens)
-        counts = np.random.default_rng(seed).multinomial(
+        counts = np.random.default_rng(0).multinomial(
             units, np.full(units, 1 / units), size=num_resamples
         )
         return self._fits(counts[counts @ self.tokens > 0].astype(float))

@@ -507,6 +507,7 @@ def _first(priorities: Tensor, masked: Tensor) -> Tensor:
 
 
 MAX_MASKED = 14
+_ROWS = 1024  # masked sequences per network call
 
 
 @torch.no_grad()
@@ -515,7 +516,6 @@ def exact_curve(
     process: AbsorbingProcess,
     x0: Tensor,
     maskable: OptTensor = None,
-    batch_size: int = 1024,
 ) -> Tensor:
     """h(n) of each sequence: the cross-entropy of a masked token, averaged over all masks that
     leave n tokens visible.
@@ -528,7 +528,6 @@ def exact_curve(
         maskable: (L,) bool; other tokens stay visible and count neither in the loss nor in n, but
             in the time that a network is conditioned on, as in sampling
             (`AbsorbingProcess.time_at`). None is all.
-        batch_size: masked sequences per network call.
 
     Returns:
         (B, L) float64, nats, with L the number of maskable tokens; its sum over n is the NELBO.
@@ -551,20 +550,18 @@ def exact_curve(
     some = torch.arange(1, 1 << number)[:, None] >> torch.arange(number - 1, -1, -1) & 1
     masks = torch.zeros(len(some), x0.shape[1], dtype=torch.bool)
     masks[:, places] = some.bool()
-    masks = masks.to(x0.device)
     count = masks.sum(-1)
-    exact = float64_device(x0.device)
-    h = torch.zeros(len(x0), number, dtype=torch.float64, device=exact)
+    h = torch.zeros(len(x0), number, dtype=torch.float64)
     for row, x in enumerate(x0.long()):
-        per_mask = []
-        for m in masks.split(batch_size):
-            batch = WindowBatch(x.expand_as(m), {})
+        costs = []
+        for m in masks.to(x.device).split(_ROWS):
             xt = torch.where(m, process.vocab.mask_id, x)
-            nll = cross_entropy(denoiser, batch, xt, process.time_of(xt), m)
-            per_mask.append(nll.sum(-1) / m.to(nll.device).sum(-1))
+            batch = WindowBatch(x.expand_as(m), {})
+            costs.append(cross_entropy(denoiser, batch, xt, process.time_of(xt), m).sum(-1))
+        each = torch.cat(costs).cpu() / count
         for n in range(number):
-            h[row, n] = torch.cat(per_mask)[count.to(exact) == number - n].mean()
-    return h
+            h[row, n] = each[count == number - n].mean()
+    return h.to(float64_device(x0.device))
 
 
 def exact_nelbo(

@@ -20,7 +20,7 @@ class AR(Objective):
 
     def compute(self, denoiser: BaseDenoiser, batch: TrainingBatch) -> Loss:
         weight = batch.weight
-        counted = self.where(batch.weight > 0)
+        counted = self.where(weight > 0)
         query = batch.query(batch.x0, None, counted.requested)
         nll = counted.only(denoiser.nll(batch.x0, *query))
         return Loss.mean(nll * counted.at(weight), weight.sum())

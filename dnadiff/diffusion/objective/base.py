@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeAlias
 
 from torch import Tensor, ones_like
@@ -23,7 +23,7 @@ from dnadiff.diffusion.denoiser import (
 from dnadiff.diffusion.draws import Draws
 from dnadiff.diffusion.objective.masking import Bernoulli, MaskedBatch, Masking, Positions
 from dnadiff.diffusion.process import AbsorbingProcess, BaseProcess, Parameterization, require
-from dnadiff.fields import Config
+from dnadiff.fields import Config, checked_dataclass
 
 _CHECKED = 16  # calls on a GPU per check for whose result the process waits
 # Up to this size of the vocabulary, computing more logits on a GPU costs less than waiting for it
@@ -241,6 +241,7 @@ class Objective(ABC):
         return Denoiser(backbone, self.parameterization(), self.process.noise, time_conditioning)
 
 
+@checked_dataclass
 class MaskedObjective(Objective):
     """A bound on -log p from masked positions alone: mask, evaluate the denoiser there, weight each
     row.
@@ -257,24 +258,18 @@ class MaskedObjective(Objective):
             know of it, as in MDLM's code. Padding is never counted.
     """
 
-    masking: Masking
+    masking: Masking = field(default_factory=Bernoulli)
+    protocol: Protocol = field(default="count", kw_only=True)
 
-    def __init__(
-        self,
-        process: AbsorbingProcess,
-        masking: Masking | None = None,
-        protocol: Protocol = "count",
-    ) -> None:
-        super().__init__(process)
-        self.protocol = protocol
-        self.masks_padding = protocol == "mdlm"
-        if self.masks_padding and process.vocab.complement is not None:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.masks_padding = self.protocol == "mdlm"
+        if self.masks_padding and self.process.vocab.complement is not None:
             raise ValueError(
                 "objective.protocol=mdlm corrupts padding, which is for text; DNA has "
                 "protocol=count"
             )
-        self.masking = masking or Bernoulli()
-        self.masking.check(process.noise)
+        self.masking.check(self.process.noise)
 
     def notes(self) -> list[str]:
         return self.masking.notes(self.bound)

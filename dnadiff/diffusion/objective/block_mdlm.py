@@ -46,7 +46,7 @@ class BlockMDLM(MDLM):
         next_token_weight: NonNegative = 0.0,
         protocol: Protocol = "count",
     ) -> None:
-        super().__init__(process, masking or ExactCount(), weighting, protocol)
+        super().__init__(process, masking or ExactCount(), weighting, protocol=protocol)
         self.block_size = block_size
         self.next_token_weight = float(next_token_weight)
 

@@ -95,8 +95,7 @@ class Bound(Objective):
         log_probs = denoiser.x0_log_probs(*batch.query(xt, t.float(), where))
         times = t[:, None].expand(x0.shape)[where]
         nats = torch.atleast_2d(cost(log_probs, x0[where], xt[where], times))
-        found = nats.new_zeros(len(nats), *x0.shape)
-        return found.masked_scatter(where, nats)
+        return nats.new_zeros(len(nats), *x0.shape).masked_scatter(where, nats)
 
     def _ends(self, denoiser: MaskedDenoiser, batch: TrainingBatch, u: Tensor) -> Tensor:
         """What the schedule leaves out at t = 1 and, in continuous time, at t = 0: (B, L)."""

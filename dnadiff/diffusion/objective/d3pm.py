@@ -1,23 +1,19 @@
 """Absorbing-state D3PM in discrete time (arXiv 2107.03006), in the plug-in form that MDLM (arXiv
 2406.07524) compares with."""
 
+from dataclasses import field
+
 import torch
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import MaskedDenoiser
-from dnadiff.diffusion.objective.base import (
-    Loss,
-    MaskedObjective,
-    Protocol,
-    TrainingBatch,
-    mean_over,
-)
-from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch, Masking, Positions
-from dnadiff.diffusion.process import AbsorbingProcess, Parameterization, Softmax
-from dnadiff.fields import checked
+from dnadiff.diffusion.objective.base import Loss, MaskedObjective, TrainingBatch, mean_over
+from dnadiff.diffusion.objective.masking import DiscreteTime, MaskedBatch, Positions
+from dnadiff.diffusion.process import Parameterization, Softmax
+from dnadiff.fields import checked_dataclass
 
 
-@checked
+@checked_dataclass
 class D3PM(MaskedObjective):
     """T sum_i KL(q(xs | xt, x0) || plug-in posterior), i = 1..T, plus the reconstruction term -log
     p(x0 | x at t = 0).
@@ -37,26 +33,19 @@ class D3PM(MaskedObjective):
         protocol: see `MaskedObjective`.
     """
 
-    masking: DiscreteTime
     everywhere = False
 
-    def __init__(
-        self,
-        process: AbsorbingProcess,
-        masking: Masking | None = None,
-        zero_masking: bool = False,
-        carry_over: bool = False,
-        protocol: Protocol = "count",
-    ) -> None:
-        masking = masking or DiscreteTime()
-        if not isinstance(masking, DiscreteTime):
+    masking: DiscreteTime = field(default_factory=DiscreteTime)
+    zero_masking: bool = False
+    carry_over: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.masking, DiscreteTime):
             raise ValueError(
                 "d3pm is defined in discrete time and cannot use masking "
-                f"{type(masking).__name__}; set objective/masking=discrete_time"
+                f"{type(self.masking).__name__}; set objective/masking=discrete_time"
             )
-        super().__init__(process, masking, protocol)
-        self.zero_masking = zero_masking
-        self.carry_over = carry_over
+        super().__post_init__()
 
     def parameterization(self) -> Parameterization:
         return Softmax(self.process.vocab, self.zero_masking, self.carry_over)
@@ -72,8 +61,8 @@ class D3PM(MaskedObjective):
         query = batch.query(masked.xt, masked.t.float(), positions.chosen)
         if self.zero_masking:
             return -denoiser.x0_log_probs_of(batch.x0, query)[:, 0]
-        mask_id = self.process.vocab.mask_id
-        log_prob, on_mask = denoiser.x0_log_probs_of(batch.x0, query, mask_id).unbind(-1)
+        both = denoiser.x0_log_probs_of(batch.x0, query, self.process.vocab.mask_id)
+        log_prob, on_mask = both.unbind(-1)
         on_mask = on_mask.exp()
         alpha_t, alpha_s = self.masking.alphas(self.process.noise, masked.t)
         # The first step unmasks everything (stay = 0); with the odds of t in place of those of s
@@ -97,9 +86,8 @@ class D3PM(MaskedObjective):
         if self.carry_over:
             return diffusion
         # the reconstruction, -log p(x0 | x0) at t = 0
-        x0 = batch.x0
-        weight = batch.weight
-        counted = batch.weight > 0
+        x0, weight, *_ = batch
+        counted = weight > 0
         query = batch.query(x0, torch.zeros(len(x0), device=x0.device), counted)
         nll = -denoiser.x0_log_probs_of(x0, query)[:, 0]
         clean = mean_over(nll * weight[counted], weight.sum())

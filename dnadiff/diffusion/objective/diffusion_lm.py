@@ -61,11 +61,10 @@ class DiffusionLM(Objective):
         return VectorDenoiser(backbone, self.process, codes, time_conditioning, clamps=True)
 
     def compute(self, denoiser: VectorDenoiser, batch: TrainingBatch) -> Loss:
-        weight = batch.weight
         num_tokens = batch.weight.sum()
         u = strata(batch.draws, True, batch.x0.device)
         simple, bound = (
-            mean_over((each * weight).sum(), num_tokens)
+            mean_over((each * batch.weight).sum(), num_tokens)
             for each in self._costs(denoiser, batch, u, self.bound)
         )
         return Loss(bound if self.bound else simple, bound.detach(), num_tokens)

@@ -131,7 +131,7 @@ class LearnedOrder(Objective):
 
     def compute(self, denoiser: OrderDenoiser, batch: TrainingBatch) -> Loss:
         weight = batch.weight
-        num_tokens = batch.weight.sum()
+        num_tokens = weight.sum()
         u = strata(batch.draws, True, batch.x0.device)
         prefix = self.draw_prefix(denoiser, batch, u)
         costs = self.next_costs(denoiser, batch, prefix)

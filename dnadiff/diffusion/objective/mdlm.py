@@ -6,15 +6,14 @@ from typing import Literal, TypeAlias
 from torch import Tensor
 
 from dnadiff.diffusion.denoiser import Backbone, BaseDenoiser
-from dnadiff.diffusion.objective.base import MaskedObjective, Protocol, TrainingBatch
-from dnadiff.diffusion.objective.masking import MaskedBatch, Masking, Positions
-from dnadiff.diffusion.process import AbsorbingProcess
-from dnadiff.fields import PositiveFraction, checked
+from dnadiff.diffusion.objective.base import MaskedObjective, TrainingBatch
+from dnadiff.diffusion.objective.masking import MaskedBatch, Positions
+from dnadiff.fields import PositiveFraction, checked_dataclass
 
 Weighting: TypeAlias = Literal["nelbo", "cross_entropy"]  # whether the bound is differentiated
 
 
-@checked
+@checked_dataclass
 class MDLM(MaskedObjective):
     """The negative evidence lower bound under SUBS, in continuous time (arXiv 2406.07524v2, eq. 10)
     or in T steps (`DiscreteTime`).
@@ -35,6 +34,7 @@ class MDLM(MaskedObjective):
         >>> from dnadiff.data.tokenizer import DNATokenizer
         >>> from dnadiff.diffusion.draws import Draws
         >>> from dnadiff.diffusion.noise import LogLinear
+        >>> from dnadiff.diffusion.process import AbsorbingProcess
         >>> vocab = DNATokenizer().vocab
         >>> objective = MDLM(AbsorbingProcess(vocab, LogLinear()), weighting="nelbo")
         >>> denoiser = objective.denoiser(Caduceus(vocab, d_model=16, n_layers=1))
@@ -46,17 +46,12 @@ class MDLM(MaskedObjective):
         256.0
     """
 
-    def __init__(
-        self,
-        process: AbsorbingProcess,
-        masking: Masking | None = None,
-        weighting: Weighting = "nelbo",
-        protocol: Protocol = "count",
-        self_conditioning: PositiveFraction | None = None,
-    ) -> None:
-        super().__init__(process, masking, protocol)
-        self.bound = weighting == "nelbo"
-        self.self_conditioning = self_conditioning
+    weighting: Weighting = "nelbo"
+    self_conditioning: PositiveFraction | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.bound = self.weighting == "nelbo"
 
     def make_denoiser(self, backbone: Backbone, time_conditioning: bool) -> BaseDenoiser:
         if self.self_conditioning is None:

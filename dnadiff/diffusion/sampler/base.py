@@ -214,8 +214,7 @@ class CountedDenoiser:
         yet."""
         if self.denoiser.given is not None:
             part = self.denoiser.for_rows(rows, columns)
-            block = self._block(x, rows, columns)
-            for size in part.score_given(block, state):
+            for size in part.score_given(self._block(x, rows, columns), state):
                 self._count(size)
 
     def ends(self, masked: Tensor) -> Tensor:
@@ -477,8 +476,7 @@ def redrawn(
 ) -> Tensor:
     """x (B, L) with tokens that `unmask` draws from `log_probs (M, V)` at the positions
     `now (B, L)`, in row-major order, with `uniform (B, L)`."""
-    tokens = unmask(log_probs, uniform[now.to(uniform.device)])
-    return x.masked_scatter(now, tokens.to(x))
+    return x.masked_scatter(now, unmask(log_probs, uniform[now.to(uniform.device)]).to(x))
 
 
 class Plan(NamedTuple):
