@@ -14,6 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -195,15 +196,14 @@ def bar(
         yield
 
 
+@dataclass
 class _Lines:
     """Occasional lines, for files and pipes."""
 
+    stream: TextIO
+    label: str
+    every: float
     shows_end = False
-
-    def __init__(self, stream: TextIO, label: str, every: float) -> None:
-        self.stream = stream
-        self.label = label
-        self.every = every
 
     def show(self, done: float, text: str) -> None:
         self.stream.write(f"{self.label}  {text}\n")

@@ -267,7 +267,7 @@ class Process(BaseProcess):
     def reconstruction(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
         """-log p(x0 | xt) of each position where one step reverts everything, as at t = 0: nats,
         (M,); arguments as in `integrand`."""
-        return -log_probs.gather(-1, x0[:, None])[:, 0]
+        return F.nll_loss(log_probs, x0, reduction="none")
 
     def step_cost(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """KL(q(xs | xt, x0) || p(xs | xt)) of each position in the reverse step from t to s: nats,
@@ -393,7 +393,7 @@ class AbsorbingProcess(MaskingProcess):
         return self.masked_at(x0, 1 - self.noise.alpha(t)[:, None], maskable, draws)
 
     def integrand(self, log_probs: Tensor, x0: Tensor, xt: Tensor, t: Tensor) -> Tensor:
-        nll = -log_probs.gather(-1, x0[:, None])[:, 0]
+        nll = self.reconstruction(log_probs, x0, xt, t)
         return torch.where(self.changes(xt), self.noise.weight(t).to(nll) * nll, 0.0)
 
     def reverse(self, log_probs: Tensor, xt: Tensor, t: Tensor, s: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from dnadiff.fields import Built, Natural, NonNegative, PositiveInt, check_value
+from dnadiff.fields import Built, Config, Natural, NonNegative, PositiveInt, check_value
 from dnadiff.store.address import expand_user, shortened
 from dnadiff.store.disk import check_output
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MISSING = "???"  # a value that the user must give, in Hydra's notation
-Config = dict[str, Any]  # a configuration: nested dicts of plain values
 # An object that a config group describes: `_target_` and the arguments of its constructor.
 Group = dict[str, Any]
 Accelerator = Literal["auto", "cpu", "gpu", "cuda", "mps"]

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, TypeVar, ca
 import yaml
 from pydantic import ValidationError
 
-from dnadiff.fields import described
+from dnadiff.fields import Config, described
 from dnadiff.options.base import (
-    Config,
     Options,
     Result,
     ShardedOptions,
@@ -218,7 +217,16 @@ class Command(Generic[P]):
             check_output(path, options.overwrite or getattr(options, "resume", False))
         if "browser" in pages:
             imported("dnadiff.report.browser").library()  # refuses now if it is not installed
-        result = self._run(options)
+        if isinstance(options, ShardedOptions):
+            from dnadiff.jobs.runner import RunOptions, run_jobs
+
+            given: Config = {"command": self.name, "overrides": options.overrides}
+            given["named"] = is_named(options.arguments)
+            # Refuses what exists before anything is loaded.
+            running = options.into(RunOptions.checked, **given)
+        result = self.function(options)
+        if isinstance(result, list):
+            result = result_of(run_jobs(result, running))
         self.write_page(options, result)
         return result
 
@@ -236,18 +244,6 @@ class Command(Generic[P]):
                 line = shlex.join(["python", "-m", f"dnadiff.{self.name}", *given])
                 page = replace(page, commands=(line,))
             imported("dnadiff.report.page").write(page, path)
-
-    def _run(self, options: Any) -> Result:
-        if not isinstance(options, ShardedOptions):
-            return self.function(options)
-        from dnadiff.jobs.runner import RunOptions, run_jobs
-
-        given: Config = {"command": self.name, "overrides": options.overrides}
-        given["named"] = is_named(options.arguments)
-        # Refuses what exists before anything is loaded.
-        running = options.into(RunOptions.checked, **given)
-        found = self.function(options)
-        return result_of(run_jobs(found, running)) if isinstance(found, list) else found
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The command line: an error ends the process with status 1 and one line on standard

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from dnadiff.fields import signature_of
-from dnadiff.options.base import MISSING, Config, Options
+from dnadiff.fields import Config, signature_of
+from dnadiff.options.base import MISSING, Options
 from dnadiff.progress import closest, quoted
 from dnadiff.renamed import RENAMED_CHOICES, with_current_choices
 from dnadiff.store.address import shortened, shown

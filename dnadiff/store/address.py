@@ -7,6 +7,7 @@ another process names the copy in the cache.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -53,6 +54,13 @@ def expand_user(path: str | Path) -> Path:
             f"{path}: this machine knows no such home folder; write out the complete path, or ./~ "
             "for a file of that name"
         ) from error
+
+
+def cache_root() -> Path:
+    """The folder of the cache, which need not exist; a `~` in `$DNADIFF_CACHE` is not expanded."""
+    if chosen := os.environ.get("DNADIFF_CACHE"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
 
 
 def existing(path: str) -> Path:

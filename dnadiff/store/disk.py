@@ -48,7 +48,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from dnadiff.progress import Progress, log
-from dnadiff.store.address import expand_user, is_remote
+from dnadiff.store.address import cache_root, expand_user, is_remote
 
 if TYPE_CHECKING:
     import numpy as np
@@ -598,12 +598,7 @@ def cache_dir(name: str) -> Path:
         OSError: if `$DNADIFF_CACHE` is set and cannot be written, or the folder for temporary files
             is not this user's alone.
     """
-    chosen = os.environ.get("DNADIFF_CACHE")
-    base = (
-        Path(chosen)
-        if chosen
-        else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff"
-    )
+    base = cache_root()
     folder = expand_user(base) / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -611,7 +606,7 @@ def cache_dir(name: str) -> Path:
             return folder
         raise PermissionError(f"{folder} cannot be written")
     except OSError as error:
-        if chosen:
+        if os.environ.get("DNADIFF_CACHE"):
             raise OSError(
                 f"the cache folder {base} cannot be used ({error}); set DNADIFF_CACHE to a folder "
                 "you may write"

@@ -5,7 +5,6 @@ else the fastest back end that works. Every function raises ValueError if shapes
 fit or `scan` is unknown, and RuntimeError if the requested `scan` cannot run on this machine.
 """
 
-import hashlib
 import math
 import mmap
 import os
@@ -30,7 +29,12 @@ from dnadiff.networks.kernels.backend import (
     Walk,
 )
 from dnadiff.networks.kernels.cpu import CppBackend
-from dnadiff.networks.kernels.native import cache_folder, constant_in_graphs, processor
+from dnadiff.networks.kernels.native import (
+    cache_folder,
+    constant_in_graphs,
+    processor,
+    short_hash,
+)
 from dnadiff.networks.kernels.portable import (
     MambaSSMBackend,
     PortableBackend,
@@ -39,6 +43,7 @@ from dnadiff.networks.kernels.portable import (
 )
 from dnadiff.networks.kernels.triton_rowwise import TritonBackend
 from dnadiff.progress import log
+from dnadiff.store.disk import write_bytes
 
 AUTO = "auto"
 _NATIVE_TYPES = (torch.float32, torch.bfloat16, torch.float16)  # read by back ends that keep types
@@ -414,7 +419,11 @@ def selective_scan(
         RuntimeError: also if the requested `scan` has no states to start from or to return.
     """
     inputs = ScanInputs(u, delta, A, B, C, D, delta_bias)
-    _check_scan_inputs(inputs)
+    (Bt, L, E), N = _check_rows("u", u), A.shape[-1]
+    shapes = (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), (E,), (E,)
+    like = f" for u of shape {(Bt, L, E)} and {N} states"
+    for name, x, shape in zip(ScanInputs._fields[1:], inputs[1:], shapes, strict=True):
+        _check_shape(name, x, shape, like)
     _check_state("initial_state", initial_state, (len(u), *A.shape), compute_dtype(u.dtype))
     states = return_last_state or initial_state is not None
     walk = Walk(reverse, initial_state, states=return_last_state)
@@ -432,7 +441,8 @@ def last_inputs(x: Tensor, num_taps: int) -> Tensor:
 def for_mixer(
     hidden: Tensor, weights: MixerWeights, valid: OptionalTensor, scan: str, states: bool = False
 ) -> AnyType:
-    """The back end for a mixer whose operands (see `AnyType.mixer`) fit; `states` as in `choose`."""
+    """The back end for a mixer whose operands (see `AnyType.mixer`) fit; `states` is as in
+    `choose`."""
     (D, E), in_proj = weights.out_proj.shape, weights.in_proj.shape
     if _check_rows("hidden", hidden)[2] != D or in_proj != (2 * E, D):
         raise ValueError(
@@ -458,15 +468,6 @@ def _check_shape(name: str, x: OptionalTensor, shape: Sequence[int], like: str =
     if x is not None and x.shape != shape:
         expected = tuple(shape)
         raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected}{like}")
-
-
-def _check_scan_inputs(inputs: ScanInputs) -> None:
-    """The inputs of a selective scan."""
-    (Bt, L, E), N = _check_rows("u", inputs.u), inputs.A.shape[-1]
-    shapes = (Bt, L, E), (E, N), (Bt, L, N), (Bt, L, N), (E,), (E,)
-    like = f" for u of shape {(Bt, L, E)} and {N} states"
-    for name, x, shape in zip(ScanInputs._fields[1:], inputs[1:], shapes, strict=True):
-        _check_shape(name, x, shape, like)
 
 
 def _check_state(
@@ -541,8 +542,7 @@ def choose_threads(
     if most == 1 or any(os.environ.get(name) for name in _VARIABLES):
         return most
     model = next((f"{line}\n" for line in processor() if line.startswith("model name")), "")
-    machine = hashlib.sha256(f"{model}{os.cpu_count()} {most}".encode()).hexdigest()[:16]
-    path = cache_folder() / f"threads-{machine}"
+    path = cache_folder() / f"threads-{short_hash(f'{model}{os.cpu_count()} {most}')}"
     chosen = 0
     with suppress(OSError, ValueError):
         chosen = int(path.read_text())
@@ -552,9 +552,7 @@ def choose_threads(
         chosen = trial(most)
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = path.with_name(f"{path.name}.{os.getpid()}")
-            part.write_text(f"{chosen}\n")
-            part.replace(path)  # another process never reads half of a number
+            write_bytes(path, f"{chosen}\n".encode())
         if chosen < most:
             log.info(
                 f"{chosen} of {most} threads, because more are not faster here (OMP_NUM_THREADS "

@@ -41,6 +41,7 @@ from torch.library import CustomOpDef
 
 from dnadiff.networks.kernels.backend import OptionalTensor, gate_gradient
 from dnadiff.progress import log
+from dnadiff.store.address import cache_root
 
 _FOLDER = Path(__file__).parent
 _ABANDONED = 3600  # seconds after which a build folder is assumed to belong to a killed process
@@ -74,9 +75,7 @@ class CannotCompile(RuntimeError):
 def cache_folder() -> Path:
     """The folder of compiled kernels: `kernels` in $DNADIFF_CACHE, else in $XDG_CACHE_HOME/dnadiff,
     else in ~/.cache/dnadiff."""
-    if chosen := os.environ.get("DNADIFF_CACHE"):
-        return Path(chosen).expanduser() / "kernels"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dnadiff" / "kernels"
+    return cache_root().expanduser() / "kernels"
 
 
 def find_compiler() -> list[str]:
@@ -113,7 +112,7 @@ def load_library(folder: Path = _FOLDER, flags: tuple[str, ...] = _FLAGS) -> cty
             return _load(path)
         raise
     version = _run([*compiler, "--version"]).stdout
-    name = f"kernels-{key}-{_short_hash(*compiler, version)}"
+    name = f"kernels-{key}-{short_hash(*compiler, version)}"
     if path := _cached(cache, f"{name}-*.so"):
         return _load(path)
     with _build_folder(cache) as work:
@@ -128,7 +127,7 @@ def load_library(folder: Path = _FOLDER, flags: tuple[str, ...] = _FLAGS) -> cty
 def _key(folder: Path, flags: tuple[str, ...], processor: str) -> str:
     """The first part of a library's name."""
     sources = [path.read_text() for path in _sources(folder)]
-    return _short_hash(*flags, repr(_EXTRAS), sys.platform, processor, *sources)
+    return short_hash(*flags, repr(_EXTRAS), sys.platform, processor, *sources)
 
 
 def _sources(folder: Path, endings: tuple[str, ...] = (".h", ".cpp")) -> list[Path]:
@@ -188,7 +187,8 @@ def _build_folder(folder: Path | None) -> Iterator[Path]:
         yield Path(path)
 
 
-def _short_hash(*parts: str) -> str:
+def short_hash(*parts: str) -> str:
+    """64 bits of the SHA-256 of some texts."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -233,7 +233,7 @@ def _compile(compiler: list[str], folder: Path, flags: tuple[str, ...], work: Pa
     objects = [str(work / f"{source.name}.o") for source in sources]
     for extra in _EXTRAS:
         given = (*flags, *extra)
-        command = [*compiler, *given, f'-DDNADIFF_FLAGS="{_short_hash(*given)}"']
+        command = [*compiler, *given, f'-DDNADIFF_FLAGS="{short_hash(*given)}"']
         steps = [
             [*command, "-c", str(source), "-o", to]
             for source, to in zip(sources, objects, strict=True)

@@ -132,8 +132,8 @@ def test_discrete_mdlm_is_the_bound_of_its_chain(num_steps, toy, process, exact,
 def test_d3pm_is_the_bound_of_its_chain_with_one_reconstruction(
     num_steps, carry_over, toy, process, exact, table
 ):
-    objective = lambda masking: D3PM(process, masking, carry_over=carry_over)  # noqa: E731
-    denoiser = objective(None).denoiser(table(to_mask=1.0))
+    objective = partial(D3PM, process, carry_over=carry_over)
+    denoiser = objective().denoiser(table(to_mask=1.0))
     onehot = torch.nn.functional.one_hot(toy.sequences, 4).double().log()
     bound = chain_bound(
         toy,
@@ -151,7 +151,7 @@ def test_d3pm_is_the_bound_of_its_chain_with_one_reconstruction(
         .gather(-1, toy.sequences[..., None])[..., 0]
         .mean()
     )
-    one = objective(None)(
+    one = objective()(
         denoiser, toy.sequences, torch.ones_like(toy.sequences), Draws.for_batch(0, 27)
     )
     without = D3PM(process, carry_over=True)(
