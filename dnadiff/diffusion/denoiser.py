@@ -468,7 +468,8 @@ class Denoiser(MaskedDenoiser, NetworkDenoiser):
     def log_sum_and_logits(
         self, ids: Tensor, banned: Sequence[int], query: Query
     ) -> tuple[Tensor, Tensor]:
-        return self._log_sum(self.read_features(query)[query.places()], ids, banned)
+        index = query.places()  # before the network
+        return self._log_sum(self.read_features(query)[index], ids, banned)
 
     def step_block(self, query: Query, state: State | None = None) -> Tensor:
         """`log_probs` at the positions that a state of `around` leaves out."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -472,6 +472,7 @@ _DAMAGED = (
 )
 
 
+@dataclass(eq=False)
 class StoredCurve:
     """h(n) of a model, read from `evaluate.json` in the folder of its run at every use.
 
@@ -483,10 +484,9 @@ class StoredCurve:
         network: the model with the weights of the checkpoint.
     """
 
-    def __init__(self, path: Path, network: torch.nn.Module) -> None:
-        self.path = path
-        self.network = network
-        self._warned: set[str] = set()
+    path: Path
+    network: torch.nn.Module
+    _warned: set[str] = field(default_factory=set, init=False)
 
     @functools.cached_property
     def fingerprint(self) -> str:

@@ -184,7 +184,10 @@ def estimate(
         measured = list[BlockMeasurements]()
 
         def one_batch(batch: WindowBatch, draws: Draws) -> list[Draw]:
-            available = _available(denoiser, batch)
+            # tokens to mask in each block (B, blocks); without blocks, a sequence is one
+            counted = batch.groups["all"]
+            allowed = block_rows(counted, size or counted.shape[1])
+            available = allowed.sum(-1).view(len(counted), -1)
             counts = []
             results = []
             for j in range(number):
@@ -295,14 +298,6 @@ def collect(
         block_size,
         protocol,
     )
-
-
-def _available(denoiser: BaseDenoiser, batch: WindowBatch) -> Tensor:
-    """The number of tokens to mask in each block of block diffusion, (B, blocks); for other models,
-    a sequence is one block."""
-    counted = batch.groups["all"]
-    size = denoiser.block_size or counted.shape[1]
-    return block_rows(counted, size).sum(-1).view(len(counted), -1)
 
 
 def _at_count(

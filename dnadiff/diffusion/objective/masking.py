@@ -10,6 +10,7 @@ mean, which is larger for the exact posterior.
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from functools import cache
 from typing import Annotated, NamedTuple
 
@@ -91,6 +92,7 @@ def strata(draws: Draws, stratified: bool, device: torch.device) -> Tensor:
     return u.to(device, widest_dtype(device))
 
 
+@checked_dataclass
 class Masking:
     """Draws xt and the weight of each row.
 
@@ -100,8 +102,9 @@ class Masking:
 
     # a checkpoint's configuration may name it (`dnadiff.store.objects.locate`)
     buildable = True
-    stratified: bool
     remedy = ""  # what to set instead, for the message of `check`
+
+    stratified: bool = field(default=True, kw_only=True)
 
     def __call__(
         self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
@@ -155,7 +158,6 @@ class Bernoulli(Masking):
             integral over [0, 1]: it is 1/(1 - t_min) times the integral over [t_min, 1].
     """
 
-    stratified: bool = True
     t_min: Annotated[float, Interval(ge=0, le=LARGEST_CUT)] = 1e-3
 
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -183,7 +185,6 @@ class Importance(Masking):
         p_min: the smallest mask probability, or 1 - alpha(0) where that is larger.
     """
 
-    stratified: bool = True
     p_min: InnerFraction = 1e-3
 
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,7 +214,6 @@ class DiscreteTime(Masking):
     """
 
     num_steps: PositiveInt = 1000
-    stratified: bool = True
 
     remedy = "set another noise"  # d3pm accepts no other masking, and counts give another bound
 
@@ -254,7 +254,6 @@ class ImportanceDiscreteTime(DiscreteTime):
         return 1 - noise.alpha(times[step]), times[step], masked[-1] / masked[step]
 
 
-@checked_dataclass
 class ExactCount(Masking):
     """k is uniform on 1..L_i and exactly k of a row's L_i maskable positions are masked; the weight
     is L_i/k.
@@ -265,8 +264,6 @@ class ExactCount(Masking):
     Args:
         stratified: spread k/L_i over the global batch.
     """
-
-    stratified: bool = True
 
     def __call__(
         self, process: AbsorbingProcess, x0: Tensor, maskable: Tensor, draws: Draws
@@ -300,7 +297,6 @@ class Clipped(Masking):
 
     low: Fraction = 0.0
     high: Fraction = 1.0
-    stratified: bool = True
 
     def __post_init__(self) -> None:
         if self.low >= self.high:
@@ -369,7 +365,6 @@ class BetaRates(Masking):
     alpha: Annotated[float, Interval(ge=1)] = 3.0
     beta: Annotated[float, Interval(ge=1)] = 17.0
     uniform: PositiveFraction = 0.5
-    stratified: bool = True
 
     def draw(self, noise: NoiseSchedule, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rate = self.rates(u)

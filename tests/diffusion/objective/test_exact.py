@@ -163,9 +163,9 @@ def test_d3pm_is_the_bound_of_its_chain_with_one_reconstruction(
 
 
 def test_d3pm_with_both_switches_is_discrete_mdlm(toy, process, exact, table, oracle):
-    make = lambda masking: D3PM(process, masking, zero_masking=True, carry_over=True)  # noqa: E731
+    make = partial(D3PM, process, zero_masking=True, carry_over=True)
     backbone = table(to_mask=2.0)
-    ours, theirs = wrapped(make(None), backbone), Denoiser(backbone)
+    ours, theirs = wrapped(make(), backbone), Denoiser(backbone)
     for num_steps in (1, 3):
         expected = exact.steps(partial(MDLM, process), theirs, process.noise, num_steps)
         assert exact.steps(make, ours, process.noise, num_steps) == pytest.approx(

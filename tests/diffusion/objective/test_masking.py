@@ -29,7 +29,7 @@ def test_stratified_times_fall_one_into_each_stratum():
     x0, maskable = torch.full((16, 2), 7), torch.ones(16, 2, dtype=torch.bool)
 
     def times(stratified, step):
-        return Bernoulli(stratified, t_min=0.0)(
+        return Bernoulli(t_min=0.0, stratified=stratified)(
             process, x0, maskable, Draws.for_batch(0, 16, step)
         ).t
 
