@@ -14,7 +14,9 @@ from dnadiff.store.address import file_name
 class DecompressOptions(Options):
     """Restore the FASTA file that dnadiff.compress compressed, byte for byte.
 
-    python -m dnadiff.decompress checkpoint=RUN input=x.dnd output=x.fa
+        python -m dnadiff.decompress checkpoint=RUN input=x.dnd output=x.fa
+
+    See docs/likelihood.md.
     """
 
     chooses_threads = False

@@ -19,7 +19,7 @@ class ExplainOptions(PlacedOptions, Reported, ShardedOptions):
 
         python -m dnadiff.explain checkpoint=FINETUNE_RUN input=x.fa output=y.npz
         python -m dnadiff.explain checkpoint=FINETUNE_RUN genome=g.fa regions=r.bed target=CLASS
-        per_base=y.bw report=y.html output=y.npz
+          per_base=y.bw report=y.html output=y.npz
         python -m dnadiff.explain checkpoint=FINETUNE_RUN input=x.fa motifs=JASPAR_FILE
         python -m dnadiff.explain checkpoint=ecoli genome=g.fa regions=r.bed discover=true
 

@@ -48,9 +48,10 @@ class FinetuneOptions(Options):
         python -m dnadiff.finetune checkpoint=RUN task=csv task.path=table.csv
         python -m dnadiff.finetune checkpoint=RUN task=tf_0 task.path=FOLDER task.protocol=paper
         python -m dnadiff.finetune checkpoint=RUN task=genomic_benchmarks task.path=FOLDER
-        baselines=all python -m dnadiff.finetune checkpoint=RUN task=csv task.path=t.csv
-        task.kind=regression python -m dnadiff.finetune checkpoint=RUN task=ecoli_tss task.path=FILE
-        baselines=ecoli_promoter
+          baselines=all
+        python -m dnadiff.finetune checkpoint=RUN task=csv task.path=t.csv task.kind=regression
+        python -m dnadiff.finetune checkpoint=RUN task=ecoli_tss task.path=FILE
+          baselines=ecoli_promoter
 
     Of a task, task.sequence_column, task.label_column and task.split_column name columns of your
     table (label_column=[a,b] several), task.kind is classification, regression or multilabel, and

@@ -27,13 +27,18 @@ _SHOWN = 40  # records in the table
 class GenomeOptions(RegionOptions, ShardedOptions):
     """Pack a genome into the cache, verify or describe it, or extract regions of it.
 
-    python -m dnadiff.genome data.path=my.fa.gz                       lengths, GC, N, soft-masked
-    bases, windows of each part python -m dnadiff.genome action=pack data=hg38
-    downloads and packs; training then starts at once python -m dnadiff.genome action=verify
-    data=hg38                  reads all of the packed form and compares checksums python -m
-    dnadiff.genome action=extract data.path=my.fa.gz regions=genes.gtf.gz feature=CDS output=cds.fa
-    python -m dnadiff.genome action=extract data.path=my.fa.gz 'regions="chr1:1001-2000:-"'
-    output=one.fa
+        python -m dnadiff.genome data.path=my.fa.gz
+          lengths, GC, N, soft-masked bases, windows of each part
+        python -m dnadiff.genome action=pack data=hg38
+          downloads and packs; training then starts at once
+        python -m dnadiff.genome action=verify data=hg38
+          reads all of the packed form and compares checksums
+        python -m dnadiff.genome action=extract data.path=my.fa.gz regions=genes.gtf.gz
+          feature=CDS output=cds.fa
+        python -m dnadiff.genome action=extract data.path=my.fa.gz 'regions="chr1:1001-2000:-"'
+          output=one.fa
+
+    See docs/genomes.md.
     """
 
     chooses_threads = False

@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 class JudgeOptions(ShardedOptions):
     """Compare samples with held-out windows of the same number and length, every metric with a
-    real- vs-real baseline.
+    real-vs-real baseline.
 
-        python -m dnadiff.judge samples=x.fa checkpoint=RUN       the held-out part of the run's
-        data python -m dnadiff.judge samples=x.fa data=ecoli           the held-out part of other
-        data, which need no checkpoint python -m dnadiff.judge samples=x.fa real=y.fa
-        windows of another file
+        python -m dnadiff.judge samples=x.fa checkpoint=RUN   the held-out part of the run's data
+        python -m dnadiff.judge samples=x.fa data=ecoli       the held-out part of other data
+        python -m dnadiff.judge samples=x.fa real=y.fa        windows of another file
 
     Copies are searched for in the training part of the checkpoint's own data, also with data= or
     real=; if its source names none (published weights), or without a checkpoint, in that of data=.

@@ -26,8 +26,9 @@ class MergeOptions(Options):
     """The output of a command from its shards, byte for byte as without shards.
 
         python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv shard=1/3
-        anywhere, in any order python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv
-        shard=2/3 python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv shard=3/3
+        python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv shard=2/3
+        python -m dnadiff.score checkpoint=RUN input=x.fa output=scores.tsv shard=3/3
+          anywhere, in any order
         python -m dnadiff.merge output=scores.tsv
 
     score, variants, embed, sample, predict, genome action=pack and judge have shards. A shard that

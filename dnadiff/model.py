@@ -70,12 +70,10 @@ from dnadiff.weights.loaded import Loaded
 
 if TYPE_CHECKING:
     import pandas
-    from pyfaidx import Fasta
 
     from dnadiff.formats.nucleotides import DNASequence
-    from dnadiff.genomics.variants.effects import AnyVariants
+    from dnadiff.genomics.variants.effects import AnyGenome, AnyVariants
     from dnadiff.genomics.variants.methods import VariantMethod
-    from dnadiff.genomics.variants.variant import Reference
     from dnadiff.supervised.ensemble import ClassifierEnsemble
 
 Labels = str | int | Sequence[str | int] | Mapping[str, str | float] | None
@@ -256,6 +254,7 @@ class Model:
         guidance: NonNegative = 1.0,
         num_draws: Natural = 8,
         pilot: Natural | None = None,
+        judge: Reward | Callable[[Sequence[str]], ArrayLike] | None = None,
         progress: bool = False,
     ) -> Designs:
         """Design sequences with a high reward; see docs/guided_design.md.
@@ -278,6 +277,8 @@ class Model:
                 it out.
             pilot: unguided samples; None is 256, 512 for methods without weights, or 64 if beta is
                 a number.
+            judge: a further reward, which is not optimized: an attribute of designs and of
+                unguided samples.
             progress: see `sample`; the pilot has a bar of its own.
 
         Returns:
@@ -300,7 +301,9 @@ class Model:
                 raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
             request = self._infill(*infill, n, length)
         generator = self.conditional_sampler(sampler, request, label, guidance)
-        designer = Designer(generator, method, as_reward(reward, target), beta, num_draws)
+        goal = as_reward(reward, target)
+        judging = None if judge is None else as_reward(judge)
+        designer = Designer(generator, method, goal, beta, num_draws, judge=judging)
         has_weights = bool(designer.has_weights(request))
         resample = designer.beta.is_automatic and has_weights
         request.each *= 1 + resample
@@ -629,7 +632,7 @@ class Model:
     def variants(
         self,
         variants: AnyVariants,
-        genome: str | Path | Mapping[str, str] | Fasta | Reference,
+        genome: AnyGenome,
         method: VariantMethod | None = None,
         window: int | None = None,
         stranded: bool = False,
@@ -641,6 +644,8 @@ class Model:
         alignment: str | None = None,
         percentile: bool = False,
         calibrate_indels: bool = False,
+        phased: bool = False,
+        sample_name: str | None = None,
         progress: bool = False,
     ) -> pandas.DataFrame:
         """Effects of variants (`dnadiff.genomics.variants.effects.Effect`), one row per alternative
@@ -658,8 +663,8 @@ class Model:
             method: None is masked for SNVs and block for others; log_prob for autoregressive and
                 block diffusion models (`dnadiff.genomics.variants`).
             window: bases that the network reads; None is the training window.
-            stranded, on_mismatch, sites_per_window, L2, percentile, calibrate_indels: as on the
-                command line (docs/variants.md).
+            stranded, on_mismatch, sites_per_window, L2, percentile, calibrate_indels, phased,
+                sample_name: as on the command line (docs/variants.md).
             alignment: file of the genome with its relatives (`dnadiff.align`), for a model that
                 reads one, and for the method `Phylogeny`.
             progress: see `sample`.
@@ -687,18 +692,21 @@ class Model:
         else:
             network = methods.AlignedGenome.open(reference, alignment, stranded)
         neutral = percentile, calibrate_indels, self.path
+        sample = phased, sample_name
         with bar(None, "variants", "rows", progress):
-            return effects.effects_frame(network, method, variants, on_mismatch, L2, *neutral)
+            return effects.effects_frame(
+                network, method, variants, on_mismatch, L2, *neutral, *sample
+            )
 
     def saturate(
         self,
         region: str | Sequence[str],
-        genome: str | Path | Mapping[str, str] | Fasta | Reference,
+        genome: AnyGenome,
         deletions: bool = False,
         **options: Any,
     ) -> pandas.DataFrame:
         """The effects of all SNVs of a region, and of all deletions of one base if requested: a
-        table as of `variants`, with the region in its `attrs`.
+        table as of `variants`, which `dnadiff.plot.heat_map` draws.
 
         Args:
             region: `chr:1-200`, counted from 1, a BED, GTF or GFF file, or a list of these.
@@ -709,9 +717,7 @@ class Model:
         reference = effects.reference_of(genome)
         regions = read_regions(region, reference.lengths, None)
         source = variant.Saturation(regions, reference, deletions)
-        found = self.variants(source, reference, **options)
-        found.attrs["region"] = region
-        return found
+        return self.variants(source, reference, **options)
 
     def to(self, device: torch.device | str) -> Self:
         """Move the network to a device, such as `cuda`."""

@@ -29,9 +29,9 @@ class PredictOptions(PlacedOptions, BrowsedOptions, ShardedOptions):
 
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=x.fa output=p.tsv
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=table.csv label_column=label
-        output=p.tsv
+          output=p.tsv
         python -m dnadiff.predict checkpoint=FINETUNE_RUN input=genome.fa window=200 stride=100
-        track=p.bw track_class=CLASS output=p.tsv.gz
+          track=p.bw track_class=CLASS output=p.tsv.gz
         python -m dnadiff.predict checkpoint=FINETUNE_RUN genome=g.fa regions=r.bed alignment=g.aln
 
     Columns: chrom, start, end and strand of regions and their windows in the genome, or name, and

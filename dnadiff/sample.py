@@ -42,22 +42,19 @@ CONDITIONS = (
 class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     """Write synthetic sequences from a trained model.
 
-    python -m dnadiff.sample checkpoint=RUN num_samples=100 length=512 output=samples.fa
-    python -m dnadiff.sample checkpoint=latest sampler=first_hitting
-    python -m dnadiff.sample checkpoint=RUN num_samples=8 infill=regions.bed genome=g.fa
-    output=designs.fa
+        python -m dnadiff.sample checkpoint=RUN num_samples=100 length=512 output=samples.fa
+        python -m dnadiff.sample checkpoint=latest sampler=first_hitting
+        python -m dnadiff.sample checkpoint=RUN num_samples=8 infill=regions.bed genome=g.fa
+          output=designs.fa
+        python -m dnadiff.sample checkpoint=RUN num_samples=200 regions=gene.bed genome=g.fa
+          alignment=g.aln output=genes.fa
+        python -m dnadiff.sample checkpoint=RUN num_samples=10000 output=x.fa.gz resume=true
+        python -m dnadiff.sample checkpoint=RUN start=x.fa start_t=0.2 output=y.fa
+        python -m dnadiff.sample checkpoint=RUN input=sources.txt output=targets.jsonl
+        python -m dnadiff.sample checkpoint=RUN reward=motif reward.motif=TATAAT method=smc
+          output=designs.fa
 
-    python -m dnadiff.sample checkpoint=RUN num_samples=200 regions=gene.bed genome=g.fa
-    alignment=g.aln output=genes.fa
-
-    python -m dnadiff.sample checkpoint=RUN num_samples=10000 output=x.fa.gz resume=true
-
-    python -m dnadiff.sample checkpoint=RUN start=x.fa start_t=0.2 output=y.fa
-
-    python -m dnadiff.sample checkpoint=RUN input=sources.txt output=targets.jsonl
-
-    python -m dnadiff.sample checkpoint=RUN reward=motif reward.motif=TATAAT method=smc
-    output=designs.fa
+    See docs/designing.md and docs/guided_design.md.
     """
 
     sampler: Group = group("grouped")
@@ -123,6 +120,9 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     pilot: Natural | None = None
     """with a reward: unguided samples, which choose beta; null: 256, 512 for methods without
     weights, 64 if beta is a number"""
+    judge: str | None = None
+    """with a reward: a fine-tuned run of one class or value that is not optimized; the page has its
+    predictions of designs and of unguided samples"""
     num_draws: Natural = 8
     """with a reward, or several lengths of input=: network calls for the bound on each
     log-probability; 0 leaves it out, and with input= tries one length"""
@@ -173,7 +173,7 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
 @command(SampleOptions)
 def sample(options: SampleOptions) -> list[Job]:
     """The file of samples."""
-    from dnadiff.design import designs, generate, pilot, reward, samples, translation
+    from dnadiff.design import designs, generate, pilot, predicted, reward, samples, translation
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
     from dnadiff.genomics.metrics.designs import real_windows
@@ -256,8 +256,12 @@ def sample(options: SampleOptions) -> list[Job]:
         built = chosen(options, "reward", reward.Reward)
         search = None if index is None else index.longest_match
         goal = reward.as_reward(built, options.target)
+        judge = None
+        if options.judge is not None:
+            judge = predicted.PredictedReward(options.judge, trust=options.trust)
+            settings_of_output["judge"] = judge.inputs()
         generator = made = Designer(
-            generator, method, goal, options.beta, options.num_draws, search
+            generator, method, goal, options.beta, options.num_draws, search, judge
         )
         beta = made.beta
         has_weights = bool(made.has_weights(request)) and is_dna
@@ -323,7 +327,7 @@ def check_design(options: SampleOptions) -> DesignMethod | None:
     the key."""
     if not options.reward:
         draws = () if options.input is not None else ("num_draws",)
-        for key in options.given("target", "beta", "pilot", "method", *draws):
+        for key in options.given("target", "beta", "pilot", "method", "judge", *draws):
             raise ValueError(
                 f"{key} is for designs; set reward= too, such as reward=gc (docs/guided_design.md)"
             )

@@ -3,8 +3,6 @@ some regions."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -32,9 +30,7 @@ class VariantsOptions(BrowsedOptions, ModelOptions, ShardedOptions):
 
         python -m dnadiff.variants checkpoint=RUN vcf=x.vcf.gz genome=g.fa output=y.vcf.gz
         python -m dnadiff.variants checkpoint=RUN saturate=promoter.bed genome=g.fa output=y.tsv
-
         python -m dnadiff.variants checkpoint=FINETUNE_RUN vcf=x.vcf.gz genome=g.fa output=y.tsv
-
         python -m dnadiff.variants variant_method=phylogeny alignment=g.aln vcf=x.vcf.gz genome=g.fa
           output=y.tsv
 
@@ -112,7 +108,7 @@ class VariantsOptions(BrowsedOptions, ModelOptions, ShardedOptions):
     """.html page: the distribution of the effects and the strongest; of saturate: heat maps with
     pictures next to it, null: report.html in the run folder"""
     genes: str | None = None
-    """saturate: GTF or GFF file whose genes are drawn below the heat maps"""
+    """saturate: GTF or GFF file whose genes are in the heat maps"""
     resume: bool = False
     """resume an unfinished output="""
 
@@ -183,6 +179,9 @@ def variants(options: VariantsOptions) -> list[Job]:
             "a pretrained one; leave it out"
         )
     writer = work.writer_of(output, effects.PREDICTED_COLUMNS, options.on_mismatch == "flag")
+    genome = Genome(options.genome)
+    if options.genes:
+        read_regions(options.genes, genome.lengths, "gene")  # refuses a wrong file
     model: Any = None
     window = 0
     if is_fine_tuned:
@@ -192,7 +191,6 @@ def variants(options: VariantsOptions) -> list[Job]:
         model = checkpoint.load(given, options.trust)
         model.denoiser.to(options.device)
         window = model.window(options.window)
-    genome = Genome(options.genome)
     on_strands = is_fine_tuned and model.stranded
     regions: list[Region] = []
     filters = [] if options.filter is None else as_list(options.filter)
@@ -233,8 +231,6 @@ def variants(options: VariantsOptions) -> list[Job]:
         aligned = scored.alignment
     added = {} if aligned is None else {"alignment": aligned.identity}
     added |= {"filter": filters} if filters else {}
-    if options.genes:
-        read_regions(options.genes, genome.lengths, "gene")  # refuses a wrong file
     alleles = variant.Alleles(
         genome,
         window,
@@ -247,9 +243,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         writer.predicted = model.target.contrast_name(target)
         strand = ", read on strand + or that of a region" if on_strands else ""
         log.info(f"predictions are {writer.predicted}{strand}")
-        predict = model.contrasts(options.target, options.batch_size)
-        compare = partial(effects.predicted_effects, predict, alleles, aligned)
-        scorer = effects.RowScorer(alleles, compare)
+        scorer = model.scorer(alleles, aligned, options.target, options.batch_size)
         networks = [member.sha256 for member in model.members]
         known: dict[str, Any] = {"networks": networks, "device": model.device.type}
         own = {"target": target, "predicted": writer.predicted}
@@ -280,10 +274,8 @@ def variants(options: VariantsOptions) -> list[Job]:
             block = options.into(phased.HaplotypeBlock, block=None)
             of_haplotypes = method if method.for_left_to_right else block
             joined = phased.Phased(*sample, alleles, scored, of_haplotypes)
-            alleles = replace(alleles, check=joined.call)
             added["phased"] = joined.sample
-        scorer = effects.Scorer(scored, method, alleles, options.L2)
-        scorer.phased = joined
+        scorer = effects.Scorer(scored, method, alleles, options.L2, joined)
         if any(asked.values()):
             scorer.compare(Path(model.path if needs_model else aligned.path), **asked)
         writer.columns = scorer.columns

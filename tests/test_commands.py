@@ -501,6 +501,13 @@ def test_help_is_for_newcomers(cli, command):
     assert status == 0 and f"python -m dnadiff.{command}" in out and "_target_" not in out
 
 
+def test_each_example_of_help_is_a_line_of_its_own():
+    for name in command_names():
+        examples = [each for each in named(name).__doc__.split("\n\n") if "python -m" in each]
+        for line in examples[0].splitlines():
+            assert "python -m" not in line or line.startswith("    python -m dnadiff."), line
+
+
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_help_may_be_cut_by_its_reader(unbuffered):
     reading, writing = os.pipe()

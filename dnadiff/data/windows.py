@@ -324,6 +324,11 @@ class RandomWindows(SampledWindows):
     def __post_init__(
         self, n_runs: NRuns | None, max_n: float, soft_weight: float, ends: Ends
     ) -> None:
+        if self.augment_rc and self.vocab.complement is None:
+            raise ValueError(
+                "augment_rc true is for DNA, and this vocabulary has no complement; set "
+                "data.augment_rc=false"
+            )
         where = _long_enough(self.intervals, self.length)
         self.cut = Cutter(self.records, self.length, self.vocab, soft_weight, ends)
         maximum = max_n_count(max_n, self.length)

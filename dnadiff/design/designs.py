@@ -156,6 +156,9 @@ class DesignJob(SampleJob):
         if self.model.tokenizer.vocab.complement is not None:
             ours = DesignTable.read(self.output, content["records"])
             design |= {"distinct": ours.num_distinct, "gc": ours.gc}
+            if self.generator.judge is not None:
+                mean = float(ours.columns["judge"].mean())
+                design["judge"] = {"unit": self.generator.judge.unit, "mean": mean}
             if self.resampled is not None:  # of the records written
                 design["proposals"] = reward
                 written = ours.columns["reward"]

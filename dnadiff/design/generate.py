@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -61,6 +61,7 @@ class Design(str):
         changes: positions at which it differs from the sequence that it started from; None if it
             started from none.
         longest_match: the longest exact match with the training data, bases; None if not searched.
+        judge: the value of a reward that was not optimized; None without one.
     """
 
     log_prob: float | None = None
@@ -70,6 +71,7 @@ class Design(str):
     ess: float | None = None
     changes: int | None = None
     longest_match: int | None = None
+    judge: float | None = None
 
     def __new__(cls, text: str, **numbers: float | None) -> Design:
         """The string with its numbers, by the names of its attributes."""
@@ -179,6 +181,7 @@ class ConditionalSampler:
     start_t: float | None = None
     num_draws: int = 0
     longest_match: LongestMatch | None = None
+    judge: Any = None  # a `Reward`
 
     def __post_init__(self) -> None:
         self.allowed = torch.from_numpy(allowed_letters(self.tokenizer))
@@ -367,6 +370,8 @@ class ConditionalSampler:
             bases = dna_tokenizer(self.tokenizer).bases
             found = self.longest_match(bases(x[slice(*target.designed)]) for target, x in pairs)
             columns["longest_match"] = found.tolist()
+        if self.judge is not None:
+            columns["judge"] = self.judge([self.text(*pair) for pair in pairs]).tolist()
         if self.num_draws:
             columns["log_prob"] = self.bounds(batch, numbers, self.num_draws, seed).tolist()
         return [{key: values[i] for key, values in columns.items()} for i in range(number)]

@@ -194,7 +194,7 @@ class Pilot:
         """What the JSON file of a run says of them."""
         known = {
             key: [vars(each)[key] for each in self.designs]
-            for key in ("log_prob", "longest_match")
+            for key in ("log_prob", "longest_match", "judge")
             if self.designs and key in vars(self.designs[0])
         }
         quantiles = {f"{each:g}": quantile(self.rewards, each) for each in _QUANTILES}

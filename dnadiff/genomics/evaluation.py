@@ -48,6 +48,7 @@ from dnadiff.genomics.held_out import (
 from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.progress import Progress, log
 from dnadiff.store.disk import write_json
+from dnadiff.store.files import resolve
 from dnadiff.weights.tensors import fingerprint
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Evaluation:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if self.annotation is not None:
+            resolve(self.annotation)  # refuses a missing file
         if self.order is not None and (self.protocol != "count" or self.target_se is not None):
             raise ValueError(
                 f"order={self.order} is exact and draws nothing; leave protocol and target_se out"

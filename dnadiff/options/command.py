@@ -238,6 +238,7 @@ class Command(Generic[P]):
             module = self.name if key == "report" else key
             page = imported(f"dnadiff.report.{module}").page(result, options)
             if page is None:
+                path.unlink(missing_ok=True)  # of an earlier run
                 continue
             if not page.commands:
                 given = [o for o in options.overrides if o.partition("=")[0] not in _RESTARTS]

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    Genes: TypeAlias = Iterable[Sequence[Json]]
-
+Gene: TypeAlias = Sequence[Json]  # record, start, end, name, strand, as a `Region`
 BASES = "ACGT"
 ROWS = (*BASES, "-")
-_ARROWS = {"+": "→", "-": "←"}
+ARROWS = {"+": "→", "-": "←"}
 # inches: half the width of a page, about the width of a phone
 WIDTH = 4.7
 HEIGHT = 3.3
@@ -207,6 +206,15 @@ class Saturation(NamedTuple):
                 values = float(self.effects[place, row]), float(self.information[place])
                 yield self.start + place + 1, base, allele, *values
 
+    def overlapping(self, genes: Iterable[Gene]) -> list[tuple[int, int, Gene]]:
+        """The genes with a base in the region, after the ends of their part in it, from 0."""
+        end = self.start + len(self.bases)
+        return [
+            (max(gene[1], self.start), min(gene[2], end), gene)
+            for gene in genes
+            if gene[0] == self.chrom and gene[1] < end and gene[2] > self.start
+        ]
+
     @property
     def limit(self) -> float:
         """The end of the colors: the 99th percentile of the absolute effects."""
@@ -284,7 +292,7 @@ def _places(pos: int, ref: str, alt: str) -> list[int]:
 def heat_map(
     frame: pandas.DataFrame | Saturation,
     region: tuple[str, int, int] | None = None,
-    genes: Genes | None = None,
+    genes: Iterable[Gene] | None = None,
     axes: ndarray | None = None,
 ) -> ndarray:
     """Effects of all variants of a region, positions x alleles, in lines of 60 positions: above
@@ -296,16 +304,16 @@ def heat_map(
             returns; None draws none.
 
     Returns:
-        Axes (lines, 2 or 3): letters, heat map, genes. Coordinates are those of the genome, from 1.
-        Colors are symmetric and end at the 99th percentile of the absolute effects; the letters in
-        the cells are the bases of the genome.
+        An array of axes with a row for each line of positions and two or three columns, which are
+        letters, heat map and genes. Coordinates are those of the genome, from 1. Colors are
+        symmetric and end at the 99th percentile of the absolute effects; the letters in the cells
+        are the bases of the genome.
     """
     found = frame if isinstance(frame, Saturation) else saturation(frame, region)
     size = len(found.bases)
     lines = -(-size // LINE)
     width = -(-size // lines)
-    end = found.start + size
-    tracks = [g for g in genes or () if g[0] == found.chrom and g[1] < end and g[2] > found.start]
+    tracks = found.overlapping(genes or ())
     heights = [1.0, 0.28 * len(found.rows), *[0.5] * bool(tracks)]
     every = axes
     if every is None:
@@ -361,16 +369,16 @@ def heat_map(
     return grid
 
 
-def _draw_genes(axes: Axes, genes: Genes, first: int, last: int) -> None:
+def _draw_genes(axes: Axes, genes: Iterable[tuple[int, int, Gene]], first: int, last: int) -> None:
     """Bars with names, those of strand - below the others; an arrow is the strand."""
-    for _, start, end, name, strand, *_ in genes:
+    for start, end, (_, _, _, name, strand, *_) in genes:
         left, right = max(start, first), min(end, last)
         if left < right:
             place = left - first - 0.5
             y = -0.5 if strand == "-" else 0.5
             bar: Json = {"color": FAINT, "alpha": 0.5, "lw": 0}
             axes.broken_barh([(place, right - left)], (y - 0.4, 0.8), **bar)
-            text = f"{name} {_ARROWS.get(strand, '')}"
+            text = f"{name} {ARROWS.get(strand, '')}"
             axes.text(place + 0.3, y, text, size=7, va="center", clip_on=True)
 
 

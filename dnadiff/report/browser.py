@@ -24,12 +24,24 @@ from dnadiff.store.address import expand_user
 from dnadiff.store.objects import optional_package
 
 WHOLE = 6_000_000  # bases of the records that are shown as a whole, together
-AROUND = 100_000  # bases that are shown around a place in a larger record
-PLACES = 20  # of larger records
+AROUND = 10_000  # bases on each side of a place that are shown of a larger record
+PLACES = 200  # of larger records, as many as the page of variants has links
 ROWS = 1_000_000  # of a track, at most; the first ones
+# The address of a link ends in #chrom:position of the genome.
 _START = """
 const browser = document.getElementById("igv");
-igv.createBrowser(browser, JSON.parse(browser.previousElementSibling.textContent))
+const config = JSON.parse(browser.previousElementSibling.textContent);
+const bare = name => name.replace(/^chr/, "");
+const locus = () => {
+  const [, chrom, text] = /^#(.+):([0-9,]+)$/.exec(decodeURIComponent(location.hash)) || [];
+  const place = Number((text || "").replaceAll(",", ""));
+  for (const [name, [record, low, end]] of Object.entries(config.windows))
+    if (chrom && bare(record) === bare(chrom) && low < place && place <= end)
+      return `${name}:${Math.max(place - low - 150, 1)}-${place - low + 150}`;
+  return config.locus;
+};
+igv.createBrowser(browser, {...config, locus: locus()})
+  .then(view => addEventListener("hashchange", () => view.search(locus())))
   .catch(error => { browser.textContent = `The browser could not be drawn: ${error.message}`; });"""
 # Records of the page by name: their record of the genome, first base from 0, one past the last.
 Windows: TypeAlias = Mapping[str, tuple[str, int, int]]
@@ -62,7 +74,7 @@ def page(result: Result, options: Any) -> Page | None:
         kind = "wig", "bedgraph"
         rows = read_track(path)
     else:
-        rows = read_variants(path, genome.lengths)
+        rows = strongest_first(effects_of(path), genome.lengths, str(path))
     if rows.empty:
         log.warning(f"{path.name} has no rows to show; {options.browser} is not written")
         return None
@@ -80,10 +92,11 @@ def page(result: Result, options: Any) -> Page | None:
         "reference": {"id": "genome", "fastaURL": address(fasta), "indexed": False},
         "loadDefaultGenomes": False,
         "tracks": named,
+        "windows": windows,
     }
-    name, (chrom, low, _) = next(iter(windows.items()))
-    first = int(rows[rows["chrom"] == chrom]["start"].iloc[0]) - low
-    config["locus"] = f"{name}:{max(first - 50, 1)}-{first + 250}"
+    name, (_, low, _) = next(iter(windows.items()))  # of the first row
+    first = int(rows["start"].iloc[0]) - low
+    config["locus"] = f"{name}:{max(first - 149, 1)}-{first + 151}"
     text = f"{len(rows):,} rows of {path.name} on {listing(windows)}"
     if set(windows) - set(genome.lengths):
         text += "; parts of large records have their positions in the names"
@@ -111,16 +124,25 @@ def read_track(path: Path) -> pandas.DataFrame:
         return pandas.DataFrame(islice(rows, ROWS), columns=names)
 
 
-def read_variants(path: Path, lengths: Mapping[str, int]) -> pandas.DataFrame:
-    """The alleles of a finished file with the columns of VCF, the names of the genome's records,
-    and start from 0."""
-    effects = effects_of(path)
-    names = effects["chrom"].unique()
-    effects["chrom"] = effects["chrom"].map(records_of(names, lengths, str(path)))
+def strongest_first(
+    effects: pandas.DataFrame, lengths: Mapping[str, int], where: str
+) -> pandas.DataFrame:
+    """Alleles with the columns of VCF, the names of the genome's records, and start from 0: those
+    with the strongest effects first; `where` begins the message about an unknown record."""
     value = next(name for name in SCORES if name in effects)
-    info = effects[value].map(f"{value}={{:.4g}}".format)
-    rows = effects[["chrom", "pos", "id", "ref", "alt"]].rename(columns={"pos": "start"})
-    return rows.assign(start=rows["start"] - 1, qual=".", filter=".", info=info)
+    rows = effects.sort_values(value, key=np.abs, ascending=False, kind="stable")
+    names = records_of(rows["chrom"].unique(), lengths, where)
+    return (
+        rows[["chrom", "pos", "id", "ref", "alt"]]
+        .assign(
+            chrom=rows["chrom"].map(names),
+            pos=rows["pos"] - 1,
+            qual=".",
+            filter=".",
+            info=rows[value].map(f"{value}={{:.4g}}".format),
+        )
+        .rename(columns={"pos": "start"})
+    )
 
 
 def windows_of(rows: pandas.DataFrame, lengths: Mapping[str, int]) -> Windows:
@@ -128,18 +150,19 @@ def windows_of(rows: pandas.DataFrame, lengths: Mapping[str, int]) -> Windows:
     rows."""
     found: dict[str, tuple[str, int, int]] = {}
     room, left = WHOLE, PLACES
-    for chrom, starts in rows.groupby("chrom", sort=False)["start"]:
-        if lengths[chrom] <= room:
-            found[chrom] = chrom, 0, lengths[chrom]
-            room -= lengths[chrom]
+    middles = (rows["start"] / AROUND).round().astype(int) * AROUND
+    for chrom, middle in dict.fromkeys(zip(rows["chrom"], middles)):
+        length = lengths[chrom]
+        if chrom in found:
             continue
-        end = 0
-        for start in np.unique(starts).tolist():
-            if start >= end and left:
-                low = max(start - AROUND // 2, end)
-                end = min(low + AROUND, lengths[chrom])
-                found[f"{chrom}_{low + 1}_{end}"] = chrom, low, end
-                left -= 1
+        if length <= room:
+            found[chrom] = chrom, 0, length
+            room -= length
+        elif left:
+            low = max(middle - AROUND, 0)
+            end = min(middle + AROUND, length)
+            found[f"{chrom}_{low + 1}_{end}"] = chrom, low, end
+            left -= 1
     return found
 
 
@@ -152,7 +175,7 @@ def inside(rows: pandas.DataFrame, windows: Windows, form: str) -> str:
         is_after = rows[last] > low - is_vcf
         part = rows[(rows["chrom"] == chrom) & (rows["start"] < high) & is_after]
         moved = {x: part[x].clip(low, high) - low + is_vcf for x in {"start", last}}
-        part = part.assign(chrom=name, **moved)
+        part = part.assign(chrom=name, **moved).sort_values("start", kind="stable")
         texts.append(part.to_csv(sep="\t", header=False, index=False, float_format="%.4g"))
     return "".join(texts)
 

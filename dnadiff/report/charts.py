@@ -7,9 +7,9 @@ dark mode.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import altair as alt
@@ -17,7 +17,16 @@ import numpy as np
 import pandas
 
 from dnadiff.fields import Json, JsonDict
-from dnadiff.plot.figures import MODEL, OTHER, PALETTE, ROWS, Saturation
+from dnadiff.plot.figures import (
+    ARROWS,
+    FAINT,
+    MODEL,
+    OTHER,
+    PALETTE,
+    ROWS,
+    Gene,
+    Saturation,
+)
 
 Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 MAX_POINTS = 5000
@@ -51,7 +60,7 @@ CONFIG: Json = {
 _WIDTH: Json = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
-@functools.cache
+@cache
 def script() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, 0.9 MB."""
     import vl_convert
@@ -166,45 +175,36 @@ def histogram(frame: pandas.DataFrame, x: str, color: str | None = None) -> Char
     return alt.layer(filled, means).properties(height=HEIGHT)
 
 
-def heat_map(found: Saturation) -> Chart:
+def heat_map(found: Saturation, genes: Iterable[Gene] = ()) -> Chart:
     """Effects of all variants of a region, alleles x positions of the genome, which zooms along the
-    genome; letters of the genome where there is room for them."""
+    genome; letters of the genome where there is room for them. The genes of each strand are a row
+    below."""
     names = ["position", "base", "allele", found.unit, "bits"]
     table = pandas.DataFrame([*found.variants()], columns=names)
     table["low"], table["high"] = table["position"] - 0.5, table["position"] + 0.5
+    tracks = pandas.DataFrame(
+        [
+            (gene[3], f"genes {ARROWS.get(gene[4], '')}", low + 0.5, high + 0.5)
+            for low, high, gene in found.overlapping(genes)
+        ],
+        columns=["gene", "allele", "low", "high"],
+    )
+    rows = [*found.rows, *sorted({*tracks["allele"]})]
     first, last = found.start + 0.5, found.start + len(found.bases) + 0.5
     scale = alt.Scale(domain=[first, last], nice=False, zero=False)
-    row = _field(
-        alt.Y,
-        "allele",
-        type="nominal",
-        sort=found.rows,
-        scale=alt.Scale(domain=found.rows),
-        title=None,
+    ticks = alt.Axis(format=",d", tickMinStep=1)
+    axis = partial(alt.X, title=found.chrom, scale=scale, axis=ticks)
+    row = alt.Y("allele:N", sort=rows, scale=alt.Scale(domain=rows), title=None)
+    between: Json = {"x": axis("low:Q"), "x2": "high", "y": row}
+    color = _field(
+        alt.Color,
+        found.unit,
+        type="quantitative",
+        scale=alt.Scale(scheme="redblue", domain=[-found.limit, found.limit], clamp=True),
+        legend=alt.Legend(gradientLength=160),
     )
-    marks = (
-        _chart(table)
-        .mark_rect()
-        .encode(
-            x=_axis(
-                alt.X,
-                "low",
-                title=found.chrom,
-                scale=scale,
-                axis=alt.Axis(format=",d", tickMinStep=1),
-            ),
-            x2=_end(alt.X2, "high"),
-            y=row,
-            color=_field(
-                alt.Color,
-                found.unit,
-                type="quantitative",
-                scale=alt.Scale(scheme="redblue", domain=[-found.limit, found.limit], clamp=True),
-                legend=alt.Legend(gradientLength=160),
-            ),
-            tooltip=_tooltip(table, names if found.has_information else names[:-1]),
-        )
-    )
+    tooltip = _tooltip(table, names if found.has_information else names[:-1])
+    marks = _chart(table).mark_rect().encode(color=color, tooltip=tooltip, **between)
     # Letters of at most 12 pixels, none where a base has less than 6.
     pixels = "width / (domain('x')[1] - domain('x')[0])"
     own = pandas.DataFrame(
@@ -215,8 +215,13 @@ def heat_map(found: Saturation) -> Chart:
     )
     layers = [
         marks.add_params(_zoom("x")),
-        letters.encode(x=_axis(alt.X, "position", scale=scale, title=found.chrom), y=row),
+        letters.encode(x=axis("position:Q"), y=row, text="allele:N"),
     ]
+    if len(tracks):
+        drawn = _chart(tracks).encode(tooltip="gene:N", **between)
+        layers.append(drawn.mark_rect(color=FAINT, opacity=0.5, clip=True))
+        named = drawn.mark_text(align="left", dx=4, color="currentColor", clip=True)
+        layers.append(named.encode(x2=alt.Undefined, text="gene:N"))
     return alt.layer(*layers).properties(height=alt.Step(24))
 
 

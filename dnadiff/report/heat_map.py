@@ -31,14 +31,14 @@ def page_of(
     read: Callable[..., pandas.DataFrame],
     regions: Sequence[Region],
     about: Mapping[str, Json],
-    genes: Sequence[Region] | None = None,
+    genes: Sequence[Region] = (),
 ) -> Page | None:
     """The page of the first regions that are not too long, None without a variant in them. Each
     figure is also written as a PNG and an SVG file next to `path`, where the page will be.
 
     Args:
         read: the alleles of the output file whose `chrom` and `pos` are among these.
-        genes: drawn below the heat maps of the figures.
+        genes: drawn below the heat maps.
     """
     chosen = [r for r in regions if r.end - r.start <= LARGEST][:MAX_PICTURES]
     if left_out := len(regions) - len(chosen):
@@ -70,7 +70,7 @@ def page_of(
                 f"Heat map of {each.name}: alleles x positions",
                 f"{_MEANINGS[each.score]} Letters: the bases of the genome.{deletions} Zoom with "
                 "the wheel; letters appear.",
-                chart=charts.heat_map(each),
+                chart=charts.heat_map(each, genes),
                 wide=True,
             ),
             Picture(

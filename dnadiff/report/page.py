@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_ROWS = 1000  # of a table on a page
+_LONG = 24  # characters of a name that may be broken
 # Colors of the figures that follow the text of a page, which is light in dark mode.
 _OF_PAGE = {"#24292e|#4a4f55|#3d3d3d": "currentColor", "#6b7075": "var(--soft)"}
 _OF_PAGE |= {"#e6e8eb": "var(--line)", "#ffffff": "var(--paper)"}
@@ -196,6 +197,20 @@ def shown(value: object, key: str = "") -> str:
     return str(value)
 
 
+def link(text: str, address: str) -> Markup:
+    """A text in a table that leads to an address."""
+    return Markup('<a href="{}">{}</a>').format(address, text)
+
+
+def cell(value: Json) -> Markup:
+    """A value in a table; long names, which would push the last columns off the screen, may be
+    broken."""
+    if isinstance(value, Markup):
+        return value
+    text = escape(shown(value))
+    return text if len(text) <= _LONG else text.replace("_", Markup("_<wbr>"))
+
+
 ENVIRONMENT = Environment(
     loader=PackageLoader("dnadiff.report"),
     autoescape=True,
@@ -205,8 +220,7 @@ ENVIRONMENT = Environment(
     keep_trailing_newline=True,
 )
 ENVIRONMENT.filters |= {
-    # Long names would push the last columns off the screen.
-    "cell": lambda text: escape(text).replace("_", Markup("_<wbr>")),
+    "cell": cell,
     "label": lambda key: key[:1].upper() + key[1:].replace("_", " "),
     "shown": shown,
 }

@@ -76,7 +76,12 @@ def page(result: Result, options: Any) -> Page:
         sentence = f"{count}: {span} bases, {100 * ours.gc:.1f} % G and C{size}."
     else:
         reward = design.get("unit") or design["reward"]["_target_"].rpartition(".")[2]
-        sentence = f"{count}: mean reward {design['mean']:.3g}{without}{size}. Reward: {reward}."
+        judged = "No judge: judge=RUN names a fine-tuned run that is not optimized."
+        if judge := design.get("judge"):
+            judged = f"The judge that was not used, {judge['unit']}: {judge['mean']:.3g} on average"
+            judged += f", unguided {unguided['judge']:.3g}." if unguided else "."
+        sentence = f"{count}: mean reward {design['mean']:.3g}{without}{size}. Reward: {reward}. "
+        sentence += judged
         sections.insert(0, Section("Designs and unguided samples", [_numbers(tables, content)]))
     return Page(
         f"{len(ours):,} {name}",
@@ -137,6 +142,7 @@ def _numbers(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
             "reward, mean": table.columns["reward"].mean(),
             "sd": table.columns["reward"].std(),
             "best": table.columns["reward"].max(),
+            "judge, mean": table.columns["judge"].mean(),
             "log p per base": _per_base(table).mean(),
             "longest match, bases": table.columns["longest_match"].mean(),
             "GC, %": 100 * table.gc,
@@ -161,6 +167,7 @@ def _best(table: DesignTable) -> Table:
     columns = {
         "name": [table.names[i] for i in kept],
         "reward": table.columns["reward"][kept],
+        "judge": table.columns["judge"][kept],
         "log p per base, nats": _per_base(table)[kept],
         "longest match": table.columns["longest_match"][kept],
         "sequence": [letters[each].tobytes().decode() for each in table.sequences],

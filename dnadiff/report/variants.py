@@ -4,10 +4,12 @@ consequence where the VCF says it, and the strongest ones. Regions have heat map
 
 from __future__ import annotations
 
+import os
 import re
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pandas
 
@@ -16,7 +18,7 @@ from dnadiff.formats.regions import VcfSource, header_fields, open_source, read_
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
 from dnadiff.report import charts, heat_map
-from dnadiff.report.page import Page, Picture, Section, Table
+from dnadiff.report.page import Page, Picture, Section, Table, link
 from dnadiff.store.address import expand_user
 
 STRONGEST = 200  # alleles in the table
@@ -33,7 +35,7 @@ def page(result: Result, options: Any) -> Page | None:
     if options.saturate is not None:
         lengths = Genome(options.genome).lengths
         regions = read_regions(options.saturate, lengths, options.feature)
-        genes = options.genes and read_regions(options.genes, lengths, "gene")
+        genes = read_regions(options.genes, lengths, "gene") if options.genes else ()
         about = options.only("checkpoint", "alignment") | {
             "window": settings["window"],
             "predicted": settings.get("predicted"),
@@ -81,10 +83,18 @@ def page(result: Result, options: Any) -> Page | None:
         columns = ["place", "change", *named, *shown, "group"]
         head = {"change": "REF>ALT", "group": annotation}
         rows = known.loc[order[:STRONGEST], columns].rename(columns=head)
+        text = "Places are links to the genome browser."
+        if options.browser is None:
+            text = "browser=x.html makes places links to a genome browser."
+        else:
+            pages = {key: expand_user(path) for key, path in options.pages.items()}
+            address = quote(os.path.relpath(pages["browser"], pages["report"].parent))
+            linked = [link(place, f"{address}#{place}") for place in rows["place"]]
+            rows["place"] = pandas.Series(linked, rows.index, object)
         table = Table.of(
             rows,
             f"The {len(rows):,} strongest of {len(known):,} alleles; {result.paths[0].name} has "
-            "all.",
+            f"all. {text}",
         )
     made = options.only("checkpoint", "vcf", "genome") | {
         "window": settings["window"],

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -24,6 +25,14 @@ from dnadiff.data.records import padded_groups
 from dnadiff.data.tokenizer import DNATokenizer, encoded
 from dnadiff.fields import LARGEST, Json, JsonMap, PositiveInt, check_value
 from dnadiff.formats.nucleotides import N_ID, DNASequence, several
+from dnadiff.formats.regions import read_regions
+from dnadiff.genomics.variants.effects import (
+    AnyGenome,
+    RowScorer,
+    predicted_effects,
+    reference_of,
+)
+from dnadiff.genomics.variants.variant import Alleles, Saturation
 from dnadiff.progress import log
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
@@ -43,6 +52,9 @@ from dnadiff.supervised.saved import SHARED, WeightsFile, read_description
 from dnadiff.supervised.targets import Label, Predicted, TaskTarget
 from dnadiff.weights import tensors
 from dnadiff.weights.loaded import columns_for, names_file
+
+if TYPE_CHECKING:
+    import pandas
 
 CHUNK = 1 << 23  # tokens, padding included, that are in memory and classified together
 UNLABELED = -1
@@ -268,6 +280,45 @@ class ClassifierEnsemble:
         """
         effects = Mutagenesis(self.contrasts(target))
         return [hypothetical(effects(ids)[0]) for _, ids in self._encoded(sequences)]
+
+    def scorer(
+        self,
+        alleles: Alleles,
+        alignment: Alignment | None,
+        target: str | None = None,
+        batch_size: int | None = None,
+    ) -> RowScorer:
+        """What computes the effects of variants; `target` and `batch_size` as in `contrasts`."""
+        predict = self.contrasts(target, batch_size)
+        return RowScorer(alleles, partial(predicted_effects, predict, alleles, alignment))
+
+    def saturate(
+        self,
+        region: str | Sequence[str],
+        genome: AnyGenome,
+        target: str | None = None,
+        deletions: bool = False,
+        window: int | None = None,
+        alignment: str | None = None,
+    ) -> pandas.DataFrame:
+        """The change of a prediction by all SNVs of a region, and by all deletions of one base if
+        requested: a table with the columns of `python -m dnadiff.variants`, `REF_mismatch` and
+        `reason`, which `dnadiff.plot.heat_map` draws.
+
+        Args:
+            region: `chr:1-200`, counted from 1, a BED, GTF or GFF file, or a list of these.
+            genome: a sequence file, `{name: letters}`, or an open `Genome` or `pyfaidx.Fasta`.
+            target: as in `contrasts`.
+            window: bases around a variant that are read; None is the longest sequence of the task.
+            alignment: of the genome with its relatives, for networks that read one.
+        """
+        reference: Any = reference_of(genome)
+        regions = read_regions(region, reference.lengths, None)
+        source = Saturation(regions, reference, deletions, self.stranded)
+        has_fixed = self.limits.fixed is not None
+        alleles = Alleles(reference, self.window_of(window), fixed_length=has_fixed)
+        columns = self.columns_for(alignment, reference)
+        return self.scorer(alleles, columns, target).frame(source)
 
     def to(self, device: torch.device | str) -> Self:
         """Move the networks to a device, such as `cuda`."""

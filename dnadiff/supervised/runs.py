@@ -43,8 +43,9 @@ def is_fine_tuned(checkpoint: object) -> bool:
 def refuse_classifier(config: Mapping[str, Json], command: str) -> None:
     """ValueError for a configuration that names a fine-tuned run, if the command needs a language
     model."""
-    for given in map(config.get, MODELS) if command not in _CLASSIFYING else ():
-        if is_fine_tuned(given):
+    for key in MODELS if command not in _CLASSIFYING else ():
+        given = config.get(key)
+        if (command, key) != ("sample", "judge") and is_fine_tuned(given):
             raise ValueError(
                 f"{given} is a fine-tuned run, whose networks are classifiers, and {command} needs "
                 "a pretrained one; name that run, or use predict: python -m dnadiff.predict "

@@ -1,5 +1,6 @@
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -242,6 +243,12 @@ def test_every_tile_comes_once_an_epoch_in_another_order():
         place(windows, 0, i)[:2] for i in range(len(tiles), 2 * len(tiles))
     ]  # a second turn, to fill the last batch
     assert sorted(beyond) == sorted(tiles)
+
+
+def test_letters_without_complement_have_no_reverse_complement():
+    given = random_records(50), [Interval(0, 0, 50)], 8, 4, replace(DNA.vocab, complement=None), 1
+    with pytest.raises(ValueError, match="augment_rc true is for DNA"):
+        UniformWindows(*given, augment_rc=True)
 
 
 @pytest.mark.parametrize("kind", [UniformWindows, IntervalWindows])

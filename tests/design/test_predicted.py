@@ -2,6 +2,7 @@
 gradient that of the network."""
 
 import csv
+import json
 
 import numpy as np
 import pytest
@@ -264,6 +265,40 @@ def test_a_run_of_finetune_may_name_trusted_packages(cli, trained, runs, monkeyp
         == 0
     )
     assert trusted == [["mine"]]
+
+
+def test_a_judge_reads_designs_and_unguided_samples(cli, trained, runs, tmp_path):
+    args = [f"checkpoint={trained}", "reward=gc", "num_samples=4", "length=20", "output=a.fa"]
+    args += ["sampler.num_groups=5", "num_draws=0", "pilot=16", f"judge={runs['values']}"]
+    status, _, err = cli("sample", *args, "report=a.html")
+    assert status == 0, err
+    judge = PredictedReward(str(runs["values"]))
+    means = []
+    for name in ("a.fa", "a.unguided.fa"):
+        records = read_sequences(tmp_path / name)
+        found = [float(header_facts(each.description)["judge"]) for each in records]
+        assert found == pytest.approx(judge([each.sequence.decode() for each in records]), abs=1e-5)
+        means.append(np.mean(found))
+    content = json.loads((tmp_path / "a.fa.json").read_text())
+    assert content["design"]["judge"] == {"unit": judge.unit, "mean": pytest.approx(means[0])}
+    assert content["unguided"]["judge"] == pytest.approx(means[1])
+    text = (tmp_path / "a.html").read_text()
+    assert (
+        f"The judge that was not used, {judge.unit}: {means[0]:.3g} on average, unguided "
+        f"{means[1]:.3g}." in text
+    )
+    status, _, err = cli("sample", *args, "judge=absent", "output=b.fa")
+    assert status == 1 and "absent" in err
+    designs = dnadiff.load(trained, device="cpu").design(
+        adenines, 2, length=20, judge=judge, beta=1.0, num_draws=0, pilot=2
+    )
+    assert [each.judge for each in designs] == pytest.approx(judge(designs), abs=1e-5)
+    assert "judge" in designs.to_frame()
+
+
+def adenines(sequences):
+    """The fraction of A."""
+    return [text.count("A") / len(text) for text in sequences]
 
 
 def test_designs_for_a_prediction(cli, trained, runs, tmp_path):

@@ -14,7 +14,7 @@ from dnadiff.formats.tracks import write_track
 from dnadiff.genomics.variants.work import PLACE
 from dnadiff.options.base import Result
 from dnadiff.predict import PredictOptions
-from dnadiff.report import browser
+from dnadiff.report import browser, variants
 from dnadiff.report.page import write
 from dnadiff.score import ScoreOptions
 from dnadiff.variants import VariantsOptions
@@ -49,7 +49,7 @@ def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending, monkey
     )
     page = browser.page(Result({}, (tmp_path / "s.tsv",)), options)
     bases, files, locus = decoded(page)
-    assert bases == ">one\nACGTNACGTT\n" and locus == "one:1-252"
+    assert bases == ">one\nACGTNACGTT\n" and locus == "one:1-153"
     rows = [line.split("\t") for line in files.pop(track.name).splitlines()]
     assert [(*r[:3], float(r[3])) for r in rows] == [
         ("one", "2", "3", 0.5),
@@ -84,11 +84,38 @@ def page_of(tmp_path):
 def test_variants_are_a_vcf_with_the_names_of_the_genome(page_of, chrom):
     page = page_of([(chrom, 2, "v", "C", "T", -1.5), (chrom, 9, ".", "TT", "T", 0.25)])
     bases, files, locus = decoded(page)
-    assert bases == ">chr1\nACGTNACGTT\n" and locus == "chr1:1-251"
+    assert bases == ">chr1\nACGTNACGTT\n" and locus == "chr1:1-152"
     assert files["v.tsv"].splitlines()[2:] == [
         "chr1\t2\tv\tC\tT\t.\t.\tLLR=-1.5",
         "chr1\t9\t.\tTT\tT\t.\t.\tLLR=0.25",
     ]
+
+
+def test_windows_are_those_of_the_strongest_variants(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    number = browser.PLACES + 10
+    (tmp_path / "g.fa").write_text(f">one\n{'ACGT' * 2_000_000}\n")
+    (tmp_path / "v.txt").write_text("chrom\tpos\tref\talt\none\t1\tA\tC\n")
+    rows = [("one", 1 + 30_000 * i, ".", "A", "C", -float(i)) for i in range(number)]
+    frame = pd.DataFrame(rows, columns=[*PLACE, "LLR"])
+    frame.to_csv("v.tsv", sep="\t", index=False)
+    options = VariantsOptions(
+        checkpoint="ecoli", vcf="v.txt", genome="g.fa", browser="b c.html", report="p/r.html"
+    )
+    content = {"rows": number, "skipped": {}, "without_value": 0, "alleles": {}}
+    content |= {"training_part": "none", "settings": {"window": 64}}
+    result = Result(content, (tmp_path / "v.tsv",))
+    bases, files, locus = decoded(browser.page(result, options))
+    last = 30_000 * (number - 1)
+    window = f"one_{last - 9_999}_{last + 10_000}"
+    assert locus == f"{window}:9851-10151" and bases.startswith(f">{window}\n")
+    places = [line.split("\t")[:2] for line in files["v.tsv"].splitlines()[2:]]
+    assert [window, "10001"] in places and len(places) == browser.PLACES
+    # Every place of the table is one of theirs.
+    text = write(variants.page(result, options), tmp_path / "r.html").read_text()
+    found = re.findall(r'<a href="([^"]+)">one:([\d,]+)</a>', text)
+    assert len(found) == variants.STRONGEST == browser.PLACES
+    assert found[0] == (f"../b%20c.html#one:{last + 1:,}", f"{last + 1:,}")
 
 
 @pytest.mark.parametrize("ending", ["tsv", "parquet"])
@@ -112,19 +139,20 @@ def test_of_larger_records_the_surroundings_of_the_first_rows_are_shown():
     rows.loc[len(rows)] = ["small", 3, 4, 2.0]
     windows = browser.windows_of(rows, {"big": 10_000_000, "small": 9})
     assert windows == {
-        "big_1_100000": ("big", 0, 100_000),
-        "big_250001_350000": ("big", 250_000, 350_000),
-        "big_9949991_10000000": ("big", 9_949_990, 10_000_000),
+        "big_1_10000": ("big", 0, 10_000),
+        "big_290001_310000": ("big", 290_000, 310_000),
+        "big_310001_330000": ("big", 310_000, 330_000),
+        "big_9990001_10000000": ("big", 9_990_000, 10_000_000),
         "small": ("small", 0, 9),
     }
     lines = browser.inside(rows, windows, "bedgraph").splitlines()
     assert lines[2:] == [
-        "big_250001_350000\t50000\t50005\t1",
-        "big_250001_350000\t70000\t70005\t1",
-        "big_9949991_10000000\t50000\t50005\t1",
+        "big_290001_310000\t10000\t10005\t1",
+        "big_310001_330000\t10000\t10005\t1",
+        "big_9990001_10000000\t9990\t9995\t1",
         "small\t3\t4\t2",
     ]
-    many = pd.DataFrame({"chrom": "big", "start": np.arange(0, 9_000_000, 200_000)})
+    many = pd.DataFrame({"chrom": "big", "start": np.arange(0, 9_000_000, 20_000)})
     assert len(browser.windows_of(many, {"big": 10_000_000})) == browser.PLACES
 
 

@@ -18,7 +18,7 @@ def alleles(first=1, size=4, score="LLR"):
     ]
 
 
-def draw_regions(path, regions, rows, about, genes=None):
+def draw_regions(path, regions, rows, about, genes=()):
     """Write the page of some alleles, if there is one."""
 
     def read(chrom, pos):

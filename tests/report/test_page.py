@@ -27,8 +27,10 @@ def test_paths_show_no_folders(tmp_path):
 
 
 def test_long_names_break_after_underscores_and_are_escaped(tmp_path):
-    cells = written(tmp_path, table=Table(("a", "b"), [("an_<i>", "x_y&z")]))
-    assert "an_<wbr>&lt;i&gt;" in cells and "x_<wbr>y&amp;z" in cells
+    long = "the_name_of_a_column<i>.x&"
+    cells = written(tmp_path, table=Table(("a", "b"), [("sample_10", long)]))
+    broken = "the_<wbr>name_<wbr>of_<wbr>a_<wbr>column&lt;i&gt;.x&amp;"
+    assert broken in cells and ">sample_10<" in cells
 
 
 def test_the_parts_of_a_page_have_a_fixed_order(tmp_path):

@@ -78,7 +78,7 @@ def test_alleles_that_are_not_wanted_are_not_kept(tmp_path):
 def test_the_page_has_the_strongest_alleles_and_what_is_left_out(tmp_path, kept):
     path = vcf(tmp_path / "x.vcf", rows=[*ROWS[: kept or 0], ROWS[3]])
     options = VariantsOptions.model_construct(
-        vcf=str(path), saturate=None, checkpoint="run", genome="g.fa"
+        vcf=str(path), saturate=None, checkpoint="run", genome="g.fa", browser=None
     )
     content = {
         "rows": len(ROWS),

@@ -226,6 +226,7 @@ class Designer(ConditionalSampler):
         beta: inverse temperature: weighted designs have the distribution p(x) exp(beta reward(x)).
             Other forms of `Beta.parse` are chosen by a pilot (`with_choice`).
         num_draws, longest_match: as of `ConditionalSampler`.
+        judge: a further reward of the finished sequences, which is not optimized.
 
     Raises:
         ValueError: if `beta` has another form, or model, sampler and reward do not fit the method.
@@ -241,6 +242,7 @@ class Designer(ConditionalSampler):
         beta: float | str = 1.0,
         num_draws: int = 0,
         longest_match: LongestMatch | None = None,
+        judge: Reward | None = None,
     ) -> None:
         vars(self).update(vars(generator))
         self.beta = Beta.parse(beta if method.uses_beta else 0.0)
@@ -248,6 +250,7 @@ class Designer(ConditionalSampler):
         self.goal = Goal(CountedReward(reward), 0.0 if self.beta.is_automatic else self.beta.number)
         self.num_draws = num_draws
         self.longest_match = longest_match
+        self.judge = judge
         require(f"method {type(method).__name__}", generator.denoiser, AbsorbingProcess)
         method.check(self, self.goal)
 
@@ -282,6 +285,8 @@ class Designer(ConditionalSampler):
         shown = (target.shown for target in request.first_of_groups())
         for length in sorted({end - start for start, end in shown}):
             self.goal.reward.reward.check_length(length)
+            if self.judge is not None:
+                self.judge.check_length(length)
         count = -(-request.each // batch_size)
         self.method.check_population(request.each // count, -(-request.each // count))
 

@@ -27,7 +27,7 @@ from dnadiff.genomics.metrics.composition import (
 )
 from dnadiff.genomics.metrics.memorization import cut, read_bases
 
-_COLUMNS = ("reward", "log_prob", "log_weight", "longest_match")
+_COLUMNS = ("reward", "log_prob", "log_weight", "longest_match", "judge")
 _NUM_SPLITS = 40  # random sets of real sequences
 _MIN_REAL = 4
 _FEW_SPLITS = 10  # of unguided samples
@@ -39,8 +39,8 @@ class DesignTable:
 
     Attributes:
         names: of the N records.
-        columns: (N,) of each number in the headers: reward, log_prob, log_weight, longest_match;
-            NaN where there is none.
+        columns: (N,) of each number in the headers: reward, log_prob, log_weight, longest_match,
+            judge; NaN where there is none.
         lengths: (N,) bases that were designed, or of the whole record if the header does not say
             which.
         num_distinct: different sequences.

@@ -9,7 +9,7 @@ import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
@@ -39,6 +39,7 @@ from dnadiff.genomics.variants.methods import (
     check_method,
 )
 from dnadiff.genomics.variants.neutral import Neutral, kind_of
+from dnadiff.genomics.variants.phased import HaplotypeBlock, Phased, column_of
 from dnadiff.genomics.variants.variant import (
     Alleles,
     Edit,
@@ -53,8 +54,6 @@ from dnadiff.progress import Progress, advance, log
 
 if TYPE_CHECKING:
     import pandas
-
-    from dnadiff.genomics.variants.phased import Phased
 
 LARGEST_TEXT = 1 << 26  # characters of rows that are in memory at once
 NAN = math.nan
@@ -158,6 +157,11 @@ class RowScorer:
     network: Any = None
 
     @property
+    def columns(self) -> Sequence[str]:
+        """Of the effects that are computed."""
+        return PREDICTED_COLUMNS
+
+    @property
     def alleles_together(self) -> int:
         """Alleles of a block: rows that are scored without reading others."""
         return self.chunk
@@ -213,6 +217,24 @@ class RowScorer:
                     yield list(zip(chunk[done:], results))
                 done = max(done - len(chunk), 0)
 
+    def frame(self, source: VariantSource, mismatch_is_error: bool = True) -> pandas.DataFrame:
+        """The effects of all alleles in their order, one row each; `reason` is why an allele has no
+        value, and empty for others."""
+        import pandas
+
+        summarize(source, self.alleles, self.method, TrainingPart({}, ""), mismatch_is_error)
+        rows: list[list[object]] = []
+        for chunk in self.chunks(source):
+            advance(len(chunk))
+            for row, results in chunk:
+                for alt, result in zip(row.alts, results):
+                    values = [getattr(result, name, NAN) for name in self.columns]
+                    why = self.method.no_value if self.method and math.isnan(values[0]) else ""
+                    place = row.chrom, row.pos, row.id, row.ref, alt
+                    rows.append([*place, *values, result.differs, getattr(result, "reason", why)])
+        names = ("chrom", "pos", "id", "ref", "alt", *self.columns, "REF_mismatch", "reason")
+        return pandas.DataFrame(rows, columns=names)
+
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
         """Prepare the effects of the edits of a block; `is_new` unless a part has been scored."""
 
@@ -251,6 +273,7 @@ class Scorer(RowScorer):
         network: the model and its genome.
         method: how log-likelihood ratios are computed.
         embeddings: also compute L2.
+        phased: also score the haplotypes of a sample.
 
     Attributes:
         look_ahead: alleles among which sites that share a window are searched, per base of a
@@ -260,17 +283,22 @@ class Scorer(RowScorer):
     look_ahead = 16
 
     def __init__(
-        self, network: Network, method: VariantMethod, alleles: Alleles, embeddings: bool = False
+        self,
+        network: Network,
+        method: VariantMethod,
+        alleles: Alleles,
+        embeddings: bool = False,
+        phased: Phased | None = None,
     ) -> None:
-        super().__init__(alleles, self._effects, method)
+        checked_rows = alleles if phased is None else replace(alleles, check=phased.call)
+        super().__init__(checked_rows, self._effects, method, phased=phased)
         self.network = network
         self.embeddings = embeddings
         self.sites_per_window = network.sites_per_window
         self.predictions: SitePredictions | None = None
 
     @property
-    def columns(self) -> list[str]:
-        """Of the effects that are computed."""
+    def columns(self) -> Sequence[str]:
         aligned = self.network.alignment is not None
         neutral = self.neutral
         ranks = neutral is not None and neutral.percentile
@@ -552,6 +580,7 @@ AnyVariants: TypeAlias = (
     "str | Path | VariantSource | Iterable[Sequence[object] | Mapping[str, object]] | "
     "pandas.DataFrame"
 )
+AnyGenome: TypeAlias = "str | Path | Mapping[str, str] | Fasta | Reference"
 
 
 def default_method() -> ByKind:
@@ -559,7 +588,7 @@ def default_method() -> ByKind:
     return ByKind(Masked(), Block(), Block(), LogProb())
 
 
-def reference_of(genome: str | Path | Mapping[str, str] | Fasta | Reference) -> Reference:
+def reference_of(genome: AnyGenome) -> Reference:
     """A genome from a file, from letters in memory, or open already; raises ValueError for anything
     else."""
     if isinstance(genome, Mapping):
@@ -584,10 +613,11 @@ def effects_frame(
     percentile: bool,
     calibrate_indels: bool,
     model: Path,
+    phased: bool,
+    sample_name: str | None,
 ) -> pandas.DataFrame:
-    """The effects of all alleles in their order, one row each; `reason` is why an allele has no
-    value, and empty for others. Arguments as of `dnadiff.model.Model.variants`; `model` is its
-    file."""
+    """`RowScorer.frame` of a language model. Arguments as of `dnadiff.model.Model.variants`;
+    `model` is its file."""
     import pandas
 
     if isinstance(variants, (str, Path)):
@@ -606,18 +636,11 @@ def effects_frame(
     given = default_method() if variant_method is None else variant_method
     method = check_method(given, network.denoiser)
     alleles = Alleles(network.reference, network.window, on_mismatch == "skip")
-    summarize(source, alleles, method, TrainingPart({}, ""), on_mismatch == "error")
-    scorer = Scorer(network, method, alleles, L2)
+    joined = None
+    if phased or sample_name is not None:
+        of_haplotypes = method if method.for_left_to_right else HaplotypeBlock()
+        joined = Phased(*column_of(source, sample_name), alleles, network, of_haplotypes)
+    scorer = Scorer(network, method, alleles, L2, joined)
     if percentile or calibrate_indels:
         scorer.compare(model, percentile, calibrate_indels)
-    rows: list[list[object]] = []
-    for chunk in scorer.chunks(source):
-        advance(len(chunk))
-        for row, results in chunk:
-            for alt, result in zip(row.alts, results):
-                values = [getattr(result, name, NAN) for name in scorer.columns]
-                why = getattr(result, "reason", method.no_value if math.isnan(values[0]) else "")
-                place = row.chrom, row.pos, row.id, row.ref, alt
-                rows.append([*place, *values, result.differs, why])
-    names = ("chrom", "pos", "id", "ref", "alt", *scorer.columns, "REF_mismatch", "reason")
-    return pandas.DataFrame(rows, columns=names)
+    return scorer.frame(source, on_mismatch == "error")

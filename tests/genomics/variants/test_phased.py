@@ -10,10 +10,11 @@ import pandas
 import pytest
 import torch
 
+import dnadiff
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.regions import open_source
 from dnadiff.genomics.variants.effects import Scorer, default_method
-from dnadiff.genomics.variants.methods import Reading, VariantMethod
+from dnadiff.genomics.variants.methods import Block, ByKind, LogProb, Masked, Reading, VariantMethod
 from dnadiff.genomics.variants.phased import HaplotypeBlock, Phased, column_of
 from dnadiff.genomics.variants.variant import Alleles, Edit
 
@@ -61,8 +62,8 @@ def vcf(tmp_path):
 def scored(source, network, method, sample=None):
     """The effects of all alleles."""
     alleles = Alleles(network.reference, network.window)
-    scorer = Scorer(network, default_method(), alleles)
-    scorer.phased = Phased(*column_of(source, sample), alleles, network, method)
+    phased = Phased(*column_of(source, sample), alleles, network, method)
+    scorer = Scorer(network, default_method(), alleles, phased=phased)
     return [each for chunk in scorer.chunks(source) for _, found in chunk for each in found], scorer
 
 
@@ -223,6 +224,10 @@ def test_the_command_writes_haplotypes_in_every_format(cli, trained, tmp_path):
     assert "##INFO=<ID=haplotype,Number=A,Type=String," in text
     assert re.search(r"haplotype=0:1;LLR_haplotype_1=-?\d", text)
     assert json.loads((tmp_path / "y.tsv.json").read_text())["settings"]["phased"] == "b"
+    given = {"method": ByKind(Masked(), *[Block(num_orders=2)] * 2, LogProb()), "sample_name": "b"}
+    frame = dnadiff.load(trained, device="cpu").variants("x.vcf", "g.fa", phased=True, **given)
+    assert frame["haplotype"].tolist() == found["haplotype"].fillna("").tolist()
+    np.testing.assert_allclose(frame["LLR_sum_1"], found["LLR_sum_1"], atol=2e-6)
     # all calls of the other sample are unphased
     status, out, err = cli("variants", *args, "sample_name=a", "output=u.tsv")
     assert status == 0 and re.search(r"haplotypes with several alleles +0\n", out)

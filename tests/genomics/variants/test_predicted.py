@@ -4,9 +4,12 @@ import gzip
 import json
 import random
 
+import numpy as np
 import pytest
 import torch
 
+import dnadiff
+import dnadiff.plot
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.formats.regions import Row
@@ -173,6 +176,22 @@ def test_a_stranded_run_reads_a_region_on_its_strand(fine_tuned, cli, tmp_path, 
     differ = max(abs(minus[key][0] - plus[key][0]) for key in snvs)
     assert differ > 1e-4 if stranded else differ == 0
     assert cli("variants", *args, "genome=rc.fa", "output=+g.fa.tsv", "resume=true")[0] == 1
+
+
+def test_a_region_is_saturated_in_python(fine_tuned, cli, tmp_path):
+    args = fine_tuned(FLATTEN_HEAD)
+    args[2] = "saturate=long:15-20"
+    assert cli("variants", *args, "deletions=true")[0] == 0
+    model = dnadiff.load(tmp_path / "run")
+    found = model.saturate("long:15-20", tmp_path / "g.fa", deletions=True)
+    expected = values_of(tmp_path / "y.tsv")
+    keys = list(zip(found["pos"], found["alt"]))
+    assert keys == list(expected) and not any(found["reason"])
+    values = found[["predicted_REF", "predicted_ALT", "difference"]].to_numpy()
+    assert values == pytest.approx(np.array(list(expected.values())), abs=1e-5)
+    skipped = model.saturate("short:2-3", tmp_path / "g.fa")
+    assert {*skipped["reason"]} == {SKIPPED} and skipped["difference"].isna().all()
+    assert dnadiff.plot.heat_map(found).shape == (1, 2)
 
 
 @pytest.mark.parametrize(

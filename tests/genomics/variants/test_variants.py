@@ -303,6 +303,27 @@ def test_a_file_that_is_missing_is_written_to_complete_scores(
     assert "complete already" in cli("variants", *args)[1] and made.read_bytes() == content
 
 
+def test_genes_are_on_the_page_and_a_missing_file_is_refused_first(cli, trained, inputs, tmp_path):
+    args = ["saturate=chr1:31-34", "genome=g.fa", "report=r.html", "output=y.tsv"]
+    (tmp_path / "damaged.ckpt").write_text("not read")
+    status, _, err = cli("variants", "checkpoint=damaged.ckpt", *args, "genes=absent.gtf")
+    assert status == 1 and "absent.gtf" in err and err.count("\n") == 1
+    (tmp_path / "g.gtf").write_text('1\tx\tgene\t1\t32\t.\t+\t.\tgene_id "mine";\n')
+    assert cli("variants", f"checkpoint={trained}", *args, "genes=g.gtf")[0] == 0
+    page = (tmp_path / "r.html").read_text()
+    assert '"gene": "mine"' in page and '"genes \\u2192"' in page
+
+
+def test_an_older_page_is_removed_if_there_is_nothing_to_show(cli, trained, inputs, tmp_path):
+    pytest.importorskip("igv_notebook")
+    (tmp_path / "b.html").write_text("of other variants")
+    (tmp_path / "none.tsv").write_text("chrom\tpos\tref\talt\n1\t5\tG\t<DEL>\n")
+    args = [f"checkpoint={trained}", "vcf=none.tsv", "genome=g.fa", "on_mismatch=skip"]
+    status, _, err = cli("variants", *args, "output=y.tsv", "browser=b.html", "overwrite=true")
+    assert status == 0 and "b.html is not written" in err, err
+    assert not (tmp_path / "b.html").exists()
+
+
 def test_a_report_that_cannot_be_written_is_refused_first(cli, trained, inputs, tmp_path):
     (tmp_path / "r.bed").write_text("chr1\t30\t34\n")
     args = [f"checkpoint={trained}", "saturate=r.bed", "genome=g.fa", "output=y.tsv"]
