@@ -438,6 +438,7 @@ class ProgressBar(Callback):
         *_: Any,
     ) -> None:
         if self.bar is not None:
+            self.bar.calls = self.bar.counted  # those of validation are no part of a step
             self.bar.update(0, valid=f"batch {batch_idx + 1}/{trainer.num_val_batches[0]}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,10 +1,12 @@
+import io
 import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dnadiff.training.callbacks import EMA
+from dnadiff.progress import Progress
+from dnadiff.training.callbacks import EMA, ProgressBar
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.trainer import AtomicCheckpoints
 
@@ -90,3 +92,14 @@ def test_a_row_that_a_killed_run_left_half_written_is_dropped(tmp_path):
 def test_impossible_decay_is_refused():
     with pytest.raises(ValueError, match="decay 1"):
         EMA(1.0)
+
+
+def test_network_calls_of_validation_are_no_steps():
+    shown = ProgressBar()
+    shown.bar = bar = Progress(100, "train", every=0, stream=io.StringIO())
+    bar.beat(8)
+    bar.update(1, tokens=8)
+    bar.beat(40)
+    shown.on_validation_batch_end(SimpleNamespace(num_val_batches=[16]), None, None, None, 4)
+    bar.close()
+    assert bar.position == 1 and "1/100  valid batch 5/16" in bar.stream.getvalue()
