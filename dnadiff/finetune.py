@@ -54,12 +54,13 @@ class FinetuneOptions(Options):
           baselines=ecoli_promoter
 
     Of a task, task.sequence_column, task.label_column and task.split_column name columns of your
-    table (label_column=[a,b] several), task.kind is classification, regression or multilabel, and
-    task.stranded says whether the label depends on the strand. A regression has task.loss=mse,
-    huber or poisson and task.transform=none, log1p or log2. With task.cluster_kmer=24, sequences
-    that share a 24-mer stay in one part of a random split. task.protocol is fixed or paper (each
-    seed draws its validation part), and task.folds=5 is cross-validation. "better" means that the
-    95 % interval of the difference excludes 0; one run of a network has no verdict.
+    table (label_column=[a,b] several), task.kind is classification, regression, multilabel or
+    ordinal (a list: one for each column), and task.stranded says whether the label depends on the
+    strand. A regression has task.loss=mse, huber or poisson and task.transform=none, log1p or log2.
+    With task.cluster_kmer=24, sequences that share a 24-mer stay in one part of a random split.
+    task.protocol is fixed or paper (each seed draws its validation part), and task.folds=5 is
+    cross-validation. "better" means that the 95 % interval of the difference excludes 0; one run of
+    a network has no verdict.
     """
 
     inner = dict.fromkeys(
@@ -74,7 +75,7 @@ class FinetuneOptions(Options):
     that read one"""
     baselines: Group | None = group("none")
     """none, all (length, GC, k-mers, boosting, the published CNN, convolutions on the bases),
-    ecoli_promoter (with the -10/-35 weight matrix)"""
+    ecoli_promoter (with the -10/-35 weight matrix), one_length (with the bases at their places)"""
     head: Group = group("conv")
     """conv, mean (as published, and the default with task.protocol=paper), attention, flatten (one
     length), auto (chosen on validation)"""

@@ -206,6 +206,36 @@ class KmerLogistic(SklearnModel):
         return estimators.linear(Normalizer(), self.strengths)
 
 
+class OneHotLinear(SklearnModel):
+    """Logistic or ridge regression on the bases at their places, from the first one.
+
+    Args:
+        strengths: as in `KmerLogistic`.
+    """
+
+    def __init__(
+        self, tokenizer: DNATokenizer, strengths: Sequence[float] = (1e-3, 0.01, 0.1, 1.0)
+    ) -> None:
+        super().__init__(tokenizer)
+        self.strengths = tuple(strengths)
+
+    def check(self, data: TaskData) -> None:
+        if data.min_length != data.max_length:
+            raise ValueError(
+                f"{data.name} has sequences of {data.min_length} to {data.max_length} bases, and "
+                "baselines=one_length expects one length; set baselines=all"
+            )
+
+    def features(self, items: Items, stranded: bool) -> ndarray:
+        bases = self.bases(items.ids.numpy())
+        return (bases[..., None] == np.arange(UNKNOWN)).reshape(len(bases), -1).astype(np.float32)
+
+    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
+        from sklearn.preprocessing import StandardScaler
+
+        return estimators.linear(StandardScaler(), self.strengths)
+
+
 class KmerBoosting(SklearnModel):
     """Gradient boosting on k-mer frequencies.
 

@@ -286,7 +286,7 @@ class Study:
         output = self.folder / "runs" / piece / "finetune.json"
         path = [] if file is None else [f"task.path='{self.data / file}.csv.gz'"]
         # Also of tasks whose default is cross-validation, with ten networks for each row.
-        fixed = ["task.protocol=fixed"]
+        fixed = [] if reader == "ecoli_coding" else ["task.folds=null"]
         arguments = [
             f"checkpoint={self.model(task)}",
             f"task={reader}",
