@@ -29,6 +29,8 @@ class EmbedOptions(PlacedOptions, ShardedOptions, Reported):
     """mean or max over the positions of a sequence; none: a vector for each position"""
     layer: PositiveInt | None = None
     """features after this many layers, null: all"""
+    metadata: str | None = None
+    """of the page: table (.csv, .tsv) with a column name; its next column colors the points"""
     stranded: bool = False
     """read the given strand alone; otherwise both are averaged"""
     dtype: Literal["float32", "float16"] = "float32"
@@ -45,6 +47,7 @@ class EmbedOptions(PlacedOptions, ShardedOptions, Reported):
 def embed(options: EmbedOptions) -> list[Job]:
     """The file of all embeddings."""
     from dnadiff.data.genome.inputs import open_input
+    from dnadiff.report.embed import read_metadata
     from dnadiff.supervised.embeddings import EmbedJob, writer_of
     from dnadiff.weights import checkpoint
 
@@ -54,6 +57,12 @@ def embed(options: EmbedOptions) -> list[Job]:
         raise ValueError(
             f"report {options.report} draws one vector for each sequence; set pool=mean or pool=max"
         )
+    if options.metadata is not None:
+        if not options.report:
+            raise ValueError(
+                f"metadata {options.metadata} is for the page of report=; give that too"
+            )
+        read_metadata(options.metadata)  # refuses a wrong file
     if isinstance(options.input, list) and options.genome is None:
         raise ValueError(
             f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"

@@ -8,13 +8,19 @@ from dnadiff.fields import Name, PositiveInt
 from dnadiff.formats.motifs import known_motifs
 from dnadiff.formats.tracks import is_big_wig
 from dnadiff.jobs.job import Job
-from dnadiff.options.base import Accelerator, Checkpoint, PlacedOptions, Reported, ShardedOptions
+from dnadiff.options.base import (
+    Accelerator,
+    BrowsedOptions,
+    Checkpoint,
+    PlacedOptions,
+    ShardedOptions,
+)
 from dnadiff.options.command import command
 from dnadiff.store.address import expand_user
 from dnadiff.supervised import runs
 
 
-class ExplainOptions(PlacedOptions, Reported, ShardedOptions):
+class ExplainOptions(PlacedOptions, BrowsedOptions, ShardedOptions):
     """Which bases a prediction depends on: the effect of every substitution, and motifs.
 
         python -m dnadiff.explain checkpoint=FINETUNE_RUN input=x.fa output=y.npz
@@ -30,6 +36,7 @@ class ExplainOptions(PlacedOptions, Reported, ShardedOptions):
     and two files next to it are the input of TF-MoDISco's command line. See docs/explaining.md.
     """
 
+    shown_by = "per_base"
     checkpoint: Checkpoint
     input: str | None = None
     """FASTA, plain or gzip; or genome and regions"""

@@ -4,7 +4,7 @@ about them."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from dnadiff.plot.figures import principal_components
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Table
 from dnadiff.store.disk import read_npz
+from dnadiff.store.files import resolve
+
+if TYPE_CHECKING:
+    import pandas
 
 _MOST_COLORS = 12
 _SHOWN = ("region_name", "chrom", "strand")  # the first one with two or more values is the color
@@ -29,8 +33,12 @@ def page(result: Result, options: Any) -> Page:
     points, shares = principal_components(vectors[known])
     about = pandas.DataFrame(columns)[known].reset_index(drop=True)
     names = [f"PC{i} ({100 * share:.0f} %)" for i, share in enumerate(shares, 1)]
-    frame = about.assign(**dict(zip(names, points.T)))
     groups = [k for k in _SHOWN if k in about and 1 < about[k].nunique() <= _MOST_COLORS]
+    if options.metadata is not None:
+        table = read_metadata(options.metadata)
+        groups = list(table.columns.drop("name"))
+        about = about.drop(columns=groups, errors="ignore").merge(table, "left", "name")
+    frame = about.assign(**dict(zip(names, points.T)))
     color = groups[0] if groups else None
     drawn = charts.scatter(frame, names[0], names[1], color, list(about))
     text = "Each point is a sequence; % of the variance on the axes. Hover for its name."
@@ -46,6 +54,20 @@ def page(result: Result, options: Any) -> Page:
         Table.of(frame),
         made={"checkpoint": options.checkpoint, **options.only("pool", "layer", "stranded")},
     )
+
+
+def read_metadata(path: str) -> pandas.DataFrame:
+    """A table of CSV or TSV with a row for each name; ValueError if it has no column `name`, or no
+    other one."""
+    import pandas
+
+    table = pandas.read_csv(resolve(path), sep=None, engine="python", dtype={"name": str})
+    if "name" not in table or len(table.columns) < 2:
+        raise ValueError(
+            f"metadata {path} has the columns {', '.join(table)}; give name, as in input=, and one "
+            "to color by"
+        )
+    return table.drop_duplicates("name")
 
 
 def read(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:

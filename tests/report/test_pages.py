@@ -105,3 +105,22 @@ def test_the_page_of_embeddings_is_colored_by_the_names_of_regions(tmp_path):
     assert [row[:2] for row in page.table.rows] == [["a", "chr1"], ["b", "chr2"], ["d", "chr1"]]
     assert chart_of(page, "components")["encoding"]["color"]["field"] == "chrom"
     write(page, tmp_path / "x.html")
+
+
+def test_the_page_of_embeddings_is_colored_by_a_table_of_ones_own(tmp_path):
+    vectors = np.float32([[0, 1, 0], [1, 0, 0], [2, 1, 5], [3, 3, 3]])
+    np.savez(tmp_path / "e.npz", embeddings=vectors, name=np.array([*"0123"]), settings="{}")
+    (tmp_path / "m.tsv").write_text("activity\tname\n0.5\t2\n1.5\t0\n9\t0\n")
+    given = {"checkpoint": "ecoli", "input": "x.fa", "report": "r.html"}
+    options = EmbedOptions(**given, metadata=str(tmp_path / "m.tsv"))
+    page = embed.page(Result({}, (tmp_path / "e.npz",)), options)
+    assert [row[:2] for row in page.table.rows] == [
+        ["0", 1.5],
+        ["1", None],
+        ["2", 0.5],
+        ["3", None],
+    ]
+    assert chart_of(page, "components")["encoding"]["color"]["field"] == "activity"
+    (tmp_path / "m.csv").write_text("id,activity\n0,1\n")
+    with pytest.raises(ValueError, match=r"m.csv has the columns id, activity; give name"):
+        embed.read_metadata(str(tmp_path / "m.csv"))
