@@ -49,7 +49,6 @@ def embed(options: EmbedOptions) -> list[Job]:
     from dnadiff.data.genome.inputs import open_input
     from dnadiff.report.embed import read_metadata
     from dnadiff.supervised.embeddings import EmbedJob, writer_of
-    from dnadiff.weights import checkpoint
 
     output = options.output_path("embeddings.npz")
     writer_of(output, options.pool)
@@ -67,12 +66,11 @@ def embed(options: EmbedOptions) -> list[Job]:
         raise ValueError(
             f"input {options.input!r} is a list of regions; give their genome as well: genome=g.fa"
         )
-    model = checkpoint.load(options.checkpoint, options.trust)
+    model = options.loaded()
     if not model.is_dna:
         raise ValueError(
             f"input is read as DNA, but {model.path} was trained on text; give a model of DNA"
         )
-    model.denoiser.to(options.device)
     placed = {"fasta": options.input}
     if options.genome is not None and options.regions is None:
         placed = {"fasta": None, "regions": options.input, "key": "input"}

@@ -74,7 +74,6 @@ class ExplainOptions(PlacedOptions, BrowsedOptions, ShardedOptions):
 def explain(options: ExplainOptions) -> list[Job]:
     """The file of effects, with its track and motifs."""
     from dnadiff.supervised import attribution, ensemble, predictions
-    from dnadiff.weights import checkpoint
 
     known = known_motifs(options.motifs)
     is_fine_tuned = runs.is_fine_tuned(options.checkpoint)
@@ -93,8 +92,7 @@ def explain(options: ExplainOptions) -> list[Job]:
             )
         model.members = model.members[: options.seeds]
     else:
-        model = checkpoint.load(options.checkpoint, options.trust)
-        model.denoiser.to(options.device)
+        model = options.loaded()
     source = options.into(predictions.open_input, fasta=options.input)
     source.align(model.columns_for(options.alignment))
     explainer: attribution.Explainer

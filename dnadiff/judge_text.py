@@ -109,7 +109,7 @@ def judge_text(options: JudgeTextOptions) -> Result:
         found = [judge.encoded(text) for text in text_quality.read_texts(options.samples)]
     else:
         model = Model(options.loaded(), options.device)
-        if model.tokenizer.vocab.complement is not None:
+        if model.loaded.is_dna:
             raise ValueError(
                 f"{model.path} was trained on DNA; samples of DNA are judged by python -m "
                 "dnadiff.judge"

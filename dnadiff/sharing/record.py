@@ -145,7 +145,6 @@ def without_paths(description: Config | None) -> Config | None:
 def summary(loaded: Loaded, origin: Origin) -> Config:
     """Everything that `python -m dnadiff.info` prints, as plain values."""
     denoiser = loaded.denoiser
-    vocab = loaded.tokenizer.vocab
     data = loaded.config.get("data") or {}
     known = origin.data or {}
     schedule = type(loaded.process.noise).__name__
@@ -160,8 +159,8 @@ def summary(loaded: Loaded, origin: Origin) -> Config:
         "time_conditioning": denoiser.time_conditioning,
         "objective": type(loaded.objective).__name__,
         "noise": schedule if process is AbsorbingProcess else f"{schedule}, {process.described}",
-        "tokenizer": f"{loaded.tokenizer.name}, {vocab.size:,} ids",
-        "alphabet": "text" if vocab.complement is None else "DNA",
+        "tokenizer": f"{loaded.tokenizer.name}, {loaded.tokenizer.vocab.size:,} ids",
+        "alphabet": "DNA" if loaded.is_dna else "text",
         "labels": list(loaded.conditions.choices),
         **({} if (layer := denoiser.backbone.columns) is None else {"columns": layer.described}),
         "data": known.get("name") or data_name(data),
