@@ -7,7 +7,6 @@ from dnadiff.fields import Positive, PositiveFraction
 from dnadiff.jobs.job import Job
 from dnadiff.options.base import Group, ShardedOptions, group
 from dnadiff.options.command import command
-from dnadiff.report.relatives import draw_relatives
 from dnadiff.store.address import expand_user
 
 
@@ -58,7 +57,7 @@ def align(options: AlignOptions) -> list[Job]:
     from dnadiff.genomics.alignment.work import AlignJob
 
     output = expand_user(options.output)
-    return [options.into(AlignJob, output=output, draw=draw_relatives)]
+    return [options.into(AlignJob, output=output)]
 
 
 main = align.main

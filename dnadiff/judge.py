@@ -61,7 +61,6 @@ class JudgeOptions(ShardedOptions):
 def judge(options: JudgeOptions) -> list[Job]:
     """The metrics of the samples."""
     from dnadiff.genomics.metrics import memorization, sample_quality
-    from dnadiff.report.samples import overview
 
     if options.checkpoint is None and options.real is None and not options.data:
         raise ValueError(
@@ -110,7 +109,7 @@ def judge(options: JudgeOptions) -> list[Job]:
     }
     digest = None if searched is None else searched.digest
     output = options.output_path("judge.json")
-    return [sample_quality.JudgeJob(evaluator, output, about, settings, digest, overview)]
+    return [sample_quality.JudgeJob(evaluator, output, about, settings, digest)]
 
 
 def sources(options: JudgeOptions) -> tuple[SequenceDataModule | None, SequenceDataModule | None]:

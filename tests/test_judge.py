@@ -117,7 +117,7 @@ def test_nothing_is_written_by_a_command_that_is_interrupted_before_its_end(
     fasta("x.fa", 12, 30)
     fasta("y.fa", 3, 305, seed=1)
     monkeypatch.setattr(
-        "dnadiff.report.samples.rendered",
+        "dnadiff.genomics.metrics.sample_quality.rendered",
         lambda *args: (_ for _ in ()).throw(OSError("interrupted")),
     )
     status, _, err = cli(

@@ -20,12 +20,12 @@ from dnadiff.genomics.metrics.designs import (
     real_windows,
 )
 from dnadiff.genomics.metrics.memorization import cut, held_out_windows
+from dnadiff.genomics.metrics.sample_quality import draw_divergences
 from dnadiff.genomics.metrics.text_quality import read_texts
 from dnadiff.plot.figures import HEIGHT, WIDTH, figure, information
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval
-from dnadiff.report.samples import divergences
 from dnadiff.store.files import bare_name
 from dnadiff.weights import checkpoint
 
@@ -217,7 +217,7 @@ def _comparison(
     head = ["distance from real windows", *found, "real windows", "95 % of sets of them"]
     *distances, _ = ours.values()
     with figure(WIDTH, HEIGHT) as (drawn, (axes,)):
-        divergences(axes, KMER_LENGTHS[: len(distances)], distances, name)
+        draw_divergences(axes, KMER_LENGTHS[: len(distances)], distances, name)
     label = "Jensen-Shannon divergence of k-mer frequencies from real windows, for each k."
     strand = "both strands" if both else "the given strand"
     text = f"Compared with {source}, counted on {strand}. Gray: 95 % of random sets of them."

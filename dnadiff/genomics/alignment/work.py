@@ -7,7 +7,7 @@ a file that this module wrote.
 
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -44,6 +44,7 @@ from dnadiff.genomics.phylogeny import (
     sample_positions,
 )
 from dnadiff.jobs.job import Result, ResumableJob
+from dnadiff.plot.figures import figure, legend_below, rendered
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import content_hash, write_bytes
@@ -250,7 +251,6 @@ class AlignJob(ResumableJob):
 
     Args:
         output: an .aln file; a table and a picture are written next to it.
-        draw: draws a picture of all genomes.
         genome, related, each_record, engine, near_copies, tree, gaps, kappa, tracks: options of
             `dnadiff.align`.
     """
@@ -261,7 +261,6 @@ class AlignJob(ResumableJob):
     of_convert = "near_copies", "tree", "gaps", "kappa"
 
     output: Path
-    draw: Callable[[Path, Sequence[RelatedGenome]], object]
     genome: str
     related: SequencePath
     each_record: bool = False
@@ -383,7 +382,7 @@ class AlignJob(ResumableJob):
         made = Alignment(self.output)
         lines = ("\t".join(cells) + "\n" for cells in [_HEADER, *_cells(made)])
         write_bytes(self.side_files[0], "".join(lines).encode())
-        self.draw(self.side_files[1], [*made.genomes, *made.left_out])
+        write_bytes(self.side_files[1], picture_of([*made.genomes, *made.left_out]))
         return {**self.totals, "genomes": made.about["genomes"], "tree": made.tree}
 
     def after(self) -> None:
@@ -437,3 +436,19 @@ def write_tracks(alignment: Alignment, paths: Mapping[str, Path]) -> None:
         for name, file in files.items():
             file.seek(0)
             write_big_wig(list(alignment.records.items()), file, paths[name])
+
+
+def picture_of(genomes: Sequence[RelatedGenome]) -> bytes:
+    """A PNG file with identity, coverage, coverage by chance and paralogs of each genome, those
+    with the highest coverage first; names of genomes that were left out are in parentheses."""
+    rows = sorted(genomes, key=lambda each: -each.coverage)
+    names = [f"({each.name})" if each.reason else each.name for each in rows]
+    with figure(8, 1.2 + 0.3 * len(rows)) as (made, (axes,)):
+        marks = {"identity": "s", "coverage": "o", "chance": "x", "paralogs": "+"}
+        for name, mark in marks.items():
+            values: Any = [getattr(each, name) for each in rows]  # None draws nothing
+            axes.plot(values, range(len(rows)), mark, label=name)
+        axes.set_yticks(range(len(rows)), names)
+        axes.set(xlim=(-0.02, 1.02), ylim=(len(rows) - 0.4, -0.6), xlabel="share of the target")
+        legend_below(axes)
+    return rendered(made, "png")

@@ -11,6 +11,8 @@ codons and open reading frames, and what small models learn from samples: to dis
 real windows, and to predict real windows. A set of windows is an array (S, L) uint8 of bases as in
 `dnadiff.data.kmers`."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import math
@@ -18,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy import ndarray
@@ -25,7 +28,7 @@ from numpy.typing import DTypeLike
 from pydantic import TypeAdapter
 
 from dnadiff.data.kmers import UNKNOWN
-from dnadiff.fields import JsonDict, JsonMap
+from dnadiff.fields import Json, JsonDict, JsonMap
 from dnadiff.genomics.markov import BackoffMarkov
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
@@ -43,8 +46,12 @@ from dnadiff.genomics.metrics.composition import (
 )
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Job, Result
+from dnadiff.plot.figures import BAND, MODEL, figure, legend_below, rendered
 from dnadiff.progress import log, table
 from dnadiff.store.disk import write_bytes, write_json
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CODON = np.array((16, 4, 1))  # what each base of a codon counts in its number
 _STOPS = (48, 50, 56)  # TAA, TAG, TGA
@@ -492,6 +499,48 @@ class SampleQualityEvaluator:
         return QualityPart([self._metric(about, bits, data, slow=True)])
 
 
+def overview(quality: SampleQuality) -> bytes:
+    """A PNG file with both pictures in a row."""
+    with figure(8, 3.1, 1, 2) as (made, (left, right)):
+        made.set_layout_engine("constrained", w_pad=0.12, h_pad=0.12)
+        draw_divergences(left, KMER_LENGTHS, [quality[f"js_{k}"].distance for k in KMER_LENGTHS])
+        draw_information(right, quality)
+    return rendered(made, "png")
+
+
+def draw_divergences(
+    axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
+) -> None:
+    """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 %
+    range of independent sets of real windows."""
+    samples, low, high = np.array([(d.samples, d.low, d.high) for d in found]).T
+    reach = np.abs(np.array([d.interval for d in found]).T - samples)
+    reach[0] = np.minimum(reach[0], 0.9 * samples)  # the axis is logarithmic
+    axes.fill_between(lengths, low, high, label="real vs. real, 95 %", **BAND)
+    points: Json = {"fmt": "o-", "ms": 4, "lw": 1.3, "capsize": 2}
+    axes.errorbar(lengths, samples, reach, color=MODEL, label=name, **points)
+    axes.set(
+        title="k-mers, distance from real windows",
+        xlabel="k",
+        ylabel="Jensen-Shannon divergence, bits",
+        yscale="log",
+    )
+    axes.yaxis.set_major_formatter("{x:g}")
+    legend_below(axes)
+
+
+def draw_information(axes: Axes, quality: SampleQuality) -> None:
+    """Mutual information of two bases against the distance between them; the band is the 95 % range
+    of independent sets of real windows."""
+    samples, (low, high) = quality.information
+    at = np.arange(1, len(samples) + 1)
+    axes.fill_between(at, low, high, label="real windows, 95 %", **BAND)
+    axes.plot(at, samples, color=MODEL, lw=1.3, label="samples")
+    axes.set(title="Mutual information", xlabel="distance, bases", ylabel="bits", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    legend_below(axes)
+
+
 @dataclass(eq=False)
 class JudgeJob(Job):
     """All metrics of an evaluator, as a JSON file and a picture. Items are groups of metrics.
@@ -500,7 +549,6 @@ class JudgeJob(Job):
         about: what the JSON file says before the metrics.
         options: of the evaluator.
         searched: digest of the data that are searched for copies.
-        draw: the picture, as the bytes of a PNG file.
     """
 
     stream = "metrics"
@@ -511,7 +559,6 @@ class JudgeJob(Job):
     about: JsonMap
     options: JsonMap
     searched: str | None
-    draw: Callable[[SampleQuality], bytes]
 
     def __post_init__(self) -> None:
         self.picture = self.output.with_name(f"{self.output.name.removesuffix('.json')}.png")
@@ -536,7 +583,7 @@ class JudgeJob(Job):
         read = TypeAdapter(QualityPart).validate_json
         self.quality = self.evaluator.joined(read(result.content) for result in results)
         self.content = {**self.about, **self.quality.content()}
-        write_bytes(self.picture, self.draw(self.quality))
+        write_bytes(self.picture, overview(self.quality))
         write_json(self.output, self.content)
 
     def closing(self, seconds: float) -> str:
