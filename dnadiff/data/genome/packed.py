@@ -41,8 +41,7 @@ from dnadiff.store.disk import (
 from dnadiff.store.files import resolve
 from dnadiff.store.processes import map_in_order
 
-FORMAT = 1
-MAX_LISTED = 4096  # records that the index lists; more are in a table of their own
+FORMAT = 2
 COLUMNS = ("length", "unknown", "gc", "soft", "ambiguous", "first_ambiguous", "header_end")
 # Bytes; larger tables are mapped, and smaller ones read, so that thousands of files do not stay
 # open.
@@ -82,31 +81,16 @@ class RecordTable:
         self.length, self.unknown, _, self.soft, self.ambiguous, _, self._end = numbers
 
     @classmethod
-    def from_rows(cls, rows: Sequence[RecordInfo]) -> RecordTable:
-        """From the rows themselves."""
-        headers = [header_bytes(row["name"], row["description"]) for row in rows]
-        ends = np.cumsum([len(header) for header in headers])
-        numbers = [
-            [row["length"], row["unknown"], row["gc"], row["soft"], *row["ambiguous"], end]
-            for row, end in zip(rows, ends.tolist())
-        ]
-        return cls(np.array(numbers, np.int64).T, np.frombuffer(b"".join(headers), np.uint8))
-
-    @classmethod
     def read(cls, folder: Path, total: int) -> RecordTable:
         """From the two files in a folder, for records of `total` bases.
 
         Raises:
             ValueError: if they contradict each other.
         """
-        numbers, headers = (
-            np.array(mapped, copy=mapped.nbytes <= _MAPPED)
-            for mapped in (
-                np.load(folder / NUMBERS, mmap_mode="r", allow_pickle=False),
-                np.memmap(folder / HEADERS, np.uint8, "r"),
-            )
-        )
-        table = cls(numbers, headers)
+        is_large = (folder / NUMBERS).stat().st_size > _MAPPED
+        numbers = np.load(folder / NUMBERS, mmap_mode="r" if is_large else None)
+        read = np.memmap if is_large else np.fromfile
+        table = cls(numbers, read(folder / HEADERS, np.uint8))
         if (
             table.length.sum() != total
             or (table.length <= 0).any()
@@ -147,9 +131,6 @@ class RecordTable:
 
     def __len__(self) -> int:
         return len(self.length)
-
-    def __iter__(self) -> Iterator[RecordInfo]:
-        return map(self.__getitem__, range(len(self)))
 
 
 def header_bytes(name: str, description: str) -> bytes:
@@ -262,10 +243,8 @@ def _sums(flags: Mask, borders: Integers) -> Integers:
 def _opened(bases: StoredArray, index_version: tuple[int, int]) -> tuple[str, RecordTable]:
     """The hash of the sequence file, and the records."""
     folder = Path(bases.path).parent
-    index = read_index(folder, FORMAT)
-    rows = index["records"]
-    table = RecordTable.read(folder, bases.size) if rows is None else RecordTable.from_rows(rows)
-    return index["source"]["sha256"], table
+    digest = read_index(folder, FORMAT)["source"]["sha256"]
+    return digest, RecordTable.read(folder, bases.size)
 
 
 class PackedFile:
@@ -370,15 +349,10 @@ def _fill(
         packer.finish()
     if _state_of(source) != before:
         raise ValueError(f"{path} changed while it was read; start again when it is complete")
-    table = packer.records()
-    few = len(table) <= MAX_LISTED
-    files = {"runs.npy": _npy(packer.runs())} | ({} if few else table.files())
+    files = {"runs.npy": _npy(packer.runs()), **packer.records().files()}
     for name, data in files.items():
         (part / name).write_bytes(data)
-    return {
-        "source": {"name": source.name, "sha256": digest},
-        "records": list(table) if few else None,
-    }
+    return {"source": {"name": source.name, "sha256": digest}}
 
 
 def _npy(values: NDArray) -> bytes:
