@@ -26,7 +26,6 @@ from dnadiff.diffusion.likelihood.estimators import (
     Batches,
     ReverseComplemented,
     both_strands,
-    chain_rule,
     check_num_draws,
     check_one_draw,
     estimate,
@@ -239,8 +238,6 @@ class Estimator:
         if asked.order is not None:
             order = ORDERS[asked.order]
             result = ordered(denoiser, self.process, batches, order, asked.block_size, progress)
-        elif self.kind == "chain rule":
-            result = chain_rule(denoiser, batches, asked.block_size, progress)
         elif self.kind == "mdlm":
             is_text = self.process.vocab.complement is None
             result = one_draw(
