@@ -49,9 +49,7 @@ class Tokenizer(Protocol):
 
     name: str  # what reports call it
     vocab: Vocab  # the token ids, as a model sees them
-    bos: str | None = None  # the tokens at the beginning and the end of a text
-    eos: str | None = None
-    bos_id: int | None = None
+    bos_id: int | None = None  # of the tokens at the beginning and the end of a text
     eos_id: int | None = None
     special_ids: tuple[
         int, ...

@@ -44,7 +44,7 @@ from dnadiff.genomics.held_out import (
     token_groups,
     window_positions,
 )
-from dnadiff.genomics.markov import BackoffMarkov
+from dnadiff.genomics.markov import BackoffMarkov, Order
 from dnadiff.progress import Progress, log
 from dnadiff.store.disk import write_json
 from dnadiff.store.files import resolve
@@ -99,7 +99,7 @@ class Evaluation:
     seed: Natural = 0
     both_strands: bool = False
     conjoin: bool = False
-    orders: Sequence[Annotated[int, Interval(ge=0, le=26)]] = ()
+    orders: Sequence[Order] = ()
     data: Config | None = None
     alignment: str | None = None
     annotation: str | None = None

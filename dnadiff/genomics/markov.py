@@ -135,7 +135,7 @@ def segments(bases: ndarray, order: int) -> Iterator[tuple[slice, Segment]]:
 
 
 MAX_ORDER = 26  # 5^27 is the largest power of five that fits into 64 bits
-_Order = Annotated[int, Interval(ge=0, le=MAX_ORDER)]
+Order = Annotated[int, Interval(ge=0, le=MAX_ORDER)]
 GRID = (1.0, 4.0, 16.0, 64.0, 256.0, 1024.0)
 # good for orders 6 to 12 on bacterial and human chromosomes; lower orders hardly depend on it
 DEFAULT_STRENGTH = 256.0
@@ -174,7 +174,7 @@ class BackoffMarkov:
         Raises:
             ValueError: if the order is out of range, or no sequence contains a known base.
         """
-        check_value("order", order, _Order)
+        check_value("order", order, Order)
         bases = _joined(sequences)
         if not (bases < UNKNOWN).any():
             raise ValueError(
