@@ -7,16 +7,19 @@ get identical probabilities if the model, the libraries, the kernels and the pro
 (`describe`, `measure`). The coder is the range coder of `constriction` (arXiv 2201.01741), an
 optional dependency."""
 
+from __future__ import annotations
+
 import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +27,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dnadiff.data.records import padded_batches, pieces
+from dnadiff.data.tokenizer import Tokenizer
 from dnadiff.diffusion.denoiser import BlockDenoiser, InBlock, MaskedDenoiser, Query
 from dnadiff.diffusion.draws import Draws, hash64
 from dnadiff.diffusion.process import AbsorbingProcess, require
@@ -33,7 +37,7 @@ from dnadiff.genomics.compression import container
 from dnadiff.networks.backbone.mamba import MambaBackbone
 from dnadiff.networks.kernels.facade import AUTO, SCANS, choose
 from dnadiff.progress import Progress
-from dnadiff.store.disk import atomic_write, check_output
+from dnadiff.store.disk import check_output, write_bytes
 from dnadiff.store.files import resolve
 from dnadiff.store.objects import optional_package
 from dnadiff.weights import checkpoint
@@ -194,9 +198,30 @@ def code(
     return result
 
 
-def padded_size(lengths: Sequence[int], batch_size: int) -> int:
-    """The most tokens in a batch of sequences of these lengths, padding included."""
-    return max(lengths, default=0) * min(batch_size, len(lengths))
+class Windows(NamedTuple):
+    """Records and the windows in which they are coded.
+
+    Attributes:
+        ids: of each record, a byte a base.
+        parts: their ids, views of `ids`.
+        masked: which of them are coded: A, C, G and T.
+    """
+
+    ids: list[Tensor]
+    parts: list[Tensor]
+    masked: list[Tensor]
+
+    @classmethod
+    def of(cls, letters: Iterable[bytes], tokenizer: Tokenizer, length: int) -> Windows:
+        """The windows of at most `length` bases of the letters of each record."""
+        ids = [torch.from_numpy(tokenizer.encode(x)) for x in letters]
+        parts = [ids[p.record][p.start : p.end] for p in pieces(map(len, ids), length)]
+        emitted = tokenizer.vocab.is_emitted()
+        return cls(ids, parts, [emitted[x.long()] for x in parts])
+
+    def padded(self, batch_size: int) -> int:
+        """The most tokens in a batch, padding included."""
+        return max(map(len, self.parts), default=0) * min(batch_size, len(self.parts))
 
 
 @contextmanager
@@ -386,11 +411,9 @@ def compress(
         raise ValueError(
             f"{path} cannot be restored byte for byte; rewrite it with one kind of line breaks"
         )
-    ids = [torch.from_numpy(loaded.tokenizer.encode(x)) for x in letters]  # a byte a base
-    parts = [ids[p.record][p.start : p.end] for p in pieces([len(x) for x in ids], window)]
-    emitted = loaded.tokenizer.vocab.is_emitted()
+    windows = Windows.of(letters, loaded.tokenizer, window)
     encoder = Encoder()
-    bar = Progress(len(parts), "compress")
+    bar = Progress(len(windows.parts), "compress")
     options = {"num_groups": num_groups, "seed": seed, "batch_size": batch_size}
     with num_threads(threads):
         header = container.ContainerHeader(
@@ -401,29 +424,26 @@ def compress(
             text=container.blake2b(text).hexdigest(),
             **options,
         )
-        masked = [emitted[x.long()] for x in parts]
         code(
             denoiser,
             loaded.process,
-            parts,
-            masked,
+            windows.parts,
+            windows.masked,
             encoder,
             **options,
             progress=bar.update,
         )
     bar.close()
     content = container.pack(header, about, encoder.words())
-    padded = padded_size([len(x) for x in parts], batch_size)
-    with atomic_write(output, overwrite) as file:
-        file.write(content)
+    write_bytes(output, content)
     return {
-        "bases": sum(int(m.sum()) for m in masked),
+        "bases": sum(int(m.sum()) for m in windows.masked),
         "code_length": encoder.bits,
         "code": 32 * len(encoder.words()),
         "file": 8 * len(content),
         "text": 8 * len(text),
         # What `container.unpack` and `decompress` compare with `container.size_limit`.
-        "needed": max(about.num_bytes(), len(about.json()), padded),
+        "needed": max(about.num_bytes(), len(about.json()), windows.padded(batch_size)),
     }
 
 
@@ -456,27 +476,19 @@ def decompress(
         )
     check_match(path, header.machine, describe(denoiser))
 
-    tokenizer = loaded.tokenizer
-    vocab = loaded.tokenizer.vocab
     known = container.skeletons(about)
-    cuts = list(pieces([len(x) for x in known], header.window))
-    padded = padded_size([p.end - p.start for p in cuts], header.batch_size)
-    limit = container.size_limit(resolve(path).stat().st_size, max_bytes)
-    container.check_size(path, "a batch", padded, limit)
     letters = [np.where(row == 0, ord("A"), row).astype(np.uint8).tobytes() for row in known]
-    ids = [torch.from_numpy(tokenizer.encode(x)) for x in letters]
-    masked = [torch.from_numpy(known[p.record][p.start : p.end] == 0) for p in cuts]
-    parts = [
-        torch.where(m, vocab.mask_id, ids[p.record][p.start : p.end]) for m, p in zip(masked, cuts)
-    ]
-    bar = Progress(len(parts), "decompress")
+    windows = Windows.of(letters, loaded.tokenizer, header.window)
+    limit = container.size_limit(resolve(path).stat().st_size, max_bytes)
+    container.check_size(path, "a batch", windows.padded(header.batch_size), limit)
+    bar = Progress(len(windows.parts), "decompress")
     with num_threads(int(header.machine["threads"])):
         check_match(path, header.machine, measure(denoiser, loaded.process))
         found = code(
             denoiser,
             loaded.process,
-            parts,
-            masked,
+            windows.parts,
+            windows.masked,
             Decoder(words, path),
             header.num_groups,
             header.seed,
@@ -484,13 +496,13 @@ def decompress(
             progress=bar.update,
         )
     bar.close()
-    for piece, tokens in zip(cuts, found):
-        ids[piece.record][piece.start : piece.end] = tokens
-    sequences = [np.frombuffer(tokenizer.decode(x.numpy()).encode(), np.uint8) for x in ids]
+    for part, tokens in zip(windows.parts, found):
+        part.copy_(tokens)
+    decode = loaded.tokenizer.decode
+    sequences = [np.frombuffer(decode(x.numpy()).encode(), np.uint8) for x in windows.ids]
     text = container.restore(about, sequences)
     if container.blake2b(text).hexdigest() != header.text:
         raise ValueError(
             f"{path}: the decoded text is not the compressed one: {OTHER_PROBABILITIES}"
         )
-    with atomic_write(output, overwrite) as file:
-        file.write(text)
+    write_bytes(output, text)
