@@ -222,7 +222,7 @@ class RowScorer:
         value, and empty for others."""
         import pandas
 
-        summarize(source, self.alleles, self.method, TrainingPart({}, ""), mismatch_is_error)
+        self.summarize(source, TrainingPart({}, ""), mismatch_is_error)
         rows: list[list[object]] = []
         for chunk in self.chunks(source):
             advance(len(chunk))
@@ -234,6 +234,82 @@ class RowScorer:
                     rows.append([*place, *values, result.differs, getattr(result, "reason", why)])
         names = ("chrom", "pos", "id", "ref", "alt", *self.columns, "REF_mismatch", "reason")
         return pandas.DataFrame(rows, columns=names)
+
+    def summarize(
+        self,
+        source: VariantSource,
+        training: TrainingPart,
+        mismatch_is_error: bool,
+        first: int = 0,
+        last: int | None = None,
+    ) -> InputSummary:
+        """Read all variants once, in constant memory, and check each of them.
+
+        Args:
+            mismatch_is_error: raise an error if REF differs from the genome in any row.
+            first, last: read these rows alone.
+
+        Raises:
+            ValueError: naming the file and line of the first row that is not valid or on a contig
+                of another length, or the first rows whose REF differs.
+        """
+        summary = InputSummary()
+        chrom = ""
+        pos = 0
+        messages = list[str]()
+        lengths = self.alleles.reference.lengths
+        others = {}  # the contigs whose length differs from that in the genome: both lengths
+        for contig, length in source.contigs.items():
+            here = record_of(contig, lengths)
+            if length and here is not None and lengths[here] != length:
+                others[contig] = length, lengths[here]
+        for row in source.between(first, last):
+            is_next = row.pos >= pos if row.chrom == chrom else row.chrom not in summary.records
+            summary.is_sorted &= is_next
+            chrom = row.chrom
+            pos = row.pos
+            if chrom not in summary.records:
+                if chrom in others:
+                    length, known = others[chrom]
+                    raise ValueError(
+                        f"{row.where}: the header says that {chrom} has {length:,} bases, and the "
+                        f"genome has {known:,}: a different assembly; "
+                        "give the genome that the variants were called with"
+                    )
+                summary.records[chrom] = self.alleles.record(chrom, row.where)
+            found, mismatch = self.alleles.edits(row)
+            edits = _scored_edits([found])
+            summary.rows += 1
+            summary.kinds.update(edit.kind for edit in edits)
+            summary.indels = {
+                kind_of(edit): edit for edit in edits if edit.surplus
+            } | summary.indels
+            summary.skipped.update(each.reason for each in found if isinstance(each, Skipped))
+            summary.in_training += sum(map(training.contains, edits))
+            summary.first = summary.first or next(iter(edits), None)
+            if mismatch:
+                summary.mismatches += 1
+                messages += [mismatch] if len(messages) < _SHOWN else []
+            for edit in edits if self.method is not None else ():
+                self.method.check(edit)
+        if mismatch_is_error and messages:
+            raise ValueError(
+                f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: "
+                f"{'; '.join(messages)}; is the genome the assembly of the variants? "
+                "on_mismatch=skip leaves such rows out, on_mismatch=flag marks them"
+            )
+        if not summary.rows:
+            raise ValueError(f"{source.name} contains no variant; give at least one")
+        if others:  # chrM of hg19 and of b37, for example
+            shown = [
+                f"{contig} ({length:,} bases, in the genome {known:,})"
+                for contig, (length, known) in others.items()
+            ]
+            log.warning(
+                f"{source.name} has contigs whose length differs from the genome, on which no "
+                f"variant was read: {listing(shown)}"
+            )
+        return summary
 
     def begin_block(self, edits: Sequence[Edit], is_new: bool) -> None:
         """Prepare the effects of the edits of a block; `is_new` unless a part has been scored."""
@@ -496,84 +572,6 @@ class InputSummary:
         return {
             name: length for record, length in lengths.items() for name in names[record] or [record]
         }
-
-
-def summarize(
-    source: VariantSource,
-    alleles: Alleles,
-    method: VariantMethod | None,
-    training: TrainingPart,
-    mismatch_is_error: bool,
-    first: int = 0,
-    last: int | None = None,
-) -> InputSummary:
-    """Read all variants once, in constant memory, and check each of them.
-
-    Args:
-        method: None if it has an answer for every variant.
-        mismatch_is_error: raise an error if REF differs from the genome in any row.
-        first, last: read these rows alone.
-
-    Raises:
-        ValueError: naming the file and line of the first row that is not valid or on a contig of
-            another length, or the first rows whose REF differs.
-    """
-    summary = InputSummary()
-    chrom = ""
-    pos = 0
-    messages = list[str]()
-    lengths = alleles.reference.lengths
-    others = {}  # the contigs whose length differs from that in the genome: both lengths
-    for contig, length in source.contigs.items():
-        here = record_of(contig, lengths)
-        if length and here is not None and lengths[here] != length:
-            others[contig] = length, lengths[here]
-    for row in source.between(first, last):
-        is_next = row.pos >= pos if row.chrom == chrom else row.chrom not in summary.records
-        summary.is_sorted &= is_next
-        chrom = row.chrom
-        pos = row.pos
-        if chrom not in summary.records:
-            if chrom in others:
-                length, known = others[chrom]
-                raise ValueError(
-                    f"{row.where}: the header says that {chrom} has {length:,} bases, and the "
-                    f"genome has {known:,}: a different assembly; "
-                    "give the genome that the variants were called with"
-                )
-            summary.records[chrom] = alleles.record(chrom, row.where)
-        found, mismatch = alleles.edits(row)
-        edits = _scored_edits([found])
-        summary.rows += 1
-        summary.kinds.update(edit.kind for edit in edits)
-        summary.indels = {kind_of(edit): edit for edit in edits if edit.surplus} | summary.indels
-        summary.skipped.update(each.reason for each in found if isinstance(each, Skipped))
-        summary.in_training += sum(map(training.contains, edits))
-        summary.first = summary.first or next(iter(edits), None)
-        if mismatch:
-            summary.mismatches += 1
-            messages += [mismatch] if len(messages) < _SHOWN else []
-        if method is not None:
-            for edit in edits:
-                method.check(edit)
-    if mismatch_is_error and messages:
-        raise ValueError(
-            f"REF differs from the genome in {summary.mismatches:,} of {summary.rows:,} rows: "
-            f"{'; '.join(messages)}; is the genome the assembly of the variants? on_mismatch=skip "
-            "leaves such rows out, on_mismatch=flag marks them"
-        )
-    if not summary.rows:
-        raise ValueError(f"{source.name} contains no variant; give at least one")
-    if others:  # chrM of hg19 and of b37, for example
-        shown = [
-            f"{contig} ({length:,} bases, in the genome {known:,})"
-            for contig, (length, known) in others.items()
-        ]
-        log.warning(
-            f"{source.name} has contigs whose length differs from the genome, on which no variant "
-            f"was read: {listing(shown)}"
-        )
-    return summary
 
 
 AnyVariants: TypeAlias = (

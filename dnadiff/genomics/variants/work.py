@@ -26,7 +26,6 @@ from dnadiff.genomics.variants.effects import (
     Scored,
     TrainingPart,
     divided,
-    summarize,
 )
 from dnadiff.genomics.variants.methods import Audit, Floats, Network
 from dnadiff.genomics.variants.phased import NO_VALUE
@@ -402,14 +401,8 @@ class VariantJob(ResumableJob):
         return self.starts_of(divided(self.source, scorer.alleles_together, phased=scorer.phased))
 
     def _summarized(self, first: int = 0, last: int | None = None) -> InputSummary:
-        return summarize(
-            self.source,
-            self.scorer.alleles,
-            self.scorer.method,
-            self.training,
-            self.mismatch_is_error,
-            first,
-            last,
+        return self.scorer.summarize(
+            self.source, self.training, self.mismatch_is_error, first, last
         )
 
     def check(self, first: int = 0, last: int | None = None) -> None:

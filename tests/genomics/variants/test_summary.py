@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from dnadiff.formats.regions import Rows, open_source
-from dnadiff.genomics.variants.effects import InputSummary, TrainingPart, summarize
+from dnadiff.genomics.variants.effects import InputSummary, RowScorer, TrainingPart
 from dnadiff.genomics.variants.variant import Alleles, Sequences
 
 GENOME = Sequences({"chr1": "ACGTACGTAC", "chrM": "ACGT", "chr2": "AC"})
@@ -13,7 +13,8 @@ COLUMNS = "#CHROM\tPOS\tID\tREF\tALT\tQUAL\tFILTER\tINFO"
 
 
 def summary_of(source, *rows) -> InputSummary:
-    return summarize(source, Alleles(GENOME, 8), None, TrainingPart({}, ""), True, *rows)
+    scorer = RowScorer(Alleles(GENOME, 8), lambda edits: [])
+    return scorer.summarize(source, TrainingPart({}, ""), True, *rows)
 
 
 @pytest.fixture
