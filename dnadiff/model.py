@@ -691,12 +691,9 @@ class Model:
             )
         else:
             network = methods.AlignedGenome.open(reference, alignment, stranded)
-        neutral = percentile, calibrate_indels, self.path
-        sample = phased, sample_name
+        more = L2, percentile, calibrate_indels, self.path, phased, sample_name
         with bar(None, "variants", "rows", progress):
-            return effects.effects_frame(
-                network, method, variants, on_mismatch, L2, *neutral, *sample
-            )
+            return effects.effects_frame(network, method, variants, on_mismatch, *more)
 
     def saturate(
         self,
@@ -717,7 +714,9 @@ class Model:
         reference = effects.reference_of(genome)
         regions = read_regions(region, reference.lengths, None)
         source = variant.Saturation(regions, reference, deletions)
-        return self.variants(source, reference, **options)
+        found = self.variants(source, reference, **options)
+        found.attrs["region"] = region
+        return found
 
     def to(self, device: torch.device | str) -> Self:
         """Move the network to a device, such as `cuda`."""

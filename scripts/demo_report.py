@@ -84,8 +84,8 @@ def write_demo_page(
     effects = saturation(variants)
     meaning = "Log-likelihood ratio of each base to that of the genome: red is less likely."
     pictures = [
-        Picture("designs", "designs above the genome", shown, figure=designs.figure(), wide=True),
-        Picture("variants", effects.name, meaning, chart=charts.heat_map(effects), wide=True),
+        Picture("designs", "designs above the genome", shown, designs.figure(), wide=True),
+        Picture("variants", effects.name, meaning, charts.heat_map(effects), wide=True),
     ]
     sections = [
         Section(part.title, [part.sentence, *part.pictures, *[part.table] * bool(part.table)])

@@ -189,6 +189,11 @@ class Saturation(NamedTuple):
     information: ndarray
 
     @property
+    def end(self) -> int:
+        """One past the last base, from 0."""
+        return self.start + len(self.bases)
+
+    @property
     def has_information(self) -> bool:
         """Whether the heights of the letters are bits."""
         return bool(np.isfinite(self.information).any())
@@ -196,7 +201,7 @@ class Saturation(NamedTuple):
     @property
     def name(self) -> str:
         """Of the region, 1-based, as in genome browsers."""
-        return f"{self.chrom}:{self.start + 1}-{self.start + len(self.bases)}"
+        return f"{self.chrom}:{self.start + 1}-{self.end}"
 
     def variants(self) -> Iterator[tuple[int, str, str, float, float]]:
         """Position (from 1), base, allele, effect and information of each variant."""
@@ -208,11 +213,10 @@ class Saturation(NamedTuple):
 
     def overlapping(self, genes: Iterable[Gene]) -> list[tuple[int, int, Gene]]:
         """The genes with a base in the region, after the ends of their part in it, from 0."""
-        end = self.start + len(self.bases)
         return [
-            (max(gene[1], self.start), min(gene[2], end), gene)
+            (max(gene[1], self.start), min(gene[2], self.end), gene)
             for gene in genes
-            if gene[0] == self.chrom and gene[1] < end and gene[2] > self.start
+            if gene[0] == self.chrom and gene[1] < self.end and gene[2] > self.start
         ]
 
     @property

@@ -48,11 +48,11 @@ Windows: TypeAlias = Mapping[str, tuple[str, int, int]]
 
 
 class _Browser(Picture):
-    """Its figure is the configuration of igv.js."""
+    """Its content is the configuration of igv.js."""
 
     @property
     def drawn(self) -> Markup:
-        content = htmlsafe_json_dumps(self.figure)
+        content = htmlsafe_json_dumps(self.content)
         return Markup(f'<script type="application/json">{content}</script><div id="igv"></div>')
 
 

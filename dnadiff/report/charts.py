@@ -190,8 +190,7 @@ def heat_map(found: Saturation, genes: Iterable[Gene] = ()) -> Chart:
         columns=["gene", "allele", "low", "high"],
     )
     rows = [*found.rows, *sorted({*tracks["allele"]})]
-    first, last = found.start + 0.5, found.start + len(found.bases) + 0.5
-    scale = alt.Scale(domain=[first, last], nice=False, zero=False)
+    scale = alt.Scale(domain=[found.start + 0.5, found.end + 0.5], nice=False, zero=False)
     ticks = alt.Axis(format=",d", tickMinStep=1)
     axis = partial(alt.X, title=found.chrom, scale=scale, axis=ticks)
     row = alt.Y("allele:N", sort=rows, scale=alt.Scale(domain=rows), title=None)
@@ -208,7 +207,7 @@ def heat_map(found: Saturation, genes: Iterable[Gene] = ()) -> Chart:
     # Letters of at most 12 pixels, none where a base has less than 6.
     pixels = "width / (domain('x')[1] - domain('x')[0])"
     own = pandas.DataFrame(
-        {"position": found.start + 1 + np.arange(len(found.bases)), "allele": found.bases}
+        {"position": range(found.start + 1, found.end + 1), "allele": found.bases}
     )
     letters = _chart(own[own["allele"].isin(ROWS)]).mark_text(
         color="currentColor", fontSize=alt.expr(f"{pixels} < 6 ? 0 : min(12, {pixels})"), clip=True

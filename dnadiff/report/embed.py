@@ -50,7 +50,7 @@ def page(result: Result, options: Any) -> Page:
     return Page(
         "Embeddings",
         sentence,
-        [Picture("components", label, text, chart=drawn, wide=True)],
+        [Picture("components", label, text, drawn, wide=True)],
         Table.of(frame),
         made={"checkpoint": options.checkpoint, **options.only("pool", "layer", "stranded")},
     )

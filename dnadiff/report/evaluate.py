@@ -38,7 +38,7 @@ def page(result: Result, options: Any) -> Page:
     ):
         if len(part) > 1:
             drawn = charts.bars(part, unit, row, interval=ends)
-            pictures.append(Picture(f"{row}s", f"{unit} of each {row}", text, chart=drawn))
+            pictures.append(Picture(f"{row}s", f"{unit} of each {row}", text, drawn))
     if content["curve"]:
         visible = "visible tokens"
         names = {"visible": visible, "bits": unit}
@@ -47,7 +47,7 @@ def page(result: Result, options: Any) -> Page:
         curve = curve.assign(low=curve[unit] - error, high=curve[unit] + error)
         drawn = charts.lines(curve, visible, unit, band=ends)
         text = "h(n): the cost of one more token, if n random others of its window are visible."
-        pictures.append(Picture("curve", "h(n) by visible tokens", text, chart=drawn))
+        pictures.append(Picture("curve", "h(n) by visible tokens", text, drawn))
     others = frame[(frame["model"] != "this model") & (frame["group"] == "all")]
     best = f"; the best Markov model needs {others[unit].min():.4f}" if len(others) else ""
     sentence = (

@@ -33,7 +33,7 @@ def page(result: Result, options: Any) -> Page:
     mean = pandas.DataFrame({"position": np.arange(len(means)) + 1, average: means})
     text = "Where the bases matter, averaged over the sequences that have the position."
     drawn = charts.lines(mean, "position", average)
-    pictures = [first, Picture("mean", f"{average} of each position", text, chart=drawn)]
+    pictures = [first, Picture("mean", f"{average} of each position", text, drawn)]
     sites = [
         {"start in the sequence": start + 1, "motif and strand": f"{motif['name']} {strand}"}
         for motif in motifs[:_PLACED]
@@ -42,7 +42,7 @@ def page(result: Result, options: Any) -> Page:
     if sites:
         drawn = charts.histogram(pandas.DataFrame(sites), *sites[0])
         text = "Starts of the sites, in % of those of each motif and strand; dashed: means."
-        pictures.append(Picture("places", "Where the motifs are", text, chart=drawn))
+        pictures.append(Picture("places", "Where the motifs are", text, drawn))
     for motif in motifs[:_LOGOS]:
         count = len(motif["sites"])
         heights = information(count * np.array(motif["matrix"]))

@@ -70,14 +70,14 @@ def page_of(
                 f"Heat map of {each.name}: alleles x positions",
                 f"{_MEANINGS[each.score]} Letters: the bases of the genome.{deletions} Zoom with "
                 "the wheel; letters appear.",
-                chart=charts.heat_map(each, genes),
+                charts.heat_map(each, genes),
                 wide=True,
             ),
             Picture(
                 f"letters_{number}",
                 f"Logo and heat map of {each.name}, in lines",
                 f"{_letters(each)} Also in {picture.name} and {picture.stem}.svg.",
-                figure=figure,
+                figure,
                 wide=True,
             ),
         ]

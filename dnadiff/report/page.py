@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,28 +86,28 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of Matplotlib, or an interactive chart of `dnadiff.report.charts`.
+    """A picture with its caption.
 
     Attributes:
         name: unique on the page.
         label: the text for screen readers, which says what is drawn.
         caption: how to read it.
+        content: a figure of Matplotlib, or an interactive chart of `dnadiff.report.charts`.
         wide: whether it has the whole width of the page.
     """
 
     name: str
     label: str
     caption: str
-    figure: Any = None
-    chart: Chart | None = None
+    content: Any
     wide: bool = False
 
     @property
     def drawn(self) -> Markup:
         """The element that shows it."""
-        if self.chart is None:
-            return inline_svg(self.figure, self.name, self.label)
-        spec = htmlsafe_json_dumps(specification(self.chart, self.label))
+        if not isinstance(self.content, Chart):
+            return inline_svg(self.content, self.name, self.label)
+        spec = htmlsafe_json_dumps(specification(self.content, self.label))
         kind = 'type="application/json"'
         label = escape(self.label)
         return Markup(
@@ -150,8 +151,8 @@ class Page:
     @property
     def has_charts(self) -> bool:
         """Whether a part is drawn by JavaScript."""
-        inner = [part for section in self.sections for part in section.parts]
-        return any(isinstance(p, Picture) and p.chart is not None for p in [*self.pictures, *inner])
+        every = chain(self.pictures, *(section.parts for section in self.sections))
+        return any(isinstance(p, Picture) and isinstance(p.content, Chart) for p in every)
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> Markup:

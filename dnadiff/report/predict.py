@@ -25,7 +25,7 @@ def page(result: Result, options: Any) -> Page:
     named = frame.rename(columns={value: title})
     chart = charts.histogram(named, title, label)
     text = "All predictions; a dashed line is a mean."
-    pictures = [Picture("values", f"distribution of {value}", text, chart=chart)]
+    pictures = [Picture("values", f"distribution of {value}", text, chart)]
     if "start" in frame:
         place = "chrom" if "chrom" in frame else "name"
         chart = charts.scatter(
@@ -36,7 +36,7 @@ def page(result: Result, options: Any) -> Page:
             (place, "start", "end", title),
         )
         text = "Each prediction at its place; at most 5,000 are drawn."
-        pictures.append(Picture("places", f"{value} by place", text, chart=chart))
+        pictures.append(Picture("places", f"{value} by place", text, chart))
     highest = frame.sort_values(value, ascending=False, kind="stable")[:_SHOWN]
     shown = [each for each in (*_PLACE, *columns) if each in frame]
     rows = [

@@ -59,7 +59,7 @@ def page(result: Result, options: Any) -> Page:
             f"{name}; all count equally."
         )
         logo = plot.logo(information(ours.counts), unit="bits").figure
-        pictures.append(Picture("logo", label, caption, figure=logo, wide=True))
+        pictures.append(Picture("logo", label, caption, logo, wide=True))
     size = ""
     if weights := content.get("weights"):
         effective = weights["effective_size"]["mean"]
@@ -113,7 +113,7 @@ def _rewards(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
             "rewards",
             "Distribution of the reward of designs and unguided samples.",
             "The reward of the designs and of unguided samples of the same model. Dashed: means.",
-            chart=distribution,
+            distribution,
         )
     ]
     known = frame[np.isfinite(frame[likelihood])]
@@ -124,7 +124,7 @@ def _rewards(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
         )
         label = "Reward against log-probability of designs, unguided samples and real sequences."
         chart = charts.scatter(known, likelihood, title, "set")
-        found.append(Picture("tradeoff", label, text, chart=chart))
+        found.append(Picture("tradeoff", label, text, chart))
     return found
 
 
@@ -221,7 +221,7 @@ def _comparison(
     label = "Jensen-Shannon divergence of k-mer frequencies from real windows, for each k."
     strand = "both strands" if both else "the given strand"
     text = f"Compared with {source}, counted on {strand}. Gray: 95 % of random sets of them."
-    picture = Picture("kmers", label, text, figure=drawn)
+    picture = Picture("kmers", label, text, drawn)
     return Section("Composition against real sequences", [picture, Table(head, rows)])
 
 

@@ -21,13 +21,13 @@ def page(result: Result, options: Any) -> Page:
                 "distribution",
                 "distribution of bits per base over the records",
                 "Bits per base of the records; the dashed line is their mean.",
-                chart=charts.histogram(named, "bits per base"),
+                charts.histogram(named, "bits per base"),
             ),
             Picture(
                 "lengths",
                 "bits per base of each record by its length",
                 "Each point is a record; hover for its name.",
-                chart=charts.scatter(
+                charts.scatter(
                     named,
                     "length, bases",
                     "bits per base",

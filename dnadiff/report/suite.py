@@ -157,14 +157,14 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
         text += " Published results: with their number of training sequences."
     label = f"{metric} of each model on {task['name']}; the table has the numbers."
     chart = charts.bars(pandas.DataFrame(bars), score, "model", "kind", ends)
-    yield Picture(f"{name}_metric", label, f"{text} Lines: 95 % intervals.", chart=chart)
+    yield Picture(f"{name}_metric", label, f"{text} Lines: 95 % intervals.", chart)
     if differences := result["differences"]:
         frame = pandas.DataFrame(differences).rename(columns={"verdict": "the first is"})
         frame["pair"] = frame["a"] + "\n− " + frame["b"]
         label = f"Paired differences of {metric} with 95 % intervals; the table has the numbers."
         chart = charts.bars(frame, "difference", "pair", "the first is", ends)
         text = f"Differences of {metric}: above 0 the first is better. Lines: 95 % intervals."
-        yield Picture(f"{name}_differences", label, text, chart=chart)
+        yield Picture(f"{name}_differences", label, text, chart)
     # Two classes: a curve of each model. More: each class against the rest, of the best model.
     curves = {model: models[model]["roc"] for model in scores if models[model].get("roc")}
     text = "ROC curves"
@@ -178,14 +178,14 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
         frame = pandas.concat([pandas.DataFrame(x).assign(curve=key) for key, x in named.items()])
         x, y = "false positive rate", "true positive rate"
         chart = charts.lines(frame.rename(columns={"false": x, "true": y}), x, y, "curve")
-        yield Picture(f"{name}_roc", f"ROC curves on {task['name']}.", f"{text}.", chart=chart)
+        yield Picture(f"{name}_roc", f"ROC curves on {task['name']}.", f"{text}.", chart)
     for number, model in enumerate([*scores][:_SCATTERED]):
         for target, points in models[model].get("scatter", {}).items():
             frame = pandas.DataFrame(points).add_suffix(f" {target}")
             label = f"Predicted against measured {target} of {model} on {task['name']}."
             chart = charts.scatter(frame, f"measured {target}", f"predicted {target}")
             text = f"{model}: test sequences, first seed."
-            yield Picture(f"{name}_{target}_{number}", label, text, chart=chart)
+            yield Picture(f"{name}_{target}_{number}", label, text, chart)
 
 
 def published_for(result: JsonMap) -> list[PublishedResult]:

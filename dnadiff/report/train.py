@@ -28,7 +28,7 @@ def page(result: Result, options: Any) -> Page:
             "loss",
             "loss by steps, of training and validation",
             "Nats per token of the batches of training, and of the validation part.",
-            chart=charts.lines(losses, "step", loss, "part"),
+            charts.lines(losses, "step", loss, "part"),
         )
     ]
     steps = log[log["train_loss"].notna()]
@@ -38,7 +38,7 @@ def page(result: Result, options: Any) -> Page:
     if len(speed) > 1:
         drawn = charts.lines(speed, "step", rate)
         text = "Tokens per second since the step logged before."
-        pictures.append(Picture("speed", "tokens per second by steps", text, chart=drawn))
+        pictures.append(Picture("speed", "tokens per second by steps", text, drawn))
     valid = log[log["valid_nll"].notna()]
     rows = [
         (int(r.step), int(r.tokens), duration(r.seconds), f"{r.valid_nll:.4f}")

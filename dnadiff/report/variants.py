@@ -74,7 +74,7 @@ def page(result: Result, options: Any) -> Page | None:
                 "effects",
                 f"Histograms of {unit} by {annotation}",
                 caption,
-                chart=charts.histogram(drawn, unit, "group"),
+                charts.histogram(drawn, unit, "group"),
                 wide=True,
             )
         ]

@@ -27,7 +27,7 @@ def igv():
 
 def decoded(page):
     """The bases, the other files of a page by the names of their tracks, and the first place."""
-    config = page.pictures[0].figure
+    config = page.pictures[0].content
     addresses = {each["name"]: each["url"] for each in config["tracks"]}
     addresses["bases"] = config["reference"]["fastaURL"]
     found = {k: base64.b64decode(x.partition(",")[2]).decode() for k, x in addresses.items()}

@@ -36,7 +36,7 @@ def test_long_names_break_after_underscores_and_are_escaped(tmp_path):
 def test_the_parts_of_a_page_have_a_fixed_order(tmp_path):
     page = written(
         tmp_path,
-        pictures=[Picture("p", "a label", "a caption", figure=drawn())],
+        pictures=[Picture("p", "a label", "a caption", drawn())],
         table=Table(["name", "bits"], [["first", 1.25], ["<b>", None]]),
         sections=[Section("Section one", ["a paragraph", Facts("Model", {"seed": 3})])],
         made={"checkpoint": "/a/b/c/d"},
@@ -74,7 +74,7 @@ def test_charts_are_escaped_labeled_and_need_no_network(tmp_path):
         charts.bars(frame, "x", "name", interval=("x", "y")),
         charts.histogram(frame, "x", "name"),
     ]
-    pictures = [Picture(f"p{i}", f"label {i}", "", chart=chart) for i, chart in enumerate(made)]
+    pictures = [Picture(f"p{i}", f"label {i}", "", chart) for i, chart in enumerate(made)]
     page = written(tmp_path, pictures=pictures, synthetic=True)
     specs = re.findall(r'<script type="application/json">(.*?)</script>', page)
     assert len(specs) == 5 and all(f"label {i}" in spec for i, spec in enumerate(specs))

@@ -17,7 +17,7 @@ from dnadiff.report.page import write
 
 def chart_of(page, name):
     (found,) = [picture for picture in page.pictures if picture.name == name]
-    return found.chart.to_dict(validate=False)
+    return found.content.to_dict(validate=False)
 
 
 @pytest.mark.parametrize("name", command_names())

@@ -102,7 +102,7 @@ def test_an_unpublished_network_has_no_published_counterpart(tmp_path):
 
 def test_bars_of_published_accuracies_are_labeled():
     result = study("human_nontata_promoters", ["0", "1"])
-    spec = section_of(result, "t").parts[0].chart.to_dict(validate=False)
+    spec = section_of(result, "t").parts[0].content.to_dict(validate=False)
     (bars,) = spec["datasets"].values()
     assert {row["model"]: row["kind"] for row in bars} == {
         "fine-tuned": "trained network",
