@@ -179,7 +179,6 @@ def sample(options: SampleOptions) -> list[Job]:
     from dnadiff.genomics.metrics.designs import real_windows
     from dnadiff.model import Model, names_of
     from dnadiff.store import disk, files
-    from dnadiff.weights import checkpoint
 
     def content(name: Json) -> Json:
         """The hash of a file; other values, such as the region chr1:1-2000, as they are."""
@@ -189,8 +188,8 @@ def sample(options: SampleOptions) -> list[Job]:
     method = check_design(options)
     pilot.Beta.parse(options.beta)
     samples.check_settings(options.sampler)
-    model = Model(checkpoint.load(options.checkpoint, options.trust), options.device)
-    is_dna = model.tokenizer.vocab.complement is not None
+    model = Model(options.loaded(), options.device)
+    is_dna = model.loaded.is_dna
     output = options.output_path(f"samples.{'fa' if is_dna else 'txt'}")
     samples.check_suffix(output, is_dna)
     if options.input is None:
@@ -202,6 +201,7 @@ def sample(options: SampleOptions) -> list[Job]:
         beam = options.length_beam if options.num_draws else 1
         request = translation.read_sources(options.input, model.loaded, each, beam)
     sampler = model.sampler_options(options)
+    resample = bool(options.resample)
     resumed = output if options.resume else None
     settings = samples.continued_sampler(
         sampler,
@@ -231,7 +231,7 @@ def sample(options: SampleOptions) -> list[Job]:
     settings_of_output = {
         "model": disk.hash_file(model.path),
         **options.only(*VALUES),
-        "resample": bool(options.resample),
+        "resample": resample,
         **{k: content(v) for k, v in {**options.only("template", "infill"), **optional}.items()},
         **({"alignment": request.alignment.identity} if request.alignment else {}),
         "genome": None if request.genome is None else request.genome.digest,
@@ -243,7 +243,6 @@ def sample(options: SampleOptions) -> list[Job]:
     if options.real is not None and is_dna:
         shown = (target.shown for target in request.evenly_spaced())
         real = real_windows(options.real, min(end - start for start, end in shown))
-    resample = bool(options.resample)
     kind: type[samples.SampleJob] = samples.SampleJob
     of_design: dict[str, Any] = {}
     of_method: JsonDict = {}
@@ -302,16 +301,14 @@ def sample(options: SampleOptions) -> list[Job]:
         **{key: value for key, value in changed.items() if value != fields[key].default},
     }
     return [
-        kind(
+        options.into(
+            kind,
             model=model.loaded,
             generator=generator,
             request=request,
             output=output,
-            seed=options.seed,
-            batch_size=options.batch_size,
             header_of_records=header | of_method | options.only("seed"),
             weighted=weighted,
-            gc=options.gc,
             resampled=options.num_samples if resample else None,
             settings=settings_of_output,
             started=sampler,

@@ -151,7 +151,7 @@ def variants(options: VariantsOptions) -> list[Job]:
     from dnadiff.store.disk import hash_file
     from dnadiff.store.files import resolve
     from dnadiff.supervised import ensemble
-    from dnadiff.weights import checkpoint, tensors
+    from dnadiff.weights import tensors
 
     output = options.output_path("variants.tsv")
     method = build(options.variant_method, trust=None)
@@ -165,12 +165,12 @@ def variants(options: VariantsOptions) -> list[Job]:
     if given and not needs_model:
         log.info(f"variant_method=phylogeny reads no model: checkpoint={given} is not used")
     is_fine_tuned = needs_model and runs.is_fine_tuned(given)
-    refused, reason = (
-        (_OF_PRETRAINED, f"a pretrained model, and {given} is a fine-tuned run")
-        if is_fine_tuned
-        else (_OF_MODELS, "a model, and variant_method=phylogeny reads none")
-    )
-    for key in refused if is_fine_tuned or not needs_model else ():
+    refused: tuple[str, ...] = ()
+    if is_fine_tuned:
+        refused, reason = _OF_PRETRAINED, f"a pretrained model, and {given} is a fine-tuned run"
+    elif not needs_model:
+        refused, reason = _OF_MODELS, "a model, and variant_method=phylogeny reads none"
+    for key in refused:
         if getattr(options, key) != VariantsOptions.model_fields[key].default:
             raise ValueError(f"{key} applies to {reason}; leave {key} out")
     if options.target is not None and not is_fine_tuned:
@@ -188,8 +188,7 @@ def variants(options: VariantsOptions) -> list[Job]:
         model = ensemble.load(given, options.trust, options.device)
         window = model.window_of(options.window)
     elif needs_model:
-        model = checkpoint.load(given, options.trust)
-        model.denoiser.to(options.device)
+        model = options.loaded()
         window = model.window(options.window)
     on_strands = is_fine_tuned and model.stranded
     regions: list[Region] = []

@@ -27,7 +27,6 @@ from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval
 from dnadiff.store.files import bare_name
-from dnadiff.weights import checkpoint
 
 if TYPE_CHECKING:
     from dnadiff.options.base import Result
@@ -187,7 +186,7 @@ def _real(options: Any, length: int) -> tuple[str, list[ndarray], bool] | None:
         windows = real_windows(options.real, length)
         return f"{len(windows):,} windows of {Path(options.real).name}", windows, False
     try:
-        data = checkpoint.load(options.checkpoint, options.trust).training_data(options.trust)
+        data = options.loaded().training_data(options.trust)
         part = "test" if data.intervals["test"] else "valid"
         found = cut(held_out_windows(data, part, length), length, max_unknown=0)
         if len(found) < 4:
