@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 
-from dnadiff.plot.figures import draw_logo, figure, saturation
+from dnadiff.plot import draw_logo, figure, saturation
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, write
 

@@ -17,7 +17,7 @@ from dnadiff.formats import tracks
 from dnadiff.formats.regions import listing, read_regions, records_of
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
-from dnadiff.plot.figures import SCORES
+from dnadiff.plot import SCORES
 from dnadiff.progress import log
 from dnadiff.report.page import Page, Picture
 from dnadiff.store.address import expand_user

@@ -17,7 +17,7 @@ import numpy as np
 import pandas
 
 from dnadiff.fields import Json, JsonDict
-from dnadiff.plot.figures import (
+from dnadiff.plot import (
     ARROWS,
     FAINT,
     MODEL,

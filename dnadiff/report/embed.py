@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dnadiff.options.base import Result
-from dnadiff.plot.figures import principal_components
+from dnadiff.plot import principal_components
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Table
 from dnadiff.store.disk import read_npz

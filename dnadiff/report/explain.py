@@ -10,7 +10,7 @@ from numpy import ndarray
 
 from dnadiff import plot
 from dnadiff.options.base import Result
-from dnadiff.plot.figures import Saturation, information
+from dnadiff.plot import Saturation, information
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table
 from dnadiff.store.disk import read_npz

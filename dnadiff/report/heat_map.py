@@ -11,7 +11,7 @@ import pandas
 
 from dnadiff.fields import Json
 from dnadiff.formats.regions import Region
-from dnadiff.plot.figures import Saturation, heat_map, rendered, saturation
+from dnadiff.plot import Saturation, heat_map, rendered, saturation
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table

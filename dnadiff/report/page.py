@@ -21,7 +21,7 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup, escape
 
 from dnadiff.fields import Json, is_number
-from dnadiff.plot.figures import rendered
+from dnadiff.plot import rendered
 from dnadiff.progress import without_controls
 from dnadiff.renamed import VERSION
 from dnadiff.report.charts import Chart, script, specification

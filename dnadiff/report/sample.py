@@ -22,7 +22,7 @@ from dnadiff.genomics.metrics.designs import (
 from dnadiff.genomics.metrics.memorization import cut, held_out_windows
 from dnadiff.genomics.metrics.sample_quality import draw_divergences
 from dnadiff.genomics.metrics.text_quality import read_texts
-from dnadiff.plot.figures import HEIGHT, WIDTH, figure, information
+from dnadiff.plot import HEIGHT, WIDTH, figure, information
 from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from dnadiff.options.base import Result
-from dnadiff.plot.figures import LOSSES
+from dnadiff.plot import LOSSES
 from dnadiff.progress import duration
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table

@@ -44,7 +44,7 @@ from dnadiff.diffusion.vocab import DEPTH, FREQUENCY, POSTERIOR, RATE
 from dnadiff.formats.sequences import iter_sequences, write_fasta
 from dnadiff.genomics.held_out import Scores
 from dnadiff.genomics.phylogeny import fit, phase_contrast, sample_positions
-from dnadiff.plot.figures import WIDTH, figure
+from dnadiff.plot import WIDTH, figure
 from dnadiff.store.files import bundled
 
 DATA = Path(__file__).parents[2] / "../shared/data"

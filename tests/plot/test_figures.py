@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from dnadiff import plot
-from dnadiff.plot.figures import principal_components, saturation
+from dnadiff.plot import principal_components, saturation
 
 
 def alleles(*rows, score="LLR", **more):

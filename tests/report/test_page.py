@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pandas as pd
 
-from dnadiff.plot.figures import figure
+from dnadiff.plot import figure
 from dnadiff.report import charts
 from dnadiff.report.page import MAX_ROWS, Facts, Page, Picture, Section, Table, write
 

@@ -39,7 +39,6 @@ from dnadiff.store.disk import (
     verify,
 )
 from dnadiff.store.files import resolve
-from dnadiff.store.processes import map_in_order
 
 FORMAT = 2
 COLUMNS = ("length", "unknown", "gc", "soft", "ambiguous", "first_ambiguous", "header_end")
@@ -391,6 +390,8 @@ def _packed(paths: Sequence[str], num_workers: int) -> Iterable[PackedFile]:
     progress = Progress(len(paths), label) if workers > 1 or len(paths) > FEW else None
     files: Iterator[PackedFile] = map(pack, paths)
     if workers > 1:
+        from dnadiff.store.processes import map_in_order
+
         files = map_in_order(pack, paths, workers, ahead=len(paths))
     done: list[PackedFile] = []
     try:

@@ -44,7 +44,7 @@ from dnadiff.genomics.phylogeny import (
     sample_positions,
 )
 from dnadiff.jobs.job import Result, ResumableJob
-from dnadiff.plot.figures import figure, legend_below, rendered
+from dnadiff.plot import figure, legend_below, rendered
 from dnadiff.progress import log, table
 from dnadiff.store.address import expand_user
 from dnadiff.store.disk import content_hash, write_bytes

@@ -46,7 +46,7 @@ from dnadiff.genomics.metrics.composition import (
 )
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Job, Result
-from dnadiff.plot.figures import BAND, MODEL, figure, legend_below, rendered
+from dnadiff.plot import BAND, MODEL, figure, legend_below, rendered
 from dnadiff.progress import log, table
 from dnadiff.store.disk import write_bytes, write_json
 

@@ -9,7 +9,7 @@ from dnadiff.formats.sequences import Record, write_fasta
 from dnadiff.genomics.metrics import designs
 from dnadiff.genomics.metrics.composition import as_bases
 from dnadiff.genomics.metrics.designs import DesignTable, compare_designs
-from dnadiff.plot.figures import information
+from dnadiff.plot import information
 
 
 def test_the_mean_hamming_distance_is_that_of_all_pairs():
