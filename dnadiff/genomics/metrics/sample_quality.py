@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy import ndarray
@@ -49,9 +49,6 @@ from dnadiff.jobs.job import Job, Result
 from dnadiff.plot import BAND, MODEL, figure, legend_below, rendered
 from dnadiff.progress import log, table
 from dnadiff.store.disk import write_bytes, write_json
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _CODON = np.array((16, 4, 1))  # what each base of a codon counts in its number
 _STOPS = (48, 50, 56)  # TAA, TAG, TGA
@@ -509,7 +506,7 @@ def overview(quality: SampleQuality) -> bytes:
 
 
 def draw_divergences(
-    axes: Axes, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
+    axes: Any, lengths: Sequence[int], found: Sequence[Distance], name: str = "samples"
 ) -> None:
     """The distances of k-mer frequencies of these lengths from real windows; the band is the 95 %
     range of independent sets of real windows."""
@@ -529,7 +526,7 @@ def draw_divergences(
     legend_below(axes)
 
 
-def draw_information(axes: Axes, quality: SampleQuality) -> None:
+def draw_information(axes: Any, quality: SampleQuality) -> None:
     """Mutual information of two bases against the distance between them; the band is the 95 % range
     of independent sets of real windows."""
     samples, (low, high) = quality.information
