@@ -75,7 +75,7 @@ class FinetuneOptions(Options):
     that read one"""
     baselines: Group | None = group("none")
     """none, all (length, GC, k-mers, boosting, the published CNN, convolutions on the bases),
-    ecoli_promoter (with the -10/-35 weight matrix), one_length (with the bases at their places)"""
+    ecoli_promoter (with the -10/-35 weight matrix)"""
     head: Group = group("conv")
     """conv, mean (as published, and the default with task.protocol=paper), attention, flatten (one
     length), auto (chosen on validation)"""

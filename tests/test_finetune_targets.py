@@ -454,3 +454,42 @@ def test_levels_are_fine_tuned_and_predicted(world, tmp_path):
     assert [row["label"] for row in rows[:3]] == [
         row["bin"] for row in list(csv.DictReader(table.open()))[:3]
     ]
+
+
+def test_columns_of_several_kinds_are_fine_tuned_and_predicted(world, tmp_path):
+    table = write_mixed(tmp_path)
+    several = (
+        "task.kind=[classification,regression,ordinal]",
+        "task.label_column=[kind,activity,bin]",
+        "task.loss_weights=[1,2,1]",
+        "probe=true",
+    )
+    result = run_finetune(world, tmp_path / "run", table, *several, *QUICK)
+    assert result["task"]["metric"] == "mean of the columns"
+    names = ["accuracy of kind", "spearman of activity", "spearman of bin"]
+    for model in result["models"].values():
+        each = [model["metrics"][name]["value"] for name in names]
+        assert model["mean of the columns"] == pytest.approx(np.mean(each)) and min(each) > 0.3
+    model = dnadiff.load(tmp_path / "run", device="cpu")
+    assert model.classes == ("kind_poor", "kind_rich", "activity", *(f"bin_{i}" for i in range(4)))
+    predict.main(
+        [
+            f"checkpoint={tmp_path / 'run'}",
+            f"input={table}",
+            "label_column=[kind,activity,bin]",
+            f"output={tmp_path / 'p.tsv'}",
+            "accelerator=cpu",
+        ]
+    )
+    rows = list(csv.DictReader((tmp_path / "p.tsv").open(), delimiter="\t"))
+    known = list(csv.DictReader(table.open()))
+    assert [row["label_kind"] for row in rows] == [row["kind"] or "nan" for row in known]
+    probs = np.array(
+        [[float(row[f"predicted_kind_{k}"]) for k in ("poor", "rich")] for row in rows]
+    )
+    assert probs.sum(1) == pytest.approx(np.ones(len(rows)), abs=1e-4)
+    written = json.loads((tmp_path / "p.tsv.json").read_text())["metrics"]["averaged"]
+    mine = np.array([row["kind"] == "rich" for row in known])
+    has = np.array([row["kind"] != "" for row in known])
+    right = (probs.argmax(1) == mine)[has].mean()
+    assert written["accuracy of kind"]["value"] == pytest.approx(right)

@@ -9,7 +9,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -124,6 +124,14 @@ class Estimators:
         return torch.from_numpy(columns.astype(np.float64))
 
 
+class Fit(NamedTuple):
+    """A fitted `model`, and what to record of its choice."""
+
+    models: Estimators
+    model: Any
+    info: JsonDict
+
+
 class SklearnModel(TaskModel):
     """A scikit-learn model on features of a sequence, with one hyperparameter chosen on the
     validation items.
@@ -158,21 +166,34 @@ class SklearnModel(TaskModel):
         }
 
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
-        labels = data.train.labels
         train, valid, test = (self.features(items, data.stranded) for items in data.parts.values())
-        models = Estimators(data.target.fit(labels))
+        of_train, of_valid = map(data.target.of_columns, (data.train.labels, data.valid.labels))
+        fits = [
+            self._fit(target, train[rows.numpy()], labels, valid[known.numpy()], own)
+            for (target, _, rows, labels), (_, _, known, own) in zip(of_train, of_valid)
+        ]
+        self.fit_info = fits[0].info if len(fits) == 1 else {"columns": [x.info for x in fits]}
+        self.valid_predictions, predicted = (
+            torch.cat([models.predict(model, each) for models, model, _ in fits], 1)
+            for each in (valid, test)
+        )
+        return predicted
+
+    def _fit(
+        self, target: TaskTarget, train: Features, labels: Tensor, valid: Features, own: Tensor
+    ) -> Fit:
+        """The model of a target with the best score for the labels `own` of validation items."""
+        models = Estimators(target.fit(labels))
         fitted = {}
         tried = dict[str, float]()
         unfitted = self.candidates(models, int(labels.isfinite().sum(0).min()))
         with warnings.catch_warnings(action="ignore"):  # such as that classes are numbers
             for name, model in unfitted.items():
                 fitted[name] = models.fit(model, train, labels.numpy())
-                tried[name] = models.score(fitted[name], valid, data.valid.labels)
+                tried[name] = models.score(fitted[name], valid, own)
         choose, score = (max, "valid_accuracy") if models.of_classes else (min, "valid_loss")
         best = choose(tried, key=lambda name: tried[name])
-        self.fit_info = {"tried": tried, "chosen": best, score: tried[best]}
-        self.valid_predictions = models.predict(fitted[best], valid)
-        return models.predict(fitted[best], test)
+        return Fit(models, fitted[best], {"tried": tried, "chosen": best, score: tried[best]})
 
 
 class KmerLogistic(SklearnModel):
@@ -204,36 +225,6 @@ class KmerLogistic(SklearnModel):
         from sklearn.preprocessing import Normalizer
 
         return estimators.linear(Normalizer(), self.strengths)
-
-
-class OneHotLinear(SklearnModel):
-    """Logistic or ridge regression on the bases at their places, from the first one.
-
-    Args:
-        strengths: as in `KmerLogistic`.
-    """
-
-    def __init__(
-        self, tokenizer: DNATokenizer, strengths: Sequence[float] = (1e-3, 0.01, 0.1, 1.0)
-    ) -> None:
-        super().__init__(tokenizer)
-        self.strengths = tuple(strengths)
-
-    def check(self, data: TaskData) -> None:
-        if data.min_length != data.max_length:
-            raise ValueError(
-                f"{data.name} has sequences of {data.min_length} to {data.max_length} bases, and "
-                "baselines=one_length expects one length; set baselines=all"
-            )
-
-    def features(self, items: Items, stranded: bool) -> ndarray:
-        bases = self.bases(items.ids.numpy())
-        return (bases[..., None] == np.arange(UNKNOWN)).reshape(len(bases), -1).astype(np.float32)
-
-    def candidates(self, estimators: Estimators, num_items: int) -> dict[str, BaseEstimator]:
-        from sklearn.preprocessing import StandardScaler
-
-        return estimators.linear(StandardScaler(), self.strengths)
 
 
 class KmerBoosting(SklearnModel):

@@ -540,7 +540,6 @@ class SeveralTargets(TaskTarget):
         return values.astype(np.float32)
 
     def of_columns(self, labels: Tensor) -> Iterator[tuple[TaskTarget, slice, Tensor, Tensor]]:
-        """Each target with its outputs, the items (S,) that have a label, and these labels."""
         for (target, place), column in zip(self.pairs, labels.T):
             known = column.isfinite()
             yield target, place, known, target.of_column(column[known])

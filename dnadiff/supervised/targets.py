@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
@@ -317,6 +317,11 @@ class TaskTarget(ABC):
     def record(self, score: ValidScore) -> JsonDict:
         """The score as it is stored in `fit_info`."""
         return {"valid_loss": -score.negative_loss}
+
+    def of_columns(self, labels: Tensor) -> Iterator[tuple[TaskTarget, slice, Tensor, Tensor]]:
+        """Each target that has its own models, with its outputs, the items (S,) that have a label
+        for it, and these labels."""
+        yield self, slice(self.num_outputs), torch.ones(len(labels), dtype=torch.bool), labels
 
     def of_column(self, values: Tensor) -> Tensor:
         """Labels as in `Items` from a column of values (N,)."""

@@ -9,14 +9,18 @@ predicted as levels (`task.kind=ordinal`) and as values. The parts are those of 
 `--quick` a sample of the training part is divided again, and no test row is read.
 """
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas
 import study
+from sklearn.preprocessing import StandardScaler
 
 from dnadiff.progress import configure_logging
+from dnadiff.supervised.baselines import Estimators, SklearnModel
 from dnadiff.supervised.intervals import interval_text
 
 TASKS = {"bins, levels": "ordinal", "bins, values": "regression", "psi": "regression"}
@@ -24,6 +28,17 @@ FILES = {"bins": "sortseq_data.csv.gz", "psi": "mpsa_data.csv.gz"}
 MODELS = {"bins": "ecoli", "psi": "human_chr20"}
 PARTS = {"training": "train", "validation": "valid", "test": "test"}
 METRICS = ("spearman", "mse", "calibration_error")
+
+
+class OneHotLinear(SklearnModel):
+    """Logistic or ridge regression on the bases at their places, for sequences of one length."""
+
+    def features(self, items: Any, stranded: bool) -> np.ndarray:
+        bases = self.bases(items.ids.numpy())
+        return (bases[..., None] == np.arange(4)).reshape(len(bases), -1).astype(np.float32)
+
+    def candidates(self, estimators: Estimators, num_items: int) -> Any:
+        return estimators.linear(StandardScaler(), (1e-3, 0.01, 0.1, 1.0))
 
 
 def write_table(source: Path, path: Path, number: int | None) -> None:
@@ -46,7 +61,8 @@ def compare(folder: Path, data: Path, name: str, kind: str, settings: dict) -> d
     run = folder / "runs" / name.replace(", ", "-")
     write_table(data / "variants" / FILES[of], run / "table.csv", settings["rows"])
     arguments = [f"checkpoint={MODELS[of]}", "task=csv", f"task.kind={kind}", "task.stranded=true"]
-    arguments += ["baselines=one_length", f"minutes={settings['minutes']}", *settings["more"]]
+    arguments += ["baselines=all", "+baselines.bases={_target_: ordered.OneHotLinear}"]
+    arguments += [f"minutes={settings['minutes']}", *settings["more"]]
     where = [f"task.path='{run / 'table.csv'}'", f"hydra.run.dir='{run}'", "save_models=[]"]
     study.command("finetune", *arguments, *where, "overwrite=true")
     found = study.read_json(run / "finetune.json")
@@ -90,6 +106,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3)
     options = parser.parse_args()
     configure_logging()
+    # where the commands find `OneHotLinear`
+    paths = (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     settings = {"rows": None, "more": ["seeds=3"], "minutes": options.minutes}
     if options.quick:
         settings = {"rows": 600, "more": ["seeds=1", "scratch=false"], "minutes": 0.2}
