@@ -2,7 +2,7 @@
 values or variants that a command wrote, and its regions, which are all in the page."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.formats import tracks
-from dnadiff.formats.regions import listing, read_regions, records_of
+from dnadiff.formats.regions import Region, listing, read_regions, records_of
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
 from dnadiff.plot import SCORES
@@ -79,6 +79,7 @@ def page(result: Result, options: Any) -> Page | None:
         log.warning(f"{path.name} has no rows to show; {options.browser} is not written")
         return None
     shown = [(path.name, *kind, rows)]
+    regions: Sequence[Region] = ()
     if what := getattr(options, "regions", None) or getattr(options, "saturate", None):
         regions = read_regions(what, genome.lengths, options.feature)
         shown.append(("regions", "annotation", "bed", pandas.DataFrame(regions).iloc[:, :4]))
@@ -94,9 +95,12 @@ def page(result: Result, options: Any) -> Page | None:
         "tracks": named,
         "windows": windows,
     }
-    name, (_, low, _) = next(iter(windows.items()))  # of the first row
-    first = int(rows["start"].iloc[0]) - low
-    config["locus"] = f"{name}:{max(first - 149, 1)}-{first + 151}"
+    name, (chrom, low, high) = next(iter(windows.items()))  # of the first row
+    first = last = int(rows["start"].iloc[0])
+    if options.shown_by:  # a track is shown along its first region
+        inside_of = [x for x in regions if x.chrom == chrom and x.start <= first < x.end]
+        last = min(max((x.end for x in inside_of), default=first), high)
+    config["locus"] = f"{name}:{max(first - low - 149, 1)}-{last - low + 151}"
     text = f"{len(rows):,} rows of {path.name} on {listing(windows)}"
     if set(windows) - set(genome.lengths):
         text += "; parts of large records have their positions in the names"

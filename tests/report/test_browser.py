@@ -49,7 +49,7 @@ def test_a_page_has_the_bases_the_track_and_the_regions(tmp_path, ending, monkey
     )
     page = browser.page(Result({}, (tmp_path / "s.tsv",)), options)
     bases, files, locus = decoded(page)
-    assert bases == ">one\nACGTNACGTT\n" and locus == "one:1-153"
+    assert bases == ">one\nACGTNACGTT\n" and locus == "one:1-157"
     rows = [line.split("\t") for line in files.pop(track.name).splitlines()]
     assert [(*r[:3], float(r[3])) for r in rows] == [
         ("one", "2", "3", 0.5),
