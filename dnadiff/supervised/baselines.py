@@ -52,9 +52,10 @@ RIDGE = "ridge regression"
 
 
 class Estimators:
-    """The scikit-learn models for a target: classifiers, chosen by accuracy; for other targets one
-    copy of a model for each output, all with the same setting, fitted on the items that have a
-    label, and chosen by the validation loss. Predictions of classifiers for labels are log-odds.
+    """The scikit-learn models for a target: classifiers, chosen by accuracy (for levels by the
+    loss); for other targets one copy of a model for each output, all with the same setting, fitted
+    on the items that have a label, and chosen by the validation loss. Predictions of classifiers
+    for labels are log-odds.
 
     Models to choose from are in dictionaries by the name of their setting.
     """
@@ -62,6 +63,7 @@ class Estimators:
     def __init__(self, target: TaskTarget) -> None:
         self.target = target
         self.of_classes = isinstance(target, ClassTarget)
+        self.by_accuracy = target.primary == ClassTarget.primary
         # Of regression by gradient boosting; None: the models classify.
         self.boosting_loss: str | None = None
         if isinstance(target, RegressionTarget):
@@ -105,7 +107,7 @@ class Estimators:
 
     def score(self, model: Any, features: Features, labels: Tensor) -> float:
         """The score that the settings are chosen by."""
-        if self.of_classes:
+        if self.by_accuracy:
             return float(model.score(features, labels.numpy()))
         return self.target.valid_loss(self.predict(model, features), labels)
 
@@ -191,7 +193,7 @@ class SklearnModel(TaskModel):
             for name, model in unfitted.items():
                 fitted[name] = models.fit(model, train, labels.numpy())
                 tried[name] = models.score(fitted[name], valid, own)
-        choose, score = (max, "valid_accuracy") if models.of_classes else (min, "valid_loss")
+        choose, score = (max, "valid_accuracy") if models.by_accuracy else (min, "valid_loss")
         best = choose(tried, key=lambda name: tried[name])
         return Fit(models, fitted[best], {"tried": tried, "chosen": best, score: tried[best]})
 

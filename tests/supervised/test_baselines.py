@@ -11,6 +11,7 @@ from dnadiff.supervised.baselines import (
     LengthAlone,
     kmer_counts,
 )
+from dnadiff.supervised.classes import OrdinalTarget
 from dnadiff.supervised.items import Items, TaskData
 
 DNA = DNATokenizer()
@@ -146,3 +147,17 @@ def test_boosting_features_are_the_same_for_both_strands():
     assert np.array_equal(model.features(forward, False), model.features(backward, False))
     assert model.features(forward, False).shape == (1, 64)
     assert model.features(forward, True).shape == (1, 64)
+
+
+def test_models_of_levels_are_chosen_by_the_loss():
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 3, 90)
+    ids = [random.choice([7, 8, 9, 10], 30, p=np.roll([0.4, 0.3, 0.2, 0.1], y)) for y in labels]
+    items = Items.from_sequences([x.astype(np.uint8) for x in ids], labels, DNA.vocab.pad_id)
+    target = OrdinalTarget(["1", "2", "3"])
+    model = KmerLogistic(DNA, 1, strengths=(1e-6, 10.0))
+    data = TaskData("levels", ["1", "2", "3"], items, items, items, target=target)
+    predicted = model.fit_predict(data)
+    assert model.fit_info["chosen"] == "C = 10"
+    loss = target.fit(items.labels).valid_loss(predicted, items.labels)
+    assert model.fit_info["valid_loss"] == loss == min(model.fit_info["tried"].values())
