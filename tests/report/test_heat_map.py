@@ -3,9 +3,9 @@ import re
 import pandas
 
 from dnadiff.formats.regions import Region
-from dnadiff.report import heat_map
-from dnadiff.report.heat_map import page_of
+from dnadiff.report import variants
 from dnadiff.report.page import write
+from dnadiff.report.variants import heat_maps
 
 COLUMNS = ("ref", "alt", "LLR", "information")
 
@@ -25,7 +25,7 @@ def draw_regions(path, regions, rows, about, genes=()):
         frame = pandas.DataFrame(rows(), columns=None if rows() else ["chrom", "pos", *COLUMNS])
         return frame[frame["chrom"].isin(chrom) & frame["pos"].isin(pos)]
 
-    page = page_of(path, read, regions, about, genes)
+    page = heat_maps(path, read, regions, about, genes)
     if page is not None:
         write(page, path)
 
@@ -38,14 +38,14 @@ def test_the_number_of_pictures_is_limited(tmp_path):
         return pandas.DataFrame([], columns=["chrom", "pos", *COLUMNS])
 
     regions = [
-        Region("one", 0, heat_map.LARGEST + 1),
+        Region("one", 0, variants.LARGEST + 1),
         *(Region("one", i, i + 9) for i in range(60)),
     ]
-    assert page_of(tmp_path / "x.html", read, regions, {}) is None
+    assert heat_maps(tmp_path / "x.html", read, regions, {}) is None
     # the last one is from 49 to 58, and a deletion may be written with the base before a region
     assert wanted == {"chrom": {"one"}, "pos": {*range(59)}}
     wanted.clear()
-    assert page_of(tmp_path / "x.html", read, regions[:1], {}) is None and not wanted
+    assert heat_maps(tmp_path / "x.html", read, regions[:1], {}) is None and not wanted
 
 
 def test_two_pages_in_one_folder_have_their_own_pictures(tmp_path):
