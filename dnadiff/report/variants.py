@@ -105,8 +105,8 @@ def page(result: Result, options: Any) -> Page | None:
             rows["place"] = pandas.Series(linked, rows.index, object)
         table = Table.of(
             rows,
-            f"The {len(rows):,} strongest of {len(known):,} alleles; {result.paths[0].name} has "
-            f"all. {text}",
+            f"The strongest alleles first, {len(rows):,} of {len(known):,}; "
+            f"{result.paths[0].name} has all. {text}",
         )
     made = options.only("checkpoint", "vcf", "genome") | {
         "window": settings["window"],
@@ -228,7 +228,7 @@ def heat_maps(
         f"Of {len(strongest):,} variants of {places}, {rows[0][0]} has the strongest effect: "
         f"{effect}.",
         first,
-        Table(head, rows, f"The {len(rows):,} strongest variants of {len(strongest):,}."),
+        Table(head, rows, f"The strongest variants first, {len(rows):,} of {len(strongest):,}."),
         sections[1:],
         made=about,
     )
