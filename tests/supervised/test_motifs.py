@@ -8,8 +8,7 @@ import pytest
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.formats.motifs import known_motifs
 from dnadiff.formats.regions import Region
-from dnadiff.genomics.motifs import discover, write_sites
-from dnadiff.supervised.attribution import Mutagenesis, hypothetical, one_hot
+from dnadiff.supervised.attribution import Mutagenesis, discover, hypothetical, one_hot, write_sites
 
 MOTIF = "TTGACAGT"
 REVERSED = "ACTGTCAA"
