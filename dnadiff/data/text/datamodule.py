@@ -36,7 +36,6 @@ from dnadiff.data.records import (
     Interval,
     Intervals,
     PaddedCutter,
-    Records,
     StoredRecords,
     Tile,
     TokenTable,
@@ -368,11 +367,6 @@ class TextDataModule(SequenceDataModule):
         if self.streaming:
             process = ProcessRank(world_size=world_size, accumulated=accumulated)
             next(iter(self._stream_loader(process)))
-
-    @property
-    def records(self) -> Records:
-        self.prepare()
-        return [tokens.tokens for tokens in self._opened.values()]
 
     @property
     def intervals(self) -> Parts:
