@@ -11,6 +11,7 @@ import yaml
 
 from dnadiff.data.genome.datamodule import GenomeDataModule
 from dnadiff.data.tokenizer import CharTokenizer, DNATokenizer
+from dnadiff.data.windows import Conditions
 from dnadiff.diffusion.likelihood.estimates import COUNT, EXACT, Likelihood
 from dnadiff.genomics import evaluation
 from dnadiff.genomics.held_out import Scores, token_groups
@@ -223,7 +224,7 @@ def test_bad_input_gets_one_line_and_leaves_nothing(cli, trained, tmp_path, args
 
 def test_different_vocabularies_are_refused():
     dna, text, other = (
-        SimpleNamespace(tokenizer=tokenizer, labels=())
+        SimpleNamespace(tokenizer=tokenizer, conditions=Conditions())
         for tokenizer in (DNATokenizer(), CharTokenizer("abc"), CharTokenizer("abcd"))
     )
     evaluation.check_vocabularies(dna, dna)
@@ -240,7 +241,9 @@ def test_different_vocabularies_are_refused():
 
 def test_different_labels_are_refused():
     labels = (("human", "yeast"), ("human", "mouse"), ())
-    a, b, without = (SimpleNamespace(tokenizer=DNATokenizer(), labels=names) for names in labels)
+    a, b, without = (
+        SimpleNamespace(tokenizer=DNATokenizer(), conditions=Conditions(names)) for names in labels
+    )
     evaluation.check_vocabularies(a, a)
     evaluation.check_vocabularies(a, without)
     with pytest.raises(

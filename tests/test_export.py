@@ -320,7 +320,7 @@ def test_a_network_with_labels_keeps_their_names(cli, tiny_fasta, tmp_path):
     assert status == 0, err
     run, model = checkpoint.load(tmp_path / "labeled"), checkpoint.load(tmp_path / "model")
     ids, cond = torch.tensor([[7, 3, 3, 10]]), torch.tensor([[0.0, 1.0]])
-    assert model.labels == run.labels == ("first", "second")
+    assert model.conditions.labels == run.conditions.labels == ("first", "second")
     assert torch.equal(
         model.denoiser.log_probs(ids, cond=cond), run.denoiser.log_probs(ids, cond=cond)
     )

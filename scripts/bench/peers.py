@@ -23,7 +23,6 @@ windows.
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -140,7 +139,7 @@ class Study:
             f"output={judged}",
             "overwrite=true",
         )
-        return row | {"lr": lr, "judge": json.loads(judged.read_text(encoding="utf-8"))}
+        return row | {"lr": lr, "judge": study.read_json(judged)}
 
     def run(
         self, side: str, lr: float, budget: dict[str, float], parts: tuple[str, ...], name: str

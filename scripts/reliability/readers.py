@@ -744,7 +744,7 @@ def model(folder: Path, path: Path) -> object:
 
     found = checkpoint.load(next(p for p in (folder / "p", folder / "run") if p.is_dir()))
     about = [found.config, found.origin.likelihood, found.origin.data, found.tokenizer.config()]
-    about += [found.step, found.labels]
+    about += [found.step, found.conditions.choices]
     return weights(found.denoiser.backbone), json.dumps(about, sort_keys=True, default=str)
 
 

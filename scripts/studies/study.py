@@ -58,7 +58,7 @@ class Kept:
             raise NotYet(
                 f"piece {name} is not finished in {self.folder}; run it first: --only {name}"
             )
-        row = self._read(name)
+        row = read_json(self.path(name))
         row.pop("of_study", None)
         return row
 
@@ -70,12 +70,9 @@ class Kept:
     def restore(self, path: Path) -> None:
         """Unpack what `collect` wrote, as finished pieces with today's settings; pieces that exist
         already are not changed."""
-        for name, row in json.loads(path.read_text(encoding="utf-8")).items():
+        for name, row in read_json(path).items():
             if name not in self:
                 self.keep(name, row)
-
-    def _read(self, name: str) -> dict[str, Any]:
-        return json.loads(self.path(name).read_text(encoding="utf-8"))
 
     @contextmanager
     def claimed(self, name: str) -> Iterator[bool]:
@@ -100,7 +97,7 @@ class Kept:
 
         A piece without settings, of an earlier version, has not changed unless `strict`.
         """
-        before = self._read(name).get("of_study", {} if self.strict else self.settings)
+        before = read_json(self.path(name)).get("of_study", {} if self.strict else self.settings)
         keys = [
             key for key in {**before, **self.settings} if before.get(key) != self.settings.get(key)
         ]
@@ -286,9 +283,7 @@ def train(
     """
     finished = folder / "metrics.json"
     begun = folder / "arguments.json"
-    if begun.is_file() and (before := json.loads(begun.read_text(encoding="utf-8"))) != list(
-        arguments
-    ):
+    if begun.is_file() and (before := read_json(begun)) != list(arguments):
         changed = " ".join(sorted(set(before) ^ set(arguments))) or "their order"
         raise ValueError(
             f"{folder} has a run with other arguments ({changed}); set another --output, or remove "

@@ -22,6 +22,7 @@ import judging
 import peer_methods as peers
 import study
 
+import dnadiff
 from dnadiff import finetune
 from dnadiff.data.kmers import reverse_complement
 from dnadiff.data.tokenizer import DNATokenizer
@@ -314,8 +315,8 @@ def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, caps
             row["rewards"]
         ) == len(row["groups"]) == 4
         assert (
-            row["calls_per_design"] == CALLS.get(name, row["calls_per_design"])
-            and row["calls_per_design"] <= 8
+            row["price"]["calls_per_design"] == CALLS.get(name, row["price"]["calls_per_design"])
+            and row["price"]["calls_per_design"] <= 8
         ), name
     assert max(designs["genetic_strong"]["rewards"]) >= max(designs["unguided"]["rewards"])
     files = {path: path.read_bytes() for path in folder.glob("*.json")}
@@ -328,6 +329,21 @@ def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, caps
     svdd = {"method": "svdd", "designs": 2, "settings": {"beta": 1.0, "candidates": 4}}
     run(f"--measure={json.dumps({**svdd, 'file': str(tmp_path / 'm.json')})}")
     assert json.loads((tmp_path / "m.json").read_text())["megabytes"] > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "calls"),
+    [("best_of_n", 7), ("smc", 32), ("classifier_guidance", 43), ("resample_move", 12)],
+)
+def test_methods_of_the_smaller_study_have_their_share_of_64_network_calls(trained, name, calls):
+    reward = FunctionReward(lambda texts: np.array([text.count("A") / 9 for text in texts]))
+    task = designers.Task(dnadiff.load(trained, "cpu"), designers.TimedReward(reward), 9, [])
+    method, (settings,) = designers.available(conditional=True)[name]
+    if name == "classifier_guidance":  # which needs a gradient
+        assert method.args == (name, 2 / 3) and round(64 * 2 / 3) == calls
+        return
+    found = method(task, 2, 64, 0, **settings)
+    assert 2 * calls - 4 < found.calls <= 2 * calls and len(found.sequences) == 2
 
 
 def test_a_task_is_read_as_by_the_command_line():

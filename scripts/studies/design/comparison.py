@@ -21,7 +21,6 @@ LOG_PROB = "log p per base"
 MATCH = "longest match"
 NEAREST = "nearest promoter"
 VALUES = (ORACLE, *judging.JUDGES, LOG_PROB, MATCH, NEAREST)
-PRICE = ("calls_per_design", "seconds", "in_model", "in_oracle")
 KMER = 6
 Rows = Mapping[str, Mapping]
 
@@ -78,7 +77,8 @@ def described(
     `independent` says so.
     """
     group = np.asarray(groups)
-    several = len(np.unique(group)) >= measures_needed(group)
+    # an interval over fewer groups is meaningless
+    several = len(np.unique(group)) >= min(5, len(group))
     group = group if several else np.arange(len(group))
     means = measures.bootstrap(mean, values, group)
     top = measures.bootstrap(
@@ -95,11 +95,6 @@ def described(
         "values": {name: [float(f"{x:.5g}") for x in each] for name, each in values.items()},
         "group": group.tolist(),
     }
-
-
-def measures_needed(group: np.ndarray) -> int:
-    """The number of groups below which an interval over groups is meaningless."""
-    return min(5, len(group))
 
 
 def _interval(found: Mapping) -> dict[str, float]:
@@ -169,11 +164,9 @@ def natural_table(found: Rows, prices: Rows) -> str:
         price = prices.get(name, {})
         numbers = [measures.shown(row["mean"][value], 2) for value in (LOG_PROB, MATCH, NEAREST)]
         share = [f"{price['in_model']:.0%}", f"{price['in_oracle']:.0%}"] if price else ["", ""]
-        cost = (
-            [f"{price['calls_per_design']:.1f}", f"{price['seconds']:.0f}", *share]
-            if price
-            else ["", "", "", ""]
-        )
+        cost = ["", ""]
+        if price:
+            cost = [f"{price['calls_per_design']:.1f}", f"{price['seconds']:.0f}"]
         lines.append(
             [
                 name,
@@ -182,6 +175,7 @@ def natural_table(found: Rows, prices: Rows) -> str:
                 f"{row['diversity']:.1f}",
                 f"{row['different']}",
                 *cost,
+                *share,
             ]
         )
     header = [

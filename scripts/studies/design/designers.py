@@ -101,12 +101,12 @@ class Task:
     length: int
     strong: Sequence[str]
 
-    def samples(self, num: int, num_steps: int, seed: int) -> list[str]:
-        """Samples of the model without a reward."""
+    def samples(self, num: int, num_steps: int, seed: int, **condition: Any) -> list[str]:
+        """Samples of the model without a reward, possibly with a label and guidance."""
         return [
             str(each)
             for each in self.model.sample(
-                num, self.length, Grouped(num_steps), seed=seed, batch_size=BATCH
+                num, self.length, Grouped(num_steps), seed=seed, batch_size=BATCH, **condition
             )
         ]
 
@@ -329,13 +329,14 @@ def ledidi(
     )
 
 
-def unguided(task: Task, num: int, calls: int, seed: int, num_steps: int) -> Found:
+def unguided(
+    task: Task, num: int, calls: int, seed: int, num_steps: int, **condition: Any
+) -> Found:
     """Samples of the model, with their rewards."""
-    texts = task.samples(num, num_steps, seed)
+    texts = task.samples(num, num_steps, seed, **condition)
     return Found(texts, task.reward(texts).tolist(), list(range(num)), num)
 
 
-STRONG: Settings = {"start": "strong"}
 METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
     UNGUIDED: (unguided, [{"num_steps": 8}]),
     BASELINE: (best_of_n, [{"num_steps": 8}]),
@@ -362,11 +363,11 @@ METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
         ],
     ),
     "metropolis_strong": (
-        partial(metropolis, **STRONG),
+        partial(metropolis, start="strong"),
         [{"beta": beta, "positions": 3} for beta in (20.0, 80.0)],
     ),
     "genetic_strong": (
-        partial(genetic, **STRONG),
+        partial(genetic, start="strong"),
         [{"size": size, "keep": keep} for size, keep in ((16, 1), (64, 10))],
     ),
     "ledidi": (
@@ -377,6 +378,42 @@ METHODS: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
         ],
     ),
 }
+
+
+def at_share(
+    method: str, share: float, task: Task, num: int, calls: int, seed: int, **settings: Any
+) -> Found:
+    """A method with a share of the calls as its reward calls."""
+    return METHODS[method][0](task, num, round(share * calls), seed, **settings)
+
+
+# Activities are log(1 + expression): .5, .84 and 1.5 are the quantiles .1, .9 and .97 of a half. A
+# method has at most as many network calls with this share of them as reward calls. Its settings are
+# those that the other study chose.
+CONDITIONAL: dict[str, tuple[Callable[..., Found], list[Settings]]] = {
+    **{
+        f"activity {activity}, guidance {weight}": (
+            unguided,
+            [{"num_steps": steps, "label": {"activity": activity}, "guidance": weight}],
+        )
+        for activity, weight, steps in (
+            (1.5, 0, 64),
+            (0.5, 1, 64),
+            (0.84, 1, 64),
+            (1.5, 1, 64),
+            (1.5, 2, 32),  # each sequence is read twice
+        )
+    },
+    **{
+        name: (partial(at_share, name, share), METHODS[name][1][-1:])
+        for name, share in {
+            BASELINE: 1 / 9,  # 8 calls of the generator for each
+            "smc": 1 / 2,
+            "classifier_guidance": 2 / 3,
+            "resample_move": 3 / 16,  # 8 at first, 2 in each of two stages
+        }.items()
+    },
+}
 PEERS = ("genetic", "genetic_strong", "ledidi")  # methods of others
 TRANSFERRED = (
     "metropolis_strong",
@@ -384,31 +421,29 @@ TRANSFERRED = (
 )  # they start from measured promoters, which the others do not see
 
 
-def available() -> list[str]:
-    """The methods that can run here."""
-    return [name for name in METHODS if name != "ledidi" or peers.has_ledidi()]
-
-
-class Measured(NamedTuple):
-    """Designs with the seconds of a run, and the seconds spent in the generative network and in the
-    oracle."""
-
-    found: Found
-    seconds: float
-    in_model: float
-    in_oracle: float
+def available(conditional: bool = False) -> dict[str, tuple[Callable[..., Found], list[Settings]]]:
+    """The methods of a study that can run here."""
+    known = CONDITIONAL if conditional else METHODS
+    return {name: known[name] for name in known if name != "ledidi" or peers.has_ledidi()}
 
 
 def measured(
-    name: str, task: Task, num: int, calls: int, seed: int, settings: Settings
-) -> Measured:
-    """Run a method and measure its time."""
+    method: Callable[..., Found], task: Task, num: int, calls: int, seed: int, settings: Settings
+) -> tuple[Found, dict[str, float]]:
+    """Run a method. The price is reward calls of a design, seconds, and the fractions of them in
+    the generative network and in the oracle."""
     before = task.reward.seconds
     with timed_network(task.model) as spent:
         start = time.perf_counter()
-        found = METHODS[name][0](task, num, calls, seed, **settings)
+        found = method(task, num, calls, seed, **settings)
         seconds = time.perf_counter() - start
-    return Measured(found, seconds, spent[0], task.reward.seconds - before)
+    price = {
+        "calls_per_design": found.calls / num,
+        "seconds": seconds,
+        "in_model": spent[0] / seconds,
+        "in_oracle": (task.reward.seconds - before) / seconds,
+    }
+    return found, price
 
 
 @contextmanager

@@ -15,6 +15,11 @@ Every method has the same number of reward calls per design; a gradient counts a
 chosen by the mean of A over a small grid, on other designs than those that are judged. Ledidi is a
 peer from PyPI: its pieces exist if the package is installed.
 
+`--conditional` is a smaller study: a generator that is fine-tuned on half a with LoRA and
+conditioned on log(1 + expression), against rewards of A on the same generator without a condition,
+at equal network calls. A call is one sequence read by the generator or by A, a gradient counts as
+two, and guidance above 1 reads each sequence twice.
+
 The tables of the run folder are derived from data that may not be redistributed; the pieces that
 `--collect` writes have no measured value and no sequence. The picture `reward_hacking.png` is drawn
 with the table.
@@ -26,7 +31,6 @@ import argparse
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,7 +45,7 @@ import judging
 import peer_methods as peers
 import scoring
 import study
-from designers import BASELINE, METHODS, POOL, Settings
+from designers import BASELINE, POOL, Settings
 
 import dnadiff
 from dnadiff.data.base import run_data
@@ -64,8 +68,14 @@ FULL = {
     "throughput": [100, 1000],  # designs
     "throughput_calls": 8,
 }
+CONDITIONAL = {  # of the smaller study of a conditional generator
+    "designs": 64,
+    "calls": 64,  # of a network, for each design
+    "finetune": ["seeds=1", "epochs=1", "head_epochs=0", "lr=0.01"],
+    "judge_seeds": 1,
+    "steps": 400,  # of the generator
+}
 QUICK = {
-    **FULL,
     "designs": 4,
     "tuned": 2,
     "calls": 8,
@@ -74,6 +84,7 @@ QUICK = {
     "judge_seeds": 1,
     "judge_epochs": 1,
     "throughput": [2, 4],
+    "steps": 2,
 }
 TUNE_SEED = 1
 DESIGN_SEED = 2
@@ -87,7 +98,8 @@ class Promoters:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.size = QUICK if options.quick else FULL
+        self.size = {**FULL, **(CONDITIONAL if options.conditional else {})}
+        self.size |= QUICK if options.quick else {}
         folder = options.output / "quick" if options.quick else options.output
         inputs = {
             "tss": scoring.file_digest(options.tss),
@@ -103,17 +115,22 @@ class Promoters:
             },
             strict=True,
         )
-        self.methods = designers.available()
+        self.methods = designers.available(options.conditional)
         if not peers.has_ledidi():
             print(peers.MISSING, flush=True)
         self.pieces = {
             "tables": self.tables,
+            **({"generator": self.generator} if options.conditional else {}),
             "oracle": self.oracle,
             "judges": self.judges,
             **{f"tune-{name}": partial(self.tune, name) for name in self.methods},
             **{f"design-{name}": partial(self.design, name) for name in self.methods},
             "judge": self.judge,
-            **{f"throughput-{name}": partial(self.throughput, name) for name in self.methods},
+            **{
+                f"throughput-{name}": partial(self.throughput, name)
+                for name in self.methods
+                if not options.conditional
+            },
         }
         self.collected = [name for name in self.pieces if not name.startswith("design-")]
 
@@ -132,9 +149,9 @@ class Promoters:
             raise study.NotYet(f"{run} has no fine-tuned model; run it first: --only oracle")
         strong = self.halves.strongest(self.halves.of("a train"))
         reward = designers.TimedReward(PredictedReward(str(run), batch_size=designers.BATCH))
-        return designers.Task(
-            dnadiff.load(self.options.checkpoint), reward, self.halves.length, strong
-        )
+        own = self.kept.folder / "generator"
+        model = dnadiff.load(own if self.options.conditional else self.options.checkpoint)
+        return designers.Task(model, reward, self.halves.length, strong)
 
     def table_of(self, half: str) -> Path:
         """The table of a half, written again if it is missing."""
@@ -151,6 +168,21 @@ class Promoters:
             "length": self.halves.length,
         }
 
+    def generator(self) -> dict:
+        """Fine-tune the checkpoint on half a to a generator that is conditioned on activity."""
+        rows = self.halves.of("a train") + self.halves.of("a valid")
+        table = self.kept.folder / "activity.csv"
+        lines = (f"{row.sequence},{np.log1p(row.expression):.5f}" for row in rows)
+        table.write_text("\n".join(["sequence,activity", *lines]))
+        given = [
+            *(f"init_from={self.options.checkpoint}", "data=sequences", f"data.path={table}"),
+            *("data.condition_columns=[activity]", f"data.length={self.halves.length}"),
+            *("data.stranded=true", "data.batch_size=32", "adapter=lora", "optimizer.lr=0.002"),
+            *("callbacks.ema.decay=0.99", "trainer.val_check_interval=100"),
+            f"trainer.max_steps={self.size['steps']}",
+        ]
+        return study.train(self.kept.folder / "generator", given)
+
     def oracle(self) -> dict:
         """Fine-tune A on half a; its metrics on the official test part."""
         run = self.kept.folder / "oracle"
@@ -164,9 +196,7 @@ class Promoters:
         study.command(
             "finetune", *given, *self.size["finetune"], f"hydra.run.dir={run}", "overwrite=true"
         )
-        found = json.loads((run / "finetune.json").read_text(encoding="utf-8"))["models"][
-            "fine-tuned"
-        ]
+        found = study.read_json(run / "finetune.json")["models"]["fine-tuned"]
         return {
             "spearman": {"value": found["spearman"], "low": found["low"], "high": found["high"]},
             "metrics": found["metrics"],
@@ -195,20 +225,19 @@ class Promoters:
 
     def tune(self, name: str) -> dict:
         """The mean of A for each setting of the grid; the best one is chosen."""
-        grid: list[Settings] = METHODS[name][1]
+        method, grid = self.methods[name]
         if len(grid) == 1:
             return {"chosen": grid[0], "grid": []}
         rows = []
         for settings in grid:
-            made = designers.measured(
-                name, self.task, self.size["tuned"], self.size["calls"], TUNE_SEED, settings
+            found, price = designers.measured(
+                method, self.task, self.size["tuned"], self.size["calls"], TUNE_SEED, settings
             )
             rows.append(
                 {
                     "settings": settings,
-                    "mean": float(np.mean(made.found.rewards)),
-                    "calls": made.found.calls,
-                    "seconds": round(made.seconds, 1),
+                    "mean": float(np.mean(found.rewards)),
+                    **price,
                 }
             )
             print(rows[-1], flush=True)
@@ -220,27 +249,32 @@ class Promoters:
         num = self.size["designs"]
         task = self.task
         task.reward.seen = {} if name == BASELINE else None
-        made = designers.measured(name, task, num, self.size["calls"], DESIGN_SEED, settings)
+        method = self.methods[name][0]
+        found, price = designers.measured(
+            method, task, num, self.size["calls"], DESIGN_SEED, settings
+        )
         pool = sorted((task.reward.seen or {}).items(), key=lambda each: -each[1])[:num]
         task.reward.seen = None
         return {
             "settings": settings,
-            "sequences": made.found.sequences,
-            "rewards": made.found.rewards,
-            "groups": made.found.groups,
-            "calls_per_design": made.found.calls / num,
-            "seconds": round(made.seconds, 2),
-            "in_model": made.in_model / made.seconds,
-            "in_oracle": made.in_oracle / made.seconds,
-            "log_prob": task.log_likelihoods(made.found.sequences, self.size["draws"]).tolist(),
+            "sequences": found.sequences,
+            "rewards": found.rewards,
+            "groups": found.groups,
+            "price": price,
+            "log_prob": task.log_likelihoods(found.sequences, self.size["draws"]).tolist(),
             "pool": [text for text, _ in pool],
         }
+
+    @property
+    def designs(self) -> dict[str, dict]:
+        """The designs of all methods."""
+        return {name: self.kept[f"design-{name}"] for name in self.methods}
 
     def judged_sequences(self) -> tuple[dict[str, list[str]], list[str]]:
         """The sequences of each row of the tables, and the strong promoters that 6-mers are
         compared with, which are others."""
-        rows = {name: self.kept[f"design-{name}"]["sequences"] for name in self.methods}
-        rows[POOL] = self.kept[f"design-{BASELINE}"]["pool"]
+        rows = {name: row["sequences"] for name, row in self.designs.items()}
+        rows[POOL] = self.designs[BASELINE]["pool"]
         strong = self.halves.strongest(self.halves.rows)
         shown = (
             np.random.default_rng(0)
@@ -253,34 +287,25 @@ class Promoters:
     def judge(self) -> dict:
         """Everything that the tables show of the designs; needs all of them."""
         sequences, strong = self.judged_sequences()
-        stored = self.kept["judges"]
+        first = self.kept["judges"]["first"]
         test = [row.sequence for row in self.halves.of("test")]
         flat = [text for texts in sequences.values() for text in texts]
         ends = np.cumsum([len(texts) for texts in sequences.values()])[:-1]
         scores = judging.predicted(self.fitted, test + flat)
         for name, score in scores.items():
-            judging.checked(name, stored["first"][name], score[: len(stored["first"][name])])
-        values = {name: score[len(test) :] for name, score in scores.items()} | self.measures_of(
-            flat
-        )
+            judging.checked(name, first[name], score[: len(first[name])])
+        values = {name: score[len(test) :] for name, score in scores.items()}
+        values |= self.measures_of(flat)
         each = {name: np.split(score, ends) for name, score in values.items()}
         found = {}
         for number, (name, texts) in enumerate(sequences.items()):
-            groups = (
-                self.kept[f"design-{name}"]["groups"]
-                if name in self.methods
-                else list(range(len(texts)))
-            )
+            groups = self.designs.get(name, {}).get("groups", range(len(texts)))
             ordered = {value: each[value][number] for value in comparison.VALUES}
             found[name] = comparison.described(ordered, groups, texts, strong)
-        price = {
-            name: {key: self.kept[f"design-{name}"][key] for key in comparison.PRICE}
-            for name in self.methods
-        }
         return {
             "methods": found,
             "minus": comparison.differences(found, comparison.VALUES),
-            "price": price,
+            "price": {name: row["price"] for name, row in self.designs.items()},
         }
 
     def measures_of(self, letters: list[str]) -> dict[str, np.ndarray]:
@@ -317,27 +342,21 @@ class Promoters:
                 [sys.executable, str(Path(__file__).resolve()), *given, f"--measure={measure}"],
                 check=True,
             )
-            runs.append(json.loads(file.read_text(encoding="utf-8")))
+            runs.append(study.read_json(file))
             file.unlink()
         return {"runs": runs, "calls": self.size["throughput_calls"]}
 
     def measure(self, method: str, designs: int, settings: Settings, file: str) -> None:
         """What a process of `throughput` does."""
-        made = designers.measured(
-            method, self.task, designs, self.size["throughput_calls"], DESIGN_SEED, settings
+        _, price = designers.measured(
+            self.methods[method][0],
+            self.task,
+            designs,
+            self.size["throughput_calls"],
+            DESIGN_SEED,
+            settings,
         )
-        megabytes = peak_memory() / 1e6
-        shares = {
-            "in_model": made.in_model / made.seconds,
-            "in_oracle": made.in_oracle / made.seconds,
-        }
-        row = {
-            "designs": designs,
-            "calls_per_design": made.found.calls / designs,
-            "seconds": made.seconds,
-            **shares,
-            "megabytes": megabytes,
-        }
+        row = {"designs": designs, **price, "megabytes": peak_memory() / 1e6}
         Path(file).write_text(json.dumps(row), encoding="utf-8")
 
     def table(self) -> str:
@@ -387,6 +406,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--genome", default=scoring.ECOLI, help="genome of the promoters (default: the bundled one)"
     )
+    parser.add_argument(
+        "--conditional",
+        action="store_true",
+        help="a generator that is conditioned on activity, at equal network calls",
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     scoring.configure_process()
@@ -394,10 +418,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.measure:
         made.measure(**json.loads(options.measure))
         return
-    started = time.monotonic()
     study.work(made.pieces, made.kept, options, made.collected)
     if not options.list:
-        print(f"\n{made.table()}\n\n{time.monotonic() - started:.0f} seconds")
+        print(f"\n{made.table()}")
 
 
 if __name__ == "__main__":
