@@ -29,8 +29,6 @@ from dnadiff.design.method.smc import SMC
 from dnadiff.design.method.svdd import SVDD
 from dnadiff.design.request import Free, Request, starting_from
 from dnadiff.design.reward import CountedReward, Reward, Values
-from dnadiff.diffusion.likelihood import estimators as likelihood
-from dnadiff.diffusion.likelihood.estimators import WindowBatch
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.model import Model
 
@@ -109,29 +107,6 @@ class Task:
                 num, self.length, Grouped(num_steps), seed=seed, batch_size=BATCH, **condition
             )
         ]
-
-    def log_likelihoods(self, letters: Sequence[str], num_draws: int) -> np.ndarray:
-        """Minus the NELBO of designs per base, nats, with the same masks for all: (S,)."""
-        ids = torch.stack(
-            [
-                torch.from_numpy(self.model.tokenizer.encode(each).astype(np.int64))
-                for each in letters
-            ]
-        )
-        windows = [
-            WindowBatch(
-                x,
-                {"all": torch.ones_like(x, dtype=torch.bool)},
-                rows=torch.zeros(len(x), dtype=torch.int64),
-            )
-            for x in ids.split(BATCH)
-        ]
-        return (
-            -likelihood.estimate(
-                self.model.denoiser, self.model.process, windows, num_draws, 0
-            ).per_sequence()
-            / self.length
-        )
 
 
 class Found(NamedTuple):

@@ -82,7 +82,6 @@ def judges(half: Path, sigma70: Path, num_seeds: int, epochs: int) -> dict[str, 
         lr=2e-3,
         epochs=epochs,
         batch_size=32,
-        trainer={"accelerator": "cpu"},
     )
     kmers = partial(KmerLogistic, k=6)
     return {

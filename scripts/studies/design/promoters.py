@@ -261,7 +261,6 @@ class Promoters:
             "rewards": found.rewards,
             "groups": found.groups,
             "price": price,
-            "log_prob": task.log_likelihoods(found.sequences, self.size["draws"]).tolist(),
             "pool": [text for text, _ in pool],
         }
 
@@ -316,7 +315,7 @@ class Promoters:
         nearest = comparison.hamming(letters, [row.sequence for row in self.halves.rows]).min(1)
         return {
             comparison.ORACLE: self.task.reward(letters),
-            comparison.LOG_PROB: self.task.log_likelihoods(letters, self.size["draws"]),
+            comparison.LOG_PROB: -self.task.model.nll(letters, self.size["draws"]),
             comparison.MATCH: memorization.indexed(data)
             .longest_match(halves.bases_of(letters))
             .astype(float),
