@@ -368,7 +368,7 @@ class Model:
     def check_infill(self) -> None:
         """Raise ValueError for a text model, and for an autoregressive or block diffusion model,
         which does not see the right flank."""
-        if self.tokenizer.vocab.complement is None:
+        if not self.loaded.is_dna:
             raise ValueError(
                 f"infill is for models of DNA, and {self.path} was trained on text; give a "
                 "template with [MASK] instead"

@@ -381,25 +381,23 @@ def make_request(options: SampleOptions, model: Model) -> Request:
         return requests.Templates(patterns, each, tokenizer.vocab.mask_id)
     intervals = options.regions or options.infill
     alignment = model.loaded.columns_for(options.alignment)
-    if intervals is not None and options.genome is not None:
-        genome, regions = options.into(
-            requests.read_intervals, genome_path=options.genome, infill=intervals
-        )
+    if intervals is not None:
+        genome, regions = options.into(requests.read_intervals, infill=intervals)
         if alignment is not None:
             alignment.check(genome, regions)
     if options.regions is not None:
         return requests.Infill(genome, regions, each, None, alignment=alignment)
     low, high = requests.length_range(options.length or model.length)
-    if options.infill is not None:
-        model.check_infill()
-        if low != high:
-            raise ValueError(
-                f"length={options.length}: intervals are read in windows of one length; set "
-                "length to a number"
-            )
-        return requests.Infill(genome, regions, each, low, options.write == "window", alignment)
-    prompt = options.prompt or ""
-    return requests.Free(tokenizer, each, (low, high), options.seed, prompt, motifs)
+    if intervals is None:
+        prompt = options.prompt or ""
+        return requests.Free(tokenizer, each, (low, high), options.seed, prompt, motifs)
+    model.check_infill()
+    if low != high:
+        raise ValueError(
+            f"length={options.length}: intervals are read in windows of one length; set "
+            "length to a number"
+        )
+    return requests.Infill(genome, regions, each, low, options.write == "window", alignment)
 
 
 main = sample.main

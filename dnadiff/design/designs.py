@@ -153,7 +153,7 @@ class DesignJob(SampleJob):
             "unit": self.generator.goal.reward.reward.unit,
         }
         unguided = totals["pilot"]["unguided"]
-        if self.model.tokenizer.vocab.complement is not None:
+        if self.model.is_dna:
             ours = DesignTable.read(self.output, content["records"])
             design |= {"distinct": ours.num_distinct, "gc": ours.gc}
             if self.generator.judge is not None:

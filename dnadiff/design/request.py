@@ -613,15 +613,15 @@ def length_range(length: int | str) -> tuple[int, int]:
 
 
 def read_intervals(
-    genome_path: str, infill: str | list[str], feature: str | None, spliced: bool = False
+    genome: str, infill: str | list[str], feature: str | None, spliced: bool = False
 ) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
-    genome = Genome(genome_path)
-    regions = read_regions(infill, genome.lengths, feature, spliced)
+    opened = Genome(genome)
+    regions = read_regions(infill, opened.lengths, feature, spliced)
     used = {region.chrom for region in regions}
-    names = [row["name"] for row in genome.rows if row["name"] in used and row["ambiguous"][0]]
+    names = [row["name"] for row in opened.rows if row["name"] in used and row["ambiguous"][0]]
     if names:
         log.warning(
             f"{', '.join(names[:8])}: ambiguity codes (R, Y, ...) are read and written as N"
         )
-    return genome, regions
+    return opened, regions

@@ -14,7 +14,6 @@ from dnadiff.diffusion.objective.masking import ExactCount
 from dnadiff.diffusion.objective.mdlm import MDLM
 from dnadiff.diffusion.objective.mlm import MLM
 from dnadiff.diffusion.objective.sedd import SEDD
-from dnadiff.diffusion.pieces import PiecewiseDenoiser
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.vocab import CHANNELS, Vocab
 from dnadiff.networks.backbone.caduceus import Caduceus
@@ -24,6 +23,7 @@ from dnadiff.networks.backbone.mamba import Mamba
 from dnadiff.networks.columns import PosteriorColumns
 from dnadiff.networks.kernels.backend import ScanInputs
 from dnadiff.networks.kernels.facade import selective_scan
+from dnadiff.training.module import PiecewiseDenoiser
 
 DNA = AbsorbingProcess(DNATokenizer().vocab, LogLinear())
 LENGTH, TURNED = 24, {"swap_strands": True}
