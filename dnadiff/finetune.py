@@ -89,15 +89,15 @@ class FinetuneOptions(Options):
     """passes over the training items; auto: about 2,000 steps in 2 to 20 epochs, 10 with
     task.protocol=paper"""
     minutes: Positive | None = None
-    """wall-clock budget of each trained network with its search, which sets the epochs; null: none
-    """
+    """wall-clock budget of the predictor of a seed, with all members and searches, which sets the
+    epochs; with combine=false, of each trained network; null: none"""
     patience: PositiveInt | Literal["auto"] | None = AUTO
     """stop after N epochs without a better validation score (accuracy, weighted with
     class_weights=balanced; loss for values and labels); auto: 5 with epochs=auto; null: never"""
     batch_size: PositiveInt | list[PositiveInt] = 16
     """or a list, of which validation chooses"""
     lr: PositiveFraction | Literal["auto"] | list[PositiveFraction] = AUTO
-    """peak learning rate of the fine-tuned network and of the same head on one-hot; auto: short
+    """peak learning rate of the fine-tuned network and of the small one on the bases; auto: short
     trials of four rates; from a list, complete training of each"""
     lr_scratch: PositiveFraction | Literal["auto"] | list[PositiveFraction] = AUTO
     """of the same network from scratch"""
@@ -116,12 +116,13 @@ class FinetuneOptions(Options):
     epoch, by the inverse of its frequency"""
     mixup: NonNegative = 0.0
     """a of Beta(a, a), from which shares of mixed features are drawn; 0: none"""
+    combine: bool | Literal["auto"] = AUTO
+    """predict with a combination of the fine-tuned network, a small network on the bases and the
+    k-mers, with weights fitted on validation; auto: true, false with task.protocol=paper or
+    fine_tune=false; false: with the network alone"""
     average: bool = True
     """without train_items and task.folds, also report the mean of the predictions (of
     classes and labels, the probabilities) over the seeds"""
-    stack: bool = False
-    """also report the fine-tuned network stacked with the k-mers, with a weight fitted on
-    validation"""
     weight_decay: NonNegative = 0.1
     warmup: Fraction | None = None
     """fraction of all steps; null: 0.1, or 0.01 with task.protocol=paper"""
@@ -148,8 +149,8 @@ class FinetuneOptions(Options):
     """true: also report the accuracy inside and outside the pretraining data (reads that genome
     again); a FASTA file: those data, for a model that is exported without their path"""
     save_models: list[Literal["fine-tuned", "scratch"]] = ["fine-tuned"]
-    """networks of which every seed is saved in models/ of the run folder, for python -m
-    dnadiff.predict"""
+    """what is saved of every seed in models/ of the run folder, for python -m dnadiff.predict:
+    fine-tuned (the combination, with combine=false the network alone), scratch"""
     results: str | None = None
     """folder of finished predictions, which several processes can share, and from which an
     interrupted study resumes; null: results in the run folder"""
@@ -163,10 +164,10 @@ class FinetuneOptions(Options):
     def _fitting(self) -> Self:
         if self.results and expand_user(self.results).is_file():
             raise ValueError(f"results {self.results} is a file; name a folder")
-        if self.stack and not self.fine_tune:
+        if self.combine is True and not self.fine_tune:
             raise ValueError(
-                "stack=true combines the fine-tuned network with k-mers, and fine_tune is false; "
-                "set stack=false"
+                "combine=true combines the fine-tuned network with others, and fine_tune is false; "
+                "set combine=auto"
             )
         if "scratch" in self.save_models and not self.scratch:
             raise ValueError(

@@ -19,6 +19,7 @@ RENAMED_CHOICES = {
 RENAMED_KEYS = {
     "task.cluster_word": "task.cluster_kmer",
     "neighbours": "neighbors",
+    "stack": "combine",
     "words": "ngram_size",
 }
 DECLARED = (

@@ -16,6 +16,7 @@ from dnadiff.supervised import finetuning
 from dnadiff.supervised.baselines import KmerLogistic
 from dnadiff.supervised.items import Items, TaskData
 from dnadiff.supervised.protocol import build_protocol
+from dnadiff.supervised.study import headline
 from dnadiff.supervised.targets import ValidScore
 from dnadiff.weights.checkpoint import load
 from dnadiff.weights.loaded import Loaded, build_denoiser
@@ -110,24 +111,22 @@ def test_finetune_compares_models_on_a_table(tmp_path, table, capsys):
     ]
     run_dir = call(tmp_path, *overrides)
     result = json.loads((run_dir / "finetune.json").read_text())
-    assert list(result["models"]) == [
-        "3-mer logistic regression",
-        "fine-tuned",
-        "scratch",
-        "same head on one-hot",
-    ]
-    assert [len(m["per_seed"]) for m in result["models"].values()] == [1, 2, 2, 2]
+    members = ["fine-tuned", "small network on the bases", "3-mer logistic regression"]
+    assert list(result["models"]) == ["combination", *members, "scratch"]
+    assert [len(m["per_seed"]) for m in result["models"].values()] == [2, 2, 2, 1, 2]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
     assert result["models"]["3-mer logistic regression"]["accuracy"] > 0.8
     assert [(d["a"], d["b"]) for d in result["differences"]] == [
+        *(("combination", member) for member in members),
         ("fine-tuned", "scratch"),
         ("fine-tuned", "3-mer logistic regression"),
-        ("fine-tuned", "same head on one-hot"),
+        ("fine-tuned", "small network on the bases"),
     ]
     assert result["task"]["name"] == "table"
     assert result["step"] == 7
     printed = capsys.readouterr().out
-    assert "scratch" in printed
+    assert printed.startswith(headline(result)) and "; combination has " in headline(result)
+    assert "; fine-tuned has" in headline(result) and "from pretraining: " in headline(result)
     assert f"files are in {run_dir}" in printed
 
     again = json.loads((call(tmp_path, *overrides, "overwrite=true") / "finetune.json").read_text())
@@ -480,7 +479,9 @@ def study_of(tmp_path: Path, table: str, *overrides: str) -> dict:
 
 def models_of(tmp_path: Path, *overrides: str) -> dict:
     return models_of_network(
-        load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)), *overrides
+        load(checkpoint(tmp_path / "tiny.ckpt", DNATokenizer(), CADUCEUS)),
+        "combine=false",
+        *overrides,
     )
 
 
@@ -573,13 +574,14 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
 def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):
     models = models_of(tmp_path, "batch_size=[8,16]", "lr=[1e-3,2e-3]", "epochs=4")
     control, tuned = (
-        models[name].describe()["candidates"] for name in ("same head on one-hot", "fine-tuned")
+        models[name].describe()["candidates"]
+        for name in ("small network on the bases", "fine-tuned")
     )
     same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup", "head_epochs")
     assert [[one[key] for key in same] for one in control] == [
         [one[key] for key in same] for one in tuned
     ]
-    assert all("ConvHead" in one["head"] for one in control)
+    assert all("ConvHead" in one["head"]["_target_"] for one in control)
     classifier = models["fine-tuned"].candidates[0][1].build_classifier(DATA, 1)
     assert control[0]["stored_width"] == classifier.head.width and control[0]["head_epochs"] is None
     for setting, stage in (
@@ -589,12 +591,14 @@ def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp
     ):  # that of the fine-tuned network
         models = models_of(tmp_path, setting)
         tuned = models.get("fine-tuned")
-        assert models["same head on one-hot"].recipe.head_epochs == stage and (
+        assert models["small network on the bases"].recipe.head_epochs == stage and (
             tuned is None or tuned.recipe.head_epochs == stage
         )
     for without in ("inputs.one_hot=false", "task.protocol=paper"):
-        assert "same head on one-hot" not in models_of(tmp_path, without)
-    assert "same head on one-hot" not in models_of(tmp_path, "fine_tune=false", "scratch=false")
+        assert "small network on the bases" not in models_of(tmp_path, without)
+    assert "small network on the bases" not in models_of(
+        tmp_path, "fine_tune=false", "scratch=false"
+    )
 
 
 def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys):
@@ -616,33 +620,18 @@ def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys):
     assert not list(tmp_path.rglob("*.npz"))
 
 
-def test_averaged_seeds_and_a_stack_are_rows_with_intervals(tmp_path, table, capsys):
-    result = study_of(
-        tmp_path,
-        table,
-        "seeds=2",
-        "stack=true",
-        "scratch=false",
-        "adapter=lora",
-        "adapter.rank=2",
-        "inputs.one_hot=false",
-    )
-    names = [
-        "2-mer logistic regression",
-        "fine-tuned",
-        "fine-tuned, 2 seeds averaged",
-        "fine-tuned + 2-mers, stacked",
-    ]
-    assert list(result["models"]) == names and [
-        len(result["models"][name]["per_seed"]) for name in names
-    ] == [1, 2, 1, 2]
+def test_averaged_seeds_are_a_row_with_an_interval(tmp_path, table, capsys):
+    quick = ("seeds=2", "scratch=false", "adapter=lora", "adapter.rank=2", "inputs.one_hot=false")
+    result = study_of(tmp_path, table, *quick, "combine=false")
+    names = ["fine-tuned", "fine-tuned, 2 seeds averaged", "2-mer logistic regression"]
+    assert list(result["models"]) == names
+    assert [len(result["models"][name]["per_seed"]) for name in names] == [2, 1, 1]
     assert all(m["low"] <= m["accuracy"] <= m["high"] for m in result["models"].values())
     assert [(d["a"], d["b"]) for d in result["differences"]][1:] == [
-        (a, b) for a in names[2:] for b in (names[1], names[0])
+        (names[1], other) for other in (names[0], names[2])
     ]
-    assert "fine-tuned + 2-mers, stacked" in capsys.readouterr().out
-    assert "stack=true combines" in refusal_of_a_second_run(
-        tmp_path, table, capsys, "stack=true", "fine_tune=false"
+    assert "combine=true combines" in refusal_of_a_second_run(
+        tmp_path, table, capsys, "combine=true", "fine_tune=false"
     )
 
 
@@ -654,7 +643,7 @@ def refusal_of_a_second_run(tmp_path: Path, table: str, capsys, *overrides: str)
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
-def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path, table, capsys):
+def test_pretraining_that_does_not_help_is_a_warning_below_the_first_line(tmp_path, table, capsys):
     helps = ("epochs=4", "lr_scratch=1e-9")
     hurts = ("epochs=4", "lr=1e-9", "head_epochs=0")
     assert study_of(tmp_path, table, *helps)["warning"] is None
@@ -662,7 +651,7 @@ def test_pretraining_that_does_not_help_is_the_first_line_of_the_report(tmp_path
     more = ("overwrite=true", "trust=[]", *hurts)
     warning = study_of(tmp_path, table, *more)["warning"]
     assert "worse than the same network from scratch (" in warning
-    assert capsys.readouterr().out.splitlines()[0] == f"warning: table: {warning}"
+    assert capsys.readouterr().out.splitlines()[1] == f"warning: table: {warning}"
     page = (tmp_path / "runs" / "tiny" / "report.html").read_text()
     assert page.index("Warning: table: on validation") < page.index("<figure")
     assert "overwrite=true 'trust=[]'" in html.unescape(page)  # can be pasted into a shell

@@ -101,21 +101,19 @@ def world(tmp_path_factory) -> Path:
 
 def test_a_regression_is_compared_by_spearman_with_estimators_of_its_kind(world):
     result = json.loads((world / "run" / "finetune.json").read_text())
-    names = [
-        "2-mer ridge regression",
-        "frozen + ridge regression",
-        "untrained, frozen + ridge regression",
-        "fine-tuned",
-    ]
-    names.append("fine-tuned, 2 seeds averaged")
+    tuned, bases, ridge = "fine-tuned", "small network on the bases", "2-mer ridge regression"
+    frozen, untrained = "frozen + ridge regression", "untrained, frozen + ridge regression"
+    average = "combination, 2 seeds averaged"
+    names = ["combination", average, tuned, bases, ridge, frozen, untrained]
     assert (
         list(result["models"]) == names
         and result["task"]["metric"] == "spearman"
         and result["task"]["p_value_test"] == "from the interval"
     )
     assert [(d["a"], d["b"]) for d in result["differences"]] == [
-        *((names[3], names[0]), (names[1], names[2]), (names[1], names[0])),
-        *((names[4], names[3]), (names[4], names[0])),
+        *(("combination", other) for other in (tuned, bases, ridge)),
+        *((tuned, ridge), (frozen, untrained), (frozen, ridge), (tuned, bases)),
+        *((average, "combination"), (average, ridge)),
     ]
     for name, model in result["models"].items():
         assert model["low"] is model["high"] is None and model["spearman"] > 0.5, name  # 40 items
@@ -134,7 +132,7 @@ def test_a_regression_is_compared_by_spearman_with_estimators_of_its_kind(world)
     rows = list(csv.DictReader((world / "run" / "results" / "results.csv").open()))
     assert {"spearman of a", "pearson", "r2", "mse"} <= rows[0].keys() and "accuracy" not in rows[0]
     assert (
-        len(list((world / "run" / "results" / "table").glob("*.npz"))) == 6
+        len(list((world / "run" / "results" / "table").glob("*.npz"))) == 11
     )  # missing labels do not look like other items
 
 
@@ -162,7 +160,7 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics(world, cli
     )
     status, out, err = cli("predict", *args, "track=t.bedgraph", "track_class=a", "output=p.tsv")
     assert status == 0, err
-    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["fine-tuned"][
+    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["combination"][
         "metrics"
     ]
     content = json.loads((tmp_path / "p.tsv.json").read_text())
@@ -248,14 +246,13 @@ def test_the_recipe_trains_on_several_labels(world, tmp_path):
         "scratch=false",
         "mixup=0.4",
         "inputs.one_hot=true",
-        "stack=true",
     )
     result = run_finetune(world, tmp_path / "recipe", world / "table.csv", *settings, *recipe)
     names = [
-        "2-mer logistic regression",
+        "combination",
         "fine-tuned",
-        "same head on one-hot",
-        "fine-tuned + 2-mers, stacked",
+        "small network on the bases",
+        "2-mer logistic regression",
     ]
     assert list(result["models"]) == names and all(
         "auroc" in model for model in result["models"].values()
@@ -263,11 +260,9 @@ def test_the_recipe_trains_on_several_labels(world, tmp_path):
     (found,) = result["models"]["fine-tuned"]["found"][0]
     losses = [one["valid_loss"] for one in found["tried"]]
     assert len(losses) == 2 and found["valid_loss"] == min(losses) and "valid_accuracy" not in found
-    (chosen,) = result["models"][names[3]]["found"][0]
-    assert 0 <= chosen["chosen"]["weight of fine-tuned"] <= 1
-    assert [(names[3], names[1]), (names[3], names[0])] == [
-        (d["a"], d["b"]) for d in result["differences"][-2:]
-    ]
+    (chosen,) = result["models"]["combination"]["found"][0]
+    weights = [chosen["chosen"][f"weight of {name}"] for name in names[1:]]
+    assert min(weights) >= 0 and "valid_loss" in chosen and chosen["chosen"]["lr"] in (0.01, 0.02)
 
 
 @pytest.mark.parametrize(
@@ -409,7 +404,7 @@ def test_networks_of_few_items_predict_on_the_scale_of_their_own_items(world, cl
     (table,) = tmp_path.glob("runs/predict/*/predictions.tsv.json")
     found = json.loads(table.read_text())["metrics"]["each_seed"]["mse"]["per_seed"]
     assert found == pytest.approx(
-        result["models"]["fine-tuned"]["metrics"]["mse"]["per_seed"], rel=1e-6
+        result["models"]["combination"]["metrics"]["mse"]["per_seed"], rel=1e-6
     )
 
 

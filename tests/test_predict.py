@@ -105,7 +105,7 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(
 ):
     status, out, err = predict(f"input={world / 'test.csv'}", "label_column=label", "output=p.tsv")
     assert status == 0, err
-    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["fine-tuned"]
+    reported = json.loads((world / "run" / "finetune.json").read_text())["models"]["combination"]
     content = json.loads((tmp_path / "p.tsv.json").read_text())
     found = content["metrics"]["each_seed"]
     assert 0.5 < reported["accuracy"] < 1  # neither trivial
@@ -617,7 +617,7 @@ def test_a_missing_or_damaged_network_is_trained_again_and_an_intact_one_is_reus
     expected = (world / "run" / "models" / "seed_2" / "model.safetensors").read_bytes()
     stored = {
         path.name.split("-s")[1][0]: path
-        for path in (tmp_path / "run" / "results" / "table").glob("fine-tuned-*.safetensors")
+        for path in (tmp_path / "run" / "results" / "table").glob("combination-*.safetensors")
     }
     assert stored.keys() == {"1", "2"}
     written = {seed: path.stat().st_mtime_ns for seed, path in stored.items()}

@@ -12,7 +12,8 @@ from dnadiff.design.reward import Reward, Values
 from dnadiff.diffusion.vocab import Vocab
 from dnadiff.progress import log
 from dnadiff.supervised import ensemble
-from dnadiff.supervised.classifier import Classifier
+from dnadiff.supervised.classifier import SequenceClassifier
+from dnadiff.supervised.items import ItemBatch
 
 
 class PredictedReward(Reward):
@@ -98,17 +99,19 @@ class PredictedReward(Reward):
         values, slopes = (torch.cat(each).double().cpu().numpy() for each in zip(*found))
         return values, slopes
 
-    def _of_seed(self, classifier: Classifier, ids: Tensor, bases: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_seed(
+        self, classifier: SequenceClassifier, ids: Tensor, bases: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The reward (B,) by one seed, and its gradient (B, L, 4)."""
         # A further row shows which strand is embedded, also if all others are their own reverse
         # complements: neither its reverse, nor its complement, nor its reverse complement is it.
         asymmetric = torch.full_like(ids[:1], int(bases[0]))
         asymmetric[:, -1] = bases[1]
         strands = [ids := torch.cat([ids, asymmetric])]
-        if not (self._model.stranded or classifier.invariant):
+        if not self._model.stranded:
             strands.append(classifier.vocab.reverse_complement(ids))
         with torch.enable_grad(), _Embeddings(ids, classifier.vocab) as read:
-            predictions = classifier.target.predictions([classifier(strand) for strand in strands])
+            predictions = classifier.predictions([*map(ItemBatch, strands)])
             value = self._model.target.contrast(predictions.double())[..., self._number]
             (slope,) = torch.autograd.grad(value.sum(), read.one_hot)
             return value.detach()[:-1], slope[:-1, :, bases]

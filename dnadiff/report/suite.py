@@ -14,10 +14,11 @@ from dnadiff.fields import JsonDict, JsonMap
 from dnadiff.report import charts
 from dnadiff.report.page import Facts, Page, Part, Picture, Section, Table, html_of, shown
 from dnadiff.store.disk import write_bytes
-from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.metrics import title
 from dnadiff.supervised.study import (
+    PRETRAINING,
     PublishedResult,
+    headline,
     num_training_sequences,
     of_rounds,
     on_subsets,
@@ -25,11 +26,11 @@ from dnadiff.supervised.study import (
     published_accuracies,
     published_counterpart,
     remarks,
+    scores_of,
     suite_rows,
     table_rows,
 )
 
-NETWORKS = ("fine-tuned", "scratch")
 _MATRICES = 2  # models with a confusion matrix
 _SCATTERED = 3  # models with a picture of predicted against measured values
 _PUBLISHED = (
@@ -71,12 +72,7 @@ def page_of(studies: Sequence[JsonMap], commands: Sequence[str] = ()) -> Page:
     numbers = {*range(1, len(head))} - {4, 6, head.index("published") if "published" in head else 0}
     text = "Networks and baselines on the same test sequences; intervals over sequences and seeds."
     sections = [section_of(result, f"task_{i}") for i, result in enumerate(studies, 1)]
-    name, (model, *_) = studies[0]["task"]["name"], best
-    metric, found = primary_metric(studies[0]), studies[0]["models"][model]
-    sentence = (
-        f"{model} has the highest {title(metric)}: {found[metric]:.3f} ({interval_text(found)}, "
-        f"95 % interval) on {studies[0]['task']['tested']:,} test sequences."
-    )
+    name, sentence = studies[0]["task"]["name"], f"{headline(studies[0])}."
     pictures: list[Picture] = []
     if len(studies) > 1:
         name = f"{len(studies)} tasks"
@@ -96,13 +92,6 @@ def page_of(studies: Sequence[JsonMap], commands: Sequence[str] = ()) -> Page:
         sections,
         commands=commands,
     )
-
-
-def scores_of(result: JsonMap) -> dict[str, float]:
-    """The metric of each model, the highest first."""
-    metric = primary_metric(result)
-    models = result["models"]
-    return {name: models[name][metric] for name in sorted(models, key=lambda x: -models[x][metric])}
 
 
 def section_of(result: JsonMap, name: str) -> Section:
@@ -145,7 +134,7 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
     known = published_for(result)
     bars = [
         {"model": model, score: value, **{end: models[model].get(end) for end in ends}}
-        | {"kind": "trained network" if model in NETWORKS else "baseline or frozen features"}
+        | {"kind": "trained network" if model in PRETRAINING else "baseline or frozen features"}
         for model, value in scores.items()
     ]
     bars += [

@@ -5,6 +5,7 @@ Those configured in `configs/baselines/` are called with a tokenizer first.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +17,21 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from dnadiff.data.kmers import UNKNOWN, canonical, codes
+from dnadiff.data.kmers import UNKNOWN
 from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import JsonDict, NonNegative
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import (
     Classifier,
+    SequenceClassifier,
     check_length,
     pooled_width,
 )
+from dnadiff.supervised.combined import KmerClassifier, kmer_counts
 from dnadiff.supervised.heads import Mean
 from dnadiff.supervised.items import (
+    Budget,
     Items,
     Report,
     TaskData,
@@ -47,6 +51,7 @@ _CLEAR = 0.05  # an accuracy of the length alone that much above chance is repor
 
 
 _LEAST = 1e-12  # probability of a class without training items
+SLOWER = 3.0  # than with one setting of a linear model, a fit with the next weaker penalty
 LOGISTIC = "logistic regression"
 RIDGE = "ridge regression"
 
@@ -143,10 +148,13 @@ class SklearnModel(TaskModel):
     """
 
     random = False
-    not_settings = frozenset(("bases", "fit_info", "valid_predictions"))
+    not_settings = frozenset(
+        ("bases", "vocab", "fit_info", "valid_predictions", "trained", "budget")
+    )
 
     def __init__(self, tokenizer: DNATokenizer) -> None:
         self.bases = tokenizer.bases
+        self.vocab = tokenizer.vocab
 
     @abstractmethod
     def features(self, items: Items, stranded: bool) -> Features:
@@ -167,6 +175,10 @@ class SklearnModel(TaskModel):
             key: value for key, value in vars(self).items() if key not in self.not_settings
         }
 
+    def classifier(self, fits: Sequence[Fit], data: TaskData) -> SequenceClassifier | None:
+        """The fitted models as a classifier; None if there is none of their kind."""
+        return None
+
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         train, valid, test = (self.features(items, data.stranded) for items in data.parts.values())
         of_train, of_valid = map(data.target.of_columns, (data.train.labels, data.valid.labels))
@@ -179,20 +191,25 @@ class SklearnModel(TaskModel):
             torch.cat([models.predict(model, each) for models, model, _ in fits], 1)
             for each in (valid, test)
         )
+        self.trained = self.classifier(fits, data)
         return predicted
 
     def _fit(
         self, target: TaskTarget, train: Features, labels: Tensor, valid: Features, own: Tensor
     ) -> Fit:
         """The model of a target with the best score for the labels `own` of validation items."""
+        budget = self.budget or Budget(None)
         models = Estimators(target.fit(labels))
         fitted = {}
         tried = dict[str, float]()
         unfitted = self.candidates(models, int(labels.isfinite().sum(0).min()))
         with warnings.catch_warnings(action="ignore"):  # such as that classes are numbers
             for name, model in unfitted.items():
+                left = budget.left
                 fitted[name] = models.fit(model, train, labels.numpy())
                 tried[name] = models.score(fitted[name], valid, own)
+                if SLOWER * (left - budget.left) > budget.left:
+                    break
         choose, score = (max, "valid_accuracy") if models.by_accuracy else (min, "valid_loss")
         best = choose(tried, key=lambda name: tried[name])
         return Fit(models, fitted[best], {"tried": tried, "chosen": best, score: tried[best]})
@@ -227,6 +244,27 @@ class KmerLogistic(SklearnModel):
         from sklearn.preprocessing import Normalizer
 
         return estimators.linear(Normalizer(), self.strengths)
+
+    def classifier(self, fits: Sequence[Fit], data: TaskData) -> KmerClassifier:
+        of_each = [self._scores(one.models.target.num_outputs, one.model) for one in fits]
+        weight, bias = (torch.from_numpy(np.concatenate(each)) for each in zip(*of_each))
+        made = KmerClassifier(self.vocab, weight, bias, data.stranded)
+        made.target = data.target.fit(data.train.labels)
+        return made
+
+    def _scores(self, num_classes: int, fitted: Any) -> tuple[ndarray, ndarray]:
+        """The weights (K, 4**k) and biases (K,) of a fitted model."""
+        weight, bias = np.zeros((num_classes, 4**self.k)), np.full(num_classes, math.log(_LEAST))
+        if isinstance(fitted, list):  # one for each output
+            for number, model in enumerate(fitted):
+                weight[number], bias[number] = model[-1].coef_.ravel(), model[-1].intercept_.item()
+        else:
+            coefficients, intercept = fitted[-1].coef_, fitted[-1].intercept_
+            if len(intercept) == 1:  # of two classes, it has the log-odds of the second
+                coefficients = np.vstack([0 * coefficients, coefficients])
+                intercept = np.array([0.0, *intercept])
+            weight[fitted.classes_], bias[fitted.classes_] = coefficients, intercept
+        return weight, bias
 
 
 class KmerBoosting(SklearnModel):
@@ -296,24 +334,6 @@ class GCAlone(OneFeature):
         known = (bases < UNKNOWN).sum(1)
         gc = ((bases == 1) | (bases == 2)).sum(1)
         return np.where(known > 0, gc / np.maximum(known, 1), 0.5)[:, None].astype(np.float32)
-
-
-def kmer_counts(bases: ndarray, k: int, both_strands: bool) -> csr_matrix:
-    """How often each k-mer occurs in each row, (S, 4**k) float64.
-
-    Args:
-        bases: (S, L) uint8: A, C, G, T as 0..3, everything else 4.
-        both_strands: count a k-mer and its reverse complement together, under the smaller code.
-    """
-    from scipy.sparse import csr_matrix
-
-    read = canonical if both_strands else codes
-    found = [kmers[known] for kmers, known in (read(row, k) for row in bases)]
-    ends = np.cumsum([0, *map(len, found)])
-    kmers = np.concatenate([np.empty(0, np.uint64), *found]).astype(np.int64)
-    counts = csr_matrix((np.ones(len(kmers)), kmers, ends), shape=(len(bases), 4**k))
-    counts.sum_duplicates()
-    return counts
 
 
 # The consensus and its frequencies in percent: 263 promoters of Harley and Reynolds 1987 (Nucleic

@@ -243,6 +243,9 @@ class ClassTarget(TaskTarget):
         total = torch.stack([self.log_probs(logits) for logits in outputs]).sum(0)
         return (total / len(outputs)).log_softmax(-1)
 
+    def normalized(self, scores: Tensor) -> Tensor:
+        return scores.log_softmax(-1)
+
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return _log_mean(predictions, weights)
 
@@ -581,6 +584,9 @@ class SeveralTargets(TaskTarget):
 
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         return self._joined(lambda t, p: t.averaged([one[:, p] for one in predictions], weights))
+
+    def normalized(self, scores: Tensor) -> Tensor:
+        return self._joined(lambda target, place: target.normalized(scores[..., place]))
 
     def contrast(self, predictions: Tensor) -> Tensor:
         return self._joined(lambda target, place: target.contrast(predictions[..., place]))

@@ -21,6 +21,7 @@ from dnadiff.store.objects import PACKAGE, build, locate
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.heads import Head, HeadWithBases, length_features, lengths_of
 from dnadiff.supervised.items import (
+    ItemBatch,
     Items,
     TaskData,
     flipped_rows,
@@ -188,6 +189,7 @@ class SequenceClassifier(nn.Module, ABC):
     vocab: Vocab
     num_classes: int
     invariant = False
+    dtype = torch.float32  # of predictions
     target: TaskTarget = ClassTarget()
 
     @abstractmethod
@@ -197,23 +199,28 @@ class SequenceClassifier(nn.Module, ABC):
         """Outputs (B, C) float32 of `ids (B, L)`, and of columns `cond (B, L, CHANNELS)` if its
         network reads them; positions outside `valid (B, L)` have no influence."""
 
+    def predictions(self, strands: Sequence[ItemBatch]) -> Tensor:
+        """Predictions (B, C) of the target from the same items on one strand or on both; an
+        invariant network reads only the first."""
+        read = strands[:1] if self.invariant else strands
+        return self.target.predictions([self(*batch[:3]) for batch in read])
+
     @torch.no_grad()
     def predict(self, items: Items, batch_size: int, both_strands: bool) -> Tensor:
         """Predictions (S, C) of the target in evaluation mode, on the CPU: of classes, normalized
         log-probabilities.
 
         Items of similar length are batched together. With `both_strands` predictions are averaged
-        over the two strands. An invariant network reads only one of them.
+        over the two strands.
         """
         training = self.training
         device = next(self.parameters()).device
         self.eval()
-        result = torch.empty(len(items), self.num_classes)
+        result = torch.empty(len(items), self.num_classes, dtype=self.dtype)
         for index, batches in strand_batches(
             items, batch_size, self.vocab, both_strands and not self.invariant
         ):
-            outputs = [self(*batch.to(device)[:3]) for batch in batches]
-            result[index] = self.target.predictions(outputs).cpu()
+            result[index] = self.predictions([batch.to(device) for batch in batches]).cpu()
         self.train(training)
         return result
 
@@ -251,10 +258,15 @@ class Classifier(SequenceClassifier):
         self.invariant = backbone is not None and is_strand_invariant(backbone, stranded)
 
     @property
+    def fixed_length(self) -> int | None:
+        """The only length of sequences that it takes; None for any."""
+        return self.head.fixed_length
+
+    @property
     def max_length(self) -> int | None:
         """Longest sequence that it takes; None for any."""
         of_network = None if self.backbone is None else self.backbone.max_length
-        return min(filter(None, (self.head.fixed_length, of_network)), default=None)
+        return min(filter(None, (self.fixed_length, of_network)), default=None)
 
     def forward(
         self, ids: Tensor, valid: Tensor | None = None, cond: Tensor | None = None
@@ -275,29 +287,39 @@ class Classifier(SequenceClassifier):
 
 
 def build_classifier(
-    backbone: Backbone,
+    backbone: Backbone | None,
     head: Config,
     inputs: HeadInputs,
     num_classes: int,
     max_length: int,
     stranded: bool,
     trust: Sequence[str] | None = (PACKAGE,),
+    vocab: Vocab | None = None,
 ) -> Classifier:
-    """A classifier with a new head; with `inputs.one_hot`, with two of them (`HeadWithBases`).
+    """A classifier with a new head; with `inputs.one_hot` and a network, with two of them
+    (`HeadWithBases`).
 
     Args:
+        backbone: the network; None for a head on the inputs alone.
         head: a configuration as in `configs/head`.
         max_length: of the longest sequence.
         trust: packages whose classes `head` may name; None is any.
+        vocab: needed without a network.
     """
-    inputs.check(backbone)
-    bases = inputs.bases_width(backbone.vocab)
-    widths = [inputs.width(backbone, backbone.vocab, stranded) - bases, *([bases] if bases else [])]
+    if backbone is None:
+        assert vocab is not None
+        widths = [inputs.width(None, vocab, stranded)]
+    else:
+        inputs.check(backbone)
+        bases = inputs.bases_width(backbone.vocab)
+        own = inputs.width(backbone, backbone.vocab, stranded) - bases
+        widths = [own, *([bases] if bases else [])]
     heads = [
         build(head, width=width, num_outputs=num_classes, max_length=max_length, trust=trust)
         for width in widths
     ]
-    return Classifier(backbone, HeadWithBases(*heads) if bases else heads[0], stranded, inputs)
+    made = heads[0] if len(heads) == 1 else HeadWithBases(*heads)
+    return Classifier(backbone, made, stranded, inputs, vocab)
 
 
 def check_head(head: Config, data: TaskData) -> None:

@@ -46,6 +46,14 @@ from dnadiff.supervised.classifier import (
     build_classifier,
     keep_first_layers,
 )
+from dnadiff.supervised.combined import (
+    BASES,
+    KMERS,
+    NETWORK,
+    CombinedClassifier,
+    KmerClassifier,
+    Pool,
+)
 from dnadiff.supervised.items import Items
 from dnadiff.supervised.runs import DESCRIPTION, WEIGHTS, find
 from dnadiff.supervised.saved import SHARED, WeightsFile, read_description
@@ -136,7 +144,7 @@ class SeedClassifier:
     `folder` that it came from."""
 
     seed: int
-    classifier: Classifier
+    classifier: Classifier | CombinedClassifier
     sha256: str
     folder: Path
 
@@ -173,7 +181,7 @@ class ClassifierEnsemble:
         self.stranded = classifiers[0].stranded
         self.head_inputs = classifiers[0].inputs
         longest_read = [one.max_length for one in classifiers if one.max_length is not None]
-        fixed = [one.head.fixed_length for one in classifiers]
+        fixed = [one.fixed_length for one in classifiers]
         self.limits = LengthLimits(min(longest_read, default=None), next(filter(None, fixed), None))
 
     @property
@@ -450,26 +458,42 @@ def _member(
     state = WeightsFile(path, sha256).read()
     if (
         current_name(head.get("_target_", "")) == "dnadiff.supervised.heads.ConvHead"
-        and "global_pooling" not in head
+        and not {"global_pooling", "members"} & {*head, *about}
         and not any(name.startswith("head.") and name.endswith("linear.weight") for name in state)
     ):  # the head of earlier versions, which was pooled in parts alone
         head = head | {"global_pooling": False}
 
+    target = _target(about, trust)
+    inputs = HeadInputs(**about.get("inputs", {}))
+    num_outputs, stranded = len(about["classes"]), bool(about["stranded"])
+    sizes = num_outputs, int(about["task"]["longest"]), stranded
+
     @names_file(folder / DESCRIPTION)
-    def make() -> Classifier:
+    def make() -> Classifier | CombinedClassifier:
         backbone = build(about["network"], vocab=tokenizer.vocab, trust=trust)
         if layer := about["pretrained"].get("columns"):
             backbone.read_columns(lambda d_model: build(layer, d_model=d_model, trust=trust))
-        return build_classifier(
+        network = build_classifier(
             keep_first_layers(backbone, about["layer"]),
             # Runs of earlier versions have the published head, and describe it in words.
             head if "_target_" in head else MEAN_HEAD,
-            HeadInputs(**about.get("inputs", {})),
-            len(about["classes"]),
-            int(about["task"]["longest"]),
-            bool(about["stranded"]),
+            inputs,
+            *sizes,
             trust,
         )
+        network.target = target
+        if not (members := about.get("members")):
+            return network
+        on_bases = HeadInputs(one_hot=True, length=inputs.length)
+        bases = build_classifier(
+            None, members[BASES]["head"], on_bases, *sizes, trust, tokenizer.vocab
+        )
+        none = torch.zeros(num_outputs)
+        weight = torch.zeros(num_outputs, 4 ** members[KMERS]["k"])
+        kmers = KmerClassifier(tokenizer.vocab, weight, none, stranded)
+        bases.target = kmers.target = target
+        combined = {NETWORK: network, BASES: bases, KMERS: kmers}
+        return CombinedClassifier(combined, Pool(torch.zeros(len(combined)), none))
 
     # A network that the file cannot fill is refused before memory is allocated.
     with tensors.without_memory(len(state), path):
@@ -478,5 +502,4 @@ def _member(
     tensors.check_memory(state.values(), path)
     classifier = make()
     classifier.load_state_dict(state)
-    classifier.target = _target(about, trust)
     return SeedClassifier(int(about["seed"]), classifier.eval(), sha256, folder)

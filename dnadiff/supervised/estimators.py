@@ -24,9 +24,11 @@ from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted
 
+from dnadiff.data.tokenizer import DNATokenizer
 from dnadiff.fields import (
     Config,
     InnerFraction,
+    JsonDict,
     Natural,
     PositiveFraction,
     PositiveInt,
@@ -34,14 +36,16 @@ from dnadiff.fields import (
 )
 from dnadiff.formats.nucleotides import several
 from dnadiff.store.disk import read_yaml
-from dnadiff.store.objects import config_dir
+from dnadiff.store.objects import build, config_dir
 from dnadiff.supervised import finetuning, saved
+from dnadiff.supervised.baselines import KmerLogistic
 from dnadiff.supervised.classes import ClassTarget
 from dnadiff.supervised.classifier import HeadInputs, check_head
+from dnadiff.supervised.combined import BASES, KMERS, NETWORK, CombinedModel
 from dnadiff.supervised.ensemble import ClassifierEnsemble, SeedClassifier
-from dnadiff.supervised.items import EVALUATION, TaskData
+from dnadiff.supervised.items import EVALUATION, TaskData, TaskModel
 from dnadiff.supervised.labeled import Division, LabeledSequences, PathName
-from dnadiff.supervised.networks import FineTunedModel
+from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 from dnadiff.supervised.runs import FOLDER, WEIGHTS, remove_all
 from dnadiff.supervised.targets import RegressionTarget, TaskTarget
 from dnadiff.supervised.training import PRETRAINED_RATES
@@ -50,6 +54,7 @@ from dnadiff.weights.tensors import fingerprint
 
 Automatic = Literal["auto"]
 AUTO: Automatic = "auto"
+KMER = 6  # the k of the combined k-mers
 
 
 @dataclass(eq=False, repr=False)
@@ -59,6 +64,7 @@ class FineTuned(BaseEstimator):
     Args:
         checkpoint: a pretrained model, as in `dnadiff.load`.
         head: a name of `configs/head` (conv, mean, attention, flatten), or a configuration.
+        combine: combine the network with a small network on the bases and a model of 6-mers.
         epochs: auto is about 2,000 steps in 2 to 20 epochs, and at most 5 without a better
             validation score.
         seeds: networks that are trained and averaged, with the seeds from `seed` on.
@@ -75,6 +81,7 @@ class FineTuned(BaseEstimator):
     checkpoint: PathName = "ecoli"
     _: KW_ONLY
     head: str | Config = "conv"
+    combine: bool = True
     epochs: PositiveInt | Automatic = AUTO
     seeds: PositiveInt = 1
     lr: PositiveFraction | list[PositiveFraction] | Automatic = AUTO
@@ -103,7 +110,12 @@ class FineTuned(BaseEstimator):
         target.check_valid(valid.labels, "X")
         parts = train, valid, valid.select(torch.arange(0))
         data = TaskData("X", list(target.names), *parts, self.stranded, target=target)
-        model = self._model(loaded.denoiser.backbone, data)
+        network, on_bases = self._networks(loaded.denoiser.backbone, tokenizer, data)
+        model: TaskModel = network
+        if self.combine:
+            kmers = KmerLogistic(tokenizer, KMER)
+            parts_of = {NETWORK: network, BASES: on_bases, KMERS: kmers}
+            model = CombinedModel({name: name for name in parts_of}, parts_of)
         model.check(data)
         seeds = range(self.seed, self.seed + self.seeds)
         task = {"longest": data.max_length, "settings": {}}
@@ -114,10 +126,10 @@ class FineTuned(BaseEstimator):
             with warnings.catch_warnings(action="ignore"):  # those of Lightning
                 # The validation items are predicted too: a training that diverged is refused.
                 model.fit_predict(replace(data, test=valid), seed)
-            network: Any = model.trained
-            members.append(SeedClassifier(seed, network, fingerprint(network)[:12], Path()))
-            of_seed = data, task, seeds, model.describe(), model.fit_info, asdict(model.inputs)
-            described = finetuning.description(loaded, *of_seed)
+            trained: Any = model.trained
+            members.append(SeedClassifier(seed, trained, fingerprint(trained)[:12], Path()))
+            of_seed = data, task, seeds, model.describe(), model.fit_info
+            described = finetuning.description(loaded, *of_seed, asdict(network.inputs))
             self._described.append({**described, "name": finetuning.FINE_TUNED, "metrics": {}})
         self.ensemble_ = ClassifierEnsemble(
             members[0].classifier.target,
@@ -127,12 +139,14 @@ class FineTuned(BaseEstimator):
             data.name,
             data.max_length,
             EVALUATION * self.batch_size,
-            model.device,
+            network.device,
         )
         return self
 
-    def _model(self, backbone: Any, data: TaskData) -> FineTunedModel:
-        """The model of a study with the defaults of the command."""
+    def _networks(
+        self, backbone: Any, tokenizer: DNATokenizer, data: TaskData
+    ) -> tuple[FineTunedModel, OneHotModel]:
+        """The networks of a study with the defaults of the command."""
         device = self.device or ("cuda" if torch.cuda.is_available() else "cpu")
         head = self.head
         if isinstance(head, str):
@@ -142,19 +156,25 @@ class FineTuned(BaseEstimator):
             head = read_yaml(heads[head])
         check_head(head, data)
         is_automatic = self.epochs == AUTO
-        return FineTunedModel(
+        rates = PRETRAINED_RATES if isinstance(self.lr, str) else self.lr
+        recipe: JsonDict = {
+            "device": device,
+            "epochs": None if is_automatic else self.epochs,
+            "patience": finetuning.PATIENCE if is_automatic else None,
+            "batch_size": self.batch_size,
+            "warmup": 0.1,
+            "head_epochs": None,
+        }
+        inputs = HeadInputs(one_hot=True)
+        network = FineTunedModel(
             lambda seed: copy.deepcopy(backbone),
-            PRETRAINED_RATES if isinstance(self.lr, str) else self.lr,
+            rates,
             head=head,
-            inputs=HeadInputs(one_hot=True),
-            device=device,
-            epochs=None if is_automatic else self.epochs,
-            patience=finetuning.PATIENCE if is_automatic else None,
-            batch_size=self.batch_size,
-            warmup=0.1,
+            inputs=inputs,
             layer_decay=finetuning.LAYER_DECAY,
-            head_epochs=None,
+            **recipe,
         )
+        return network, OneHotModel(tokenizer, build({**head, "_partial_": True}), rates, **recipe)
 
     def _predicted(self, X: Any) -> ndarray:
         check_is_fitted(self, "ensemble_")

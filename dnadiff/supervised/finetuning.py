@@ -36,6 +36,7 @@ from dnadiff.supervised.classifier import (
     is_strand_invariant,
     keep_first_layers,
 )
+from dnadiff.supervised.combined import BASES, KMERS, NETWORK, CombinedModel
 from dnadiff.supervised.items import EVALUATION, TaskData, TaskModel, log_task
 from dnadiff.supervised.metrics import title
 from dnadiff.supervised.networks import (
@@ -46,6 +47,7 @@ from dnadiff.supervised.networks import (
     OneHotModel,
 )
 from dnadiff.supervised.protocol import FixedSplit
+from dnadiff.supervised.study import FINE_TUNED, PRETRAINING, SCRATCH
 from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights.loaded import Loaded, build_denoiser, resolved
 from dnadiff.weights.tensors import fingerprint
@@ -53,13 +55,13 @@ from dnadiff.weights.tensors import fingerprint
 AUTO = "auto"  # a value that suits the task
 PATIENCE = 5
 LAYER_DECAY = 0.8
-FINE_TUNED = "fine-tuned"
-SCRATCH = "scratch"
-SAME_HEAD = "same head on one-hot"
+COMBINATION = "combination"
+ON_BASES = "small network on the bases"
 PROBE = "frozen + logistic regression"
 RANDOM_PROBE = "untrained, frozen + logistic regression"
 NEIGHBORS = "frozen, nearest neighbors"
-SAVED = {FINE_TUNED: "", SCRATCH: "scratch"}  # subfolders of saved networks
+# Subfolders of saved networks, by their rows.
+SAVED = {COMBINATION: "", FINE_TUNED: "", SCRATCH: "scratch"}
 
 
 def dna_tokenizer(loaded: Loaded) -> DNATokenizer:
@@ -91,9 +93,11 @@ def recorded(options: Config, is_published: bool, head_is_named: bool) -> Config
     inputs = options["inputs"]
     trains = options["fine_tune"] or options["scratch"]
     one_hot = resolve(inputs["one_hot"], trains and not is_published)
+    combine = resolve(options["combine"], options["fine_tune"] and not is_published)
     head = MEAN_HEAD if is_published and not head_is_named else options["head"]
     listed = {key: as_list(options[key]) for key in ("batch_size", "lr", "lr_scratch")}
-    return {**options, "head": head, "inputs": {**inputs, "one_hot": one_hot}, **listed}
+    own = {"head": head, "combine": combine, "inputs": {**inputs, "one_hot": one_hot}}
+    return {**options, **own, **listed}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -150,8 +154,8 @@ class TaskStudy:
         return self.row(f"{self.asked.kmer}-mer logistic regression")
 
     def build_models(self) -> dict[str, TaskModel]:
-        """The models of the study by name: baselines, the trained network, and the same network
-        untrained."""
+        """The models of the study by name: the trained network, alone or combined with others, the
+        same network untrained, and baselines."""
         asked = self.asked
         backbone = self.loaded.denoiser.backbone
         device = asked.device
@@ -159,7 +163,7 @@ class TaskStudy:
         about_untrained = {"untrained": self.loaded.config["backbone"], **about}
         weights = fingerprint(backbone)[:12]
         about_trained = {"weights": weights, "step": self.loaded.step, **about}
-        models: dict[str, TaskModel] = {self.kmer_row: KmerLogistic(self.tokenizer, asked.kmer)}
+        models = self._networks(about_trained, about_untrained)
         for name, baseline in (asked.baselines or {}).items():
             if not is_built(baseline):
                 raise ValueError(
@@ -178,9 +182,15 @@ class TaskStudy:
             models[self.row(RANDOM_PROBE)] = LinearProbe(
                 self.untrained, about=about_untrained, device=device, random=True
             )
+        return models
+
+    def _networks(self, about: JsonDict, about_untrained: JsonDict) -> dict[str, TaskModel]:
+        """The networks that are trained, and with `combine` the k-mers, by name."""
+        asked = self.asked
         rates = from_scratch = self._rates(asked.lr_scratch, NEW_RATES)
-        network = partial(FineTunedModel, inputs=self.head_inputs, device=device)
+        network = partial(FineTunedModel, inputs=self.head_inputs, device=asked.device)
         first_stage: JsonDict = {}
+        models: dict[str, TaskModel] = {}
         if asked.fine_tune:
             freeze = asked.freeze
             frozen = Frozen(freeze == "backbone", freeze if isinstance(freeze, int) else 0)
@@ -191,19 +201,27 @@ class TaskStudy:
             epochs = resolve(asked.head_epochs, 0 if self.is_published else None)
             models[FINE_TUNED] = self._search(
                 rates,
-                partial(network, self.trained, about=about_trained, frozen=frozen, adapter=adapter),
+                partial(network, self.trained, about=about, frozen=frozen, adapter=adapter),
                 layer_decay=resolve(asked.layer_decay, decay),
                 head_epochs=epochs,
             )
+            backbone = self.loaded.denoiser.backbone
             strands = 2 if is_strand_invariant(backbone, self.data.stranded) else 1
             width = self.head_inputs.width(backbone, self.tokenizer.vocab, self.data.stranded)
             first_stage = {"head_epochs": epochs, "stored_width": strands * width}
+        combines = self.settings["combine"]
+        if combines or (self.head_inputs.one_hot and (asked.fine_tune or asked.scratch)):
+            models[ON_BASES] = self._search(rates, self._one_hot, **first_stage)
         if asked.scratch:
             make = partial(network, self.untrained, about=about_untrained)
             models[SCRATCH] = self._search(from_scratch, make)
-        if self.head_inputs.one_hot and (asked.fine_tune or asked.scratch):
-            models[SAME_HEAD] = self._search(rates, self._one_hot, **first_stage)
-        return models
+        models[self.kmer_row] = KmerLogistic(self.tokenizer, asked.kmer)
+        if not combines:
+            return models
+        rows = {NETWORK: FINE_TUNED, BASES: ON_BASES, KMERS: self.kmer_row}
+        controls = {row: model for row, model in models.items() if row not in rows.values()}
+        members = {name: models[row] for name, row in rows.items()}
+        return {COMBINATION: CombinedModel(rows, members, asked.minutes, controls)}
 
     def _one_hot(self, *, head: Config, **recipe: Any) -> NetworkModel:
         made = build({**head, "_partial_": True}, trust=None)
@@ -294,33 +312,37 @@ class TaskStudy:
         for model in self.models.values():
             model.check(first)
 
-    def combinations(self) -> list[study.Combination]:
-        """The rows that combine others: averaged seeds of the fine-tuned network, and its stack
-        with the k-mers."""
-        asked = self.asked
-        found: list[study.Combination] = []
-        if FINE_TUNED not in self.models:
-            return found
+    @property
+    def predictor(self) -> str:
+        """The row of the predictor that is saved."""
+        return COMBINATION if self.settings["combine"] else FINE_TUNED
+
+    @property
+    def combined(self) -> list[str]:
+        """The rows of the members of the combination."""
+        model = self.models.get(COMBINATION)
+        return [*model.rows.values()] if isinstance(model, CombinedModel) else []
+
+    def averaged(self) -> list[str]:
+        """The models of which the seeds are averaged."""
         # Seeds with other items would add up to more, and a mean over seeds with other folds cannot
         # be ranked within folds.
-        varies = asked.train_items is not None or self.protocol.tests_all_items
-        if asked.average and asked.seeds > 1 and not varies:
-            found.append(study.SeedAverage(FINE_TUNED, asked.seeds))
-        if asked.stack:
-            name = f"{FINE_TUNED} + {asked.kmer}-mers, stacked"
-            found.append(study.Stack(FINE_TUNED, self.kmer_row, name))
-        return found
+        varies = self.asked.train_items is not None or self.protocol.tests_all_items
+        applies = self.asked.average and self.asked.seeds > 1 and not varies
+        return [self.predictor] if applies and self.predictor in self.models else []
 
-    def pairs(self, combined: Sequence[study.Combination]) -> list[tuple[str, str]]:
+    def pairs(self) -> list[tuple[str, str]]:
         """The pairs of rows whose difference is reported."""
-        baseline = self.kmer_row
-        probe = self.row(PROBE)
-        random = self.row(RANDOM_PROBE)
-        pairs = [(FINE_TUNED, SCRATCH), (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
-        others = [SAME_HEAD, *map(self.row, self.asked.baselines or {})]
-        pairs += [(FINE_TUNED, other) for other in others]
-        pairs += [(one.name, other) for one in combined for other in (FINE_TUNED, baseline)]
-        known = {*self.models, *(one.name for one in combined)}
+        baseline, probe, random = self.kmer_row, self.row(PROBE), self.row(RANDOM_PROBE)
+        predictor = self.predictor
+        average = study.averaged_row(predictor, self.asked.seeds)
+        pairs = [(COMBINATION, other) for other in self.combined]
+        pairs += [PRETRAINING, (FINE_TUNED, baseline), (probe, random), (probe, baseline)]
+        pairs += [(FINE_TUNED, ON_BASES)]
+        pairs += [(predictor, other) for other in map(self.row, self.asked.baselines or {})]
+        pairs += [(average, other) for other in (predictor, baseline)]
+        known = {*self.models, *(average for _ in self.averaged())}
+        known.update(*(model.members for model in self.models.values()))
         return [pair for pair in dict.fromkeys(pairs) if known.issuperset(pair)]
 
     def run(self, folder: Path, networks: Path, kmers: KmerSet | None) -> JsonDict:
@@ -340,7 +362,7 @@ class TaskStudy:
             None if near is None else int(near.sum()),
         )
         origin = {"checkpoint": str(loaded.path), "step": loaded.step}
-        kept = [name for name in asked.save_models if name in self.models]
+        kept = [self.predictor if name == FINE_TUNED else name for name in asked.save_models]
         if asked.save_models and protocol.tests_all_items:
             kept = []
             log.info(
@@ -357,40 +379,43 @@ class TaskStudy:
         )
         # A budget ends most networks before the last of their steps.
         progress = Progress(None if asked.minutes else steps, "finetune")
-        rows = self.combinations()
-        compare = (seeds, self.pairs(rows), progress.update, protocol, stored, subsets, rows)
+        compare = (seeds, self.pairs(), progress.update, protocol, stored, subsets, self.averaged())
         try:
             compared = study.run_study(data, self.models, *compare)
         finally:
             progress.close()
         result = {
-            "warning": study.pretraining_warning(compared["models"], FINE_TUNED, SCRATCH),
+            "warning": study.pretraining_warning(compared["models"]),
             **origin,
             "data": about,
             "seeds": seeds,
             "inputs": self.settings["inputs"],
+            "predictor": self.predictor,
+            "members": self.combined,
             "counterpart": published_counterpart(loaded, asked.layer),
             "class_weights": asked.class_weights,
             **compared,
         }
+        models = dict(self.models)
+        for of in self.models.values():
+            models |= of.members
         for (name, seed), weights in stored.networks.items():
-            if name in SAVED:
-                model = result["models"][name]
-                number = seeds.index(seed)
-                content = description(
-                    loaded,
-                    protocol.rounds(data, seed)[-1].data,  # the network is of the last round
-                    {"longest": data.max_length, "settings": self.task},
-                    sorted(other for of, other in stored.networks if of == name),
-                    self.models[name].describe(),
-                    model["found"][number][0],
-                    result["inputs"],
-                    asked.layer,
-                    asked.trust,
-                )
-                of_seed = {key: each["per_seed"][number] for key, each in model["metrics"].items()}
-                content |= {"name": name, "metrics": of_seed}
-                saved.save(networks / SAVED[name], seed, weights, content)
+            model = result["models"][name]
+            number = seeds.index(seed)
+            content = description(
+                loaded,
+                protocol.rounds(data, seed)[-1].data,  # the network is of the last round
+                {"longest": data.max_length, "settings": self.task},
+                sorted(other for of, other in stored.networks if of == name),
+                models[name].describe(),
+                model["found"][number][0],
+                result["inputs"],
+                asked.layer,
+                asked.trust,
+            )
+            of_seed = {key: each["per_seed"][number] for key, each in model["metrics"].items()}
+            content |= {"name": name, "metrics": of_seed}
+            saved.save(networks / SAVED[name], seed, weights, content)
         return result
 
 
@@ -433,9 +458,10 @@ def description(
         "settings": settings,
         "found": found,
         "head": found["head"],
+        "members": found.get("members"),
         "inputs": inputs,
         # That predicted the test items.
-        "batch_size": EVALUATION * found.get("chosen", settings)["batch_size"],
+        "batch_size": EVALUATION * {**settings, **found.get("chosen", {})}["batch_size"],
     }
 
 
@@ -456,6 +482,7 @@ def print_tables(studies: Sequence[JsonMap], is_suite: bool) -> None:
         metric = title(study.primary_metric(result))
         if number:
             print()
+        print(study.headline(result))
         if result["warning"]:
             print(f"warning: {task['name']}: {result['warning']}")
         print(

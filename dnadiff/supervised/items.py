@@ -6,8 +6,10 @@ module.
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -164,12 +166,12 @@ class TaskData:
 class ItemBatch(NamedTuple):
     """A batch of items: `ids (B, L)` int64, `valid (B, L)` bool or None if nothing is padded,
     columns of an alignment `cond (B, L, CHANNELS)` or None, `labels` (B,) int64 or (B, K)
-    float32."""
+    float32, empty if they are not known."""
 
     ids: Tensor
-    valid: Tensor | None
-    cond: Tensor | None
-    labels: Tensor
+    valid: Tensor | None = None
+    cond: Tensor | None = None
+    labels: Tensor = torch.empty(0)
 
     def first(self, number: int) -> ItemBatch:
         """The first `number` items."""
@@ -444,6 +446,25 @@ def no_report(steps: int = 1, tokens: int = 0, **notes: str) -> None:
     """Discard the progress."""
 
 
+class Budget:
+    """A wall-clock budget that starts now; without `minutes`, it has no end."""
+
+    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.is_limited = minutes is not None
+        self.clock = clock
+        self.end = math.inf if minutes is None else clock() + 60 * minutes
+
+    @property
+    def left(self) -> float:
+        """Seconds; negative after the end."""
+        return self.end - self.clock()
+
+    def part(self, share: float) -> Budget:
+        """A budget of a part of what is left."""
+        minutes = share * self.left / 60 if self.is_limited else None
+        return Budget(minutes, self.clock)
+
+
 class TaskModel(ABC):
     """Predicts what the target of a task asks of sequences.
 
@@ -452,7 +473,10 @@ class TaskModel(ABC):
             once per division of the data.
         fit_info: plain values that the last call recorded, such as the settings tried on validation
             or the speed.
-        trained: the network of the last call; None for a model without one.
+        trained: the classifier of the last call; None for a model without one.
+        budget: of time, which a model that fits others shares among them; None: as its settings
+            say.
+        members: further models that a call fits, by their rows in a study.
         valid_predictions: predictions (V, C) of the validation items under the model that the last
             call used; None if it has none.
     """
@@ -461,6 +485,8 @@ class TaskModel(ABC):
     fit_info: Mapping[str, Json] = MappingProxyType({})
     valid_predictions: Tensor | None = None
     trained: SequenceClassifier | None = None
+    budget: Budget | None = None
+    members: Mapping[str, TaskModel] = MappingProxyType({})
 
     def describe(self) -> JsonDict:
         """Everything the predictions depend on, except task and seed. Stored predictions are reused
@@ -474,6 +500,17 @@ class TaskModel(ABC):
         """Upper bound on the steps that one call reports, for the progress display."""
         return 0
 
+    def fit_rows(
+        self, row: str, data: TaskData, seed: int, report: Report = no_report
+    ) -> dict[str, Prediction]:
+        """What a fit computes, for the `row` of the model and those of its members."""
+        start = time.monotonic()
+        found = self.fit_predict(data, seed, report).to(torch.float64)
+        seconds = time.monotonic() - start
+        valid, info = self.valid_predictions, [dict(self.fit_info)]
+        own = Prediction(found, seconds, info, valid_predictions=valid, classifier=self.trained)
+        return {row: own}
+
     @abstractmethod
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         """Fit on the training and validation items; predictions (S, C) of the test items, see
@@ -486,8 +523,8 @@ class Prediction(NamedTuple):
 
     `weights` is the SHA-256 of the file of the network's weights, if kept; `folds` (S,) are those
     of a cross-validation, with a model each. `valid_predictions` are those of the validation items
-    of all rounds, in their order; None for a model that does not have them. `classifier` is the
-    network of the last round, until it is written.
+    of all rounds, in their order; None for a model that does not have them. `classifier` is that
+    of the last round, until it is written.
     """
 
     predictions: Tensor
@@ -503,6 +540,7 @@ class Job(NamedTuple):
     """What a prediction is made from.
 
     Attributes:
+        members: rows that are computed with that of the model.
         about: everything else that it depends on.
         labels, folds: (S,) of the tested items; folds of a cross-validation.
         train_items: that the model is trained on with this seed (of several rounds the mean); None
@@ -516,3 +554,4 @@ class Job(NamedTuple):
     labels: Tensor
     train_items: int | None = None
     folds: ndarray | None = None
+    members: Collection[str] = ()

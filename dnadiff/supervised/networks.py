@@ -27,15 +27,15 @@ from dnadiff.supervised.classifier import (
     HeadInputs,
     SequenceClassifier,
     build_classifier,
+    check_head,
     check_length,
 )
 from dnadiff.supervised.heads import Head
-from dnadiff.supervised.items import EVALUATION, Report, TaskData, TaskModel, no_report
+from dnadiff.supervised.items import EVALUATION, Budget, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.targets import TaskTarget, ValidScore
 from dnadiff.supervised.training import (
     MIN_TRIAL_STEPS,
     TRIAL_SHARE,
-    Budget,
     FineTuningModule,
     Recipe,
     ShortRun,
@@ -95,7 +95,7 @@ class NetworkModel(TaskModel):
     def fit(self, data: TaskData, seed: int, report: Report = no_report) -> SequenceClassifier:
         """Train; the classifier of the best epoch, in evaluation mode."""
         recipe = self.recipe
-        budget = Budget(self.recipe.minutes)
+        budget = self.budget or Budget(recipe.minutes)
         classifier = self.build_classifier(data, seed)
         classifier.target = self._target(data)
         prepared: JsonDict = {}
@@ -193,23 +193,27 @@ class FineTunedModel(NetworkModel):
     """A backbone with a head on top, both trained.
 
     Args:
-        backbone: returns a new copy of the network for a seed.
+        backbone: returns a new copy of the network for a seed; None is a head on the inputs alone.
         about: identifies it in `describe`, for example by the digest of its weights.
         head: a configuration as in `configs/head`, None for the published one.
         frozen: the part of the network that is not trained.
         adapter: trained in place of the network's weights, and merged into them after training.
+        vocab: needed without a network.
         **settings: as in `NetworkModel`.
     """
 
+    draws = "head"  # the random numbers of a new head
+
     def __init__(
         self,
-        backbone: Callable[[int], Backbone],
+        backbone: Callable[[int], Backbone] | None,
         lr: float | Sequence[float],
         about: Mapping[str, object] | None = None,
         head: Config | None = None,
         inputs: HeadInputs | None = None,
         frozen: Frozen | None = None,
         adapter: LoRA | None = None,
+        vocab: Vocab | None = None,
         **settings: Annotated[Any, NetworkModel],
     ) -> None:
         super().__init__(lr, **settings)
@@ -219,6 +223,7 @@ class FineTunedModel(NetworkModel):
         self.inputs = inputs or HeadInputs()
         self.frozen = frozen or Frozen()
         self.adapter = adapter
+        self.vocab = vocab
 
     def describe(self) -> JsonDict:
         return {
@@ -239,14 +244,15 @@ class FineTunedModel(NetworkModel):
         return classifier
 
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
-        backbone = self.backbone(seed)
-        check_length(backbone, data)
-        torch.manual_seed(hash64(seed, "head") % 2**63)
+        backbone = None if self.backbone is None else self.backbone(seed)
+        torch.manual_seed(hash64(seed, self.draws) % 2**63)
         sizes = (data.target.num_outputs, data.max_length, data.stranded)
-        classifier = build_classifier(backbone, self.head, self.inputs, *sizes)
-        if self.adapter is not None:
-            self.adapter.attach(backbone, self.frozen.layers)
-        self.frozen.apply(backbone)
+        classifier = build_classifier(backbone, self.head, self.inputs, *sizes, None, self.vocab)
+        if backbone is not None:
+            check_length(backbone, data)
+            if self.adapter is not None:
+                self.adapter.attach(backbone, self.frozen.layers)
+            self.frozen.apply(backbone)
         return classifier
 
 
@@ -275,7 +281,8 @@ class GridSearch(TaskModel):
     def fit_predict(self, data: TaskData, seed: int = 0, report: Report = no_report) -> Tensor:
         tried: list[JsonDict] = []
         best = self.candidates[0][1]
-        for settings, model in self.candidates:
+        for number, (settings, model) in enumerate(self.candidates):
+            model.budget = self.budget and self.budget.part(1 / (len(self.candidates) - number))
             classifier = model.fit(data, seed, report)
             settings = {**settings, **model.fit_info.get("chosen", {})}  # a rate that it chose
             tried.append({**settings, **classifier.target.record(model.valid_score)})
@@ -291,7 +298,7 @@ class GridSearch(TaskModel):
 
 
 @checked
-class OneHotModel(NetworkModel):
+class OneHotModel(FineTunedModel):
     """A head of `configs/head` on one-hot bases, without a network: what a fine-tuned network has
     to beat before its gain can be ascribed to pretraining.
 
@@ -305,6 +312,8 @@ class OneHotModel(NetworkModel):
             learning rates.
     """
 
+    draws = "one-hot"
+
     def __init__(
         self,
         tokenizer: DNATokenizer,
@@ -313,23 +322,15 @@ class OneHotModel(NetworkModel):
         length: bool = False,
         **settings: Annotated[Any, NetworkModel],
     ) -> None:
-        super().__init__(lr, **settings)
-        self.vocab = tokenizer.vocab
-        self.head = head
-        self.inputs = HeadInputs(one_hot=True, length=length)
-
-    def describe(self) -> JsonDict:
-        return super().describe() | {"head": repr(self.head), "inputs": asdict(self.inputs)}
+        made = head if isinstance(head, partial) else partial(head)
+        target = f"{made.func.__module__}.{made.func.__qualname__}"
+        config: Config = {"_target_": target, **made.keywords}
+        inputs = HeadInputs(one_hot=True, length=length)
+        super().__init__(None, lr, None, config, inputs, vocab=tokenizer.vocab, **settings)
 
     def build_classifier(self, data: TaskData, seed: int) -> Classifier:
-        torch.manual_seed(hash64(seed, "one-hot") % 2**63)
-        kind = self.head.func if isinstance(self.head, partial) else None
-        if isinstance(kind, type) and issubclass(kind, Head):
-            kind.check_lengths(data.min_length, data.max_length)
-        width = self.inputs.width(None, self.vocab, data.stranded)
-        outputs = data.target.num_outputs
-        head = self.head(width=width, num_outputs=outputs, max_length=data.max_length)
-        return Classifier(None, head, data.stranded, self.inputs, self.vocab)
+        check_head(self.head, data)
+        return super().build_classifier(data, seed)
 
 
 _KERNEL = 8

@@ -56,6 +56,7 @@ from dnadiff.weights import tensors
 # else in the package.
 SOURCES = (
     "networks/backbone",
+    "networks/adapter.py",
     "networks/columns.py",
     "data/alignment.py",
     "data/genome/inputs.py",
@@ -151,63 +152,77 @@ class ResultsFolder:
         self.folder = expand_user(self.folder)
         self.networks = dict[tuple[str, int], WeightsFile]()
 
-    def get_or_compute(self, job: Job, compute: Callable[[], Prediction]) -> Prediction | None:
-        """The stored prediction, or a new one; None while another process is computing it."""
+    def get_or_compute(
+        self, job: Job, compute: Callable[[], dict[str, Prediction]]
+    ) -> dict[str, Prediction] | None:
+        """The stored predictions of the model and its members, or new ones; None while another
+        process is computing them."""
         key = {"model": job.model, "seed": job.seed}
         digest = compute_digest(job.data, {**key, "version": self.version, **job.about})
-        path = self.folder / slug(job.data.name) / f"{slug(job.model)}-s{job.seed}-{digest}.npz"
-        lock = path.with_suffix(".lock")
-        if (stored := self._load(path, job, digest)) is not None:
+        folder = self.folder / slug(job.data.name)
+        paths = {
+            row: folder / f"{slug(row)}-s{job.seed}-{digest}.npz"
+            for row in (job.model, *job.members)
+        }
+        lock = paths[job.model].with_suffix(".lock")
+        if (stored := self._load(paths, job, digest)) is not None:
             # Of a killed process; with the prediction it protects nothing.
             lock.unlink(missing_ok=True)
             return stored
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with locked(lock, wait=0) as acquired:
             if acquired is False:
                 return None
             try:
                 # Finished after the first check?
-                if (stored := self._load(path, job, digest)) is not None:
+                if (stored := self._load(paths, job, digest)) is not None:
                     return stored
-                if path.is_file():
+                if all(path.is_file() for path in paths.values()):
                     log.info(
-                        f"{job.model}, seed {job.seed}: {path} has no intact network; it is "
-                        "trained again"
+                        f"{job.model}, seed {job.seed}: {paths[job.model]} has no intact network; "
+                        "it is trained again"
                     )
-                prediction = compute()
-                if job.model in self.kept and prediction.classifier is not None:
-                    weights = write_weights(path.with_suffix(".safetensors"), prediction.classifier)
-                    prediction = prediction._replace(weights=weights.sha256)
-                    self.networks[job.model, job.seed] = weights
-                about = {**job.about, **self.version, **self.provenance, **key}
-                save_prediction(path, prediction, job.labels, about)
-                self._add_row(job, prediction, digest)
+                computed = compute()
+                for row, prediction in computed.items():
+                    path = paths[row]
+                    if row in self.kept and prediction.classifier is not None:
+                        place = path.with_suffix(".safetensors")
+                        weights = write_weights(place, prediction.classifier)
+                        prediction = prediction._replace(weights=weights.sha256)
+                        self.networks[row, job.seed] = weights
+                    about = {**job.about, **self.version, **self.provenance, **key, "model": row}
+                    save_prediction(path, prediction, job.labels, about)
+                    self._add_row(job._replace(model=row), prediction, digest)
             finally:
                 if acquired:
                     lock.unlink(missing_ok=True)
-        return prediction
+        return computed
 
-    def _load(self, path: Path, job: Job, digest: str) -> Prediction | None:
-        """A stored prediction; None if it is missing, or its network is to be kept and is missing
-        or damaged.
+    def _load(
+        self, paths: Mapping[str, Path], job: Job, digest: str
+    ) -> dict[str, Prediction] | None:
+        """The stored predictions of all rows; None if one is missing, or if its network is to be
+        kept and is missing or damaged.
 
-        Its row is added if missing: a process may be killed between writing the two.
+        Their rows are added if missing: a process may be killed between writing the two.
         """
-        if not path.is_file():
+        if not all(path.is_file() for path in paths.values()):
             return None
-        prediction, labels = load_prediction(path)
-        if not np.array_equal(labels, job.labels, equal_nan=True):
-            raise ValueError(
-                f"{path} has different items from the task {job.data.name}; remove it, and it is "
-                "computed again"
-            )
-        if job.model in self.kept:
-            weights = WeightsFile(path.with_suffix(".safetensors"), prediction.weights or "")
-            if not weights.is_intact():
-                return None
-            self.networks[job.model, job.seed] = weights
-        self._add_row(job, prediction, digest)
-        return prediction
+        found = {}
+        for row, path in paths.items():
+            found[row], labels = load_prediction(path)
+            if not np.array_equal(labels, job.labels, equal_nan=True):
+                raise ValueError(
+                    f"{path} has different items from the task {job.data.name}; remove it, and it "
+                    "is computed again"
+                )
+            if row in self.kept:
+                weights = WeightsFile(path.with_suffix(".safetensors"), found[row].weights or "")
+                if not weights.is_intact():
+                    return None
+                self.networks[row, job.seed] = weights
+            self._add_row(job._replace(model=row), found[row], digest)
+        return found
 
     def _add_row(self, job: Job, prediction: Prediction, digest: str) -> None:
         target = job.data.target
@@ -243,7 +258,7 @@ def check_results(folder: Path) -> None:
 
 def add_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> None:
     """Add a row, with columns that are missing, to a CSV file that the caller has locked, unless
-    there is one with its `digest`.
+    there is one with its `digest` and `model`.
 
     Raises:
         ValueError: if the file is damaged, or is no table of results.
@@ -254,7 +269,8 @@ def add_row(path: Path, row: Mapping[str, object], columns: Sequence[str]) -> No
             f"{path} has no column digest; it is not a table of results: remove it, or choose "
             "another folder"
         )
-    if any(each["digest"] == row["digest"] for each in known):
+    key = ("digest", "model")
+    if any([each.get(name) for name in key] == [row.get(name) for name in key] for each in known):
         return
     text = io.StringIO()
     names = dict.fromkeys([*header, *columns])

@@ -5,15 +5,14 @@ The published accuracies are in `genomic_benchmarks/published.csv`, which ships 
 each comes with the number of training sequences behind it.
 """
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy import ndarray
-from torch import Tensor
 
 from dnadiff.data.kmers import NOVELTY
 from dnadiff.diffusion.bootstrap import MIN_BLOCKS, verdict
@@ -27,13 +26,15 @@ from dnadiff.supervised.classifier import HeadInputs
 from dnadiff.supervised.intervals import interval_text
 from dnadiff.supervised.items import Items, Job, Prediction, Report, TaskData, TaskModel, no_report
 from dnadiff.supervised.metrics import ScoredValues, estimate, summarize_metrics, title
-from dnadiff.supervised.protocol import FixedSplit, KFold
+from dnadiff.supervised.protocol import FixedSplit, KFold, Round
 from dnadiff.supervised.saved import ResultsFolder
 from dnadiff.supervised.targets import TaskTarget
 
 ONE_RUN = "one run, no verdict"
+FINE_TUNED = "fine-tuned"
+SCRATCH = "scratch"
+PRETRAINING = (FINE_TUNED, SCRATCH)  # rows whose difference is the effect of pretraining
 FREQUENT = 0.75  # the fraction of the test items in one class from which accuracy says little
-WEIGHTS = tuple(np.linspace(0, 1, 21).round(2).tolist())  # of the first model, to choose from
 _POLL_SECONDS = 2.0  # between checks on what other processes are computing
 
 
@@ -135,94 +136,9 @@ def resampled(tested: Items) -> tuple[ndarray | None, str]:
     return (None, f"items of {shown}") if count < MIN_BLOCKS else (groups, shown)
 
 
-@dataclass(frozen=True)
-class SeedAverage:
-    """A row of a study: the mean of the predictions of a model over all seeds, of probabilities, or
-    of values."""
-
-    model: str
-    num_seeds: int
-
-    @property
-    def name(self) -> str:
-        """Of the row."""
-        return f"{self.model}, {self.num_seeds} seeds averaged"
-
-    def combine(
-        self,
-        predictions: Mapping[str, Sequence[Prediction]],
-        data: TaskData,
-        protocol: FixedSplit,
-        seeds: Sequence[int],
-    ) -> list[Prediction]:
-        """The predictions of the row."""
-        runs = predictions[self.model]
-        mean = data.target.averaged([run.predictions for run in runs], [1 / len(runs)] * len(runs))
-        return [Prediction(mean, sum(run.seconds for run in runs), [])]
-
-
-@dataclass(frozen=True)
-class Stack:
-    """A row of a study: a weighted mean of the predictions of two models (of probabilities, a
-    linear opinion pool), with the lowest loss on validation items.
-
-    One weight instead of a regression: the epoch of a network is chosen on the same items, which
-    makes its predictions of them look too good, and small validation parts would be overfitted.
-    """
-
-    first: str
-    second: str
-    name: str
-
-    def combine(
-        self,
-        predictions: Mapping[str, Sequence[Prediction]],
-        data: TaskData,
-        protocol: FixedSplit,
-        seeds: Sequence[int],
-    ) -> list[Prediction]:
-        """The predictions of the row, one for each seed; of a model whose seeds are the same, there
-        is only that of the first."""
-        found = []
-        others = predictions[self.second]
-        for number, first in enumerate(predictions[self.first]):
-            pair = (first, others[min(number, len(others) - 1)])
-            for name, run in zip((self.first, self.second), pair):
-                if run.valid_predictions is None:
-                    raise ValueError(
-                        f"stack=true: {name} has no predictions of validation items; set "
-                        "stack=false"
-                    )
-            result = torch.empty_like(first.predictions, dtype=torch.float64)
-            chosen = list[JsonDict]()
-            start = 0
-            for one in protocol.rounds(data, seeds[number]):
-                labels = one.data.valid.labels
-                target = data.target.fit(one.data.train.labels)
-                part = slice(start, start + len(labels))
-                start = part.stop
-                mine, other = (run.valid_predictions[part] for run in pair)  # type: ignore[index]
-                weight = best_weight(mine, other, labels, target)
-                result[one.tested] = target.averaged(
-                    [run.predictions[one.tested] for run in pair], [weight, 1 - weight]
-                )
-                chosen.append({"chosen": {f"weight of {self.first}": weight}})
-            seconds = sum(run.seconds for run in pair)
-            found.append(Prediction(result, seconds, chosen, folds=first.folds))
-        return found
-
-
-Combination = SeedAverage | Stack
-
-
-def best_weight(first: Tensor, second: Tensor, labels: Tensor, target: TaskTarget) -> float:
-    """The weight of the first model with the lowest loss of the target; in a tie, the one closest
-    to 1/2."""
-    losses = {
-        weight: target.valid_loss(target.averaged([first, second], [weight, 1 - weight]), labels)
-        for weight in WEIGHTS
-    }
-    return min(losses, key=lambda weight: (round(losses[weight], 9), abs(weight - 0.5)))
+def averaged_row(model: str, num_seeds: int) -> str:
+    """The row of the mean of the predictions of a model over all seeds."""
+    return f"{model}, {num_seeds} seeds averaged"
 
 
 def distinct_seeds(model: TaskModel, seeds: Sequence[int], protocol: FixedSplit) -> list[int]:
@@ -239,7 +155,7 @@ def run_study(
     protocol: FixedSplit | None = None,
     results: ResultsFolder | None = None,
     subsets: Mapping[str, ndarray] | None = None,
-    combinations: Sequence[Combination] = (),
+    averaged: Collection[str] = (),
 ) -> JsonDict:
     """Fit every model with every seed and compare the predictions; plain values, ready for JSON.
 
@@ -250,7 +166,8 @@ def run_study(
         report: called with steps and tokens, and with `now=` the model that is being fitted.
         protocol: which items are for training; None uses the task's own parts.
         subsets: see `compare`.
-        combinations: further rows, made from those of the models.
+        averaged: models that also have a row of the mean of their predictions over all seeds, of
+            probabilities, or of values.
     """
     start = time.monotonic()
     protocol = protocol or FixedSplit(pad_id=0)
@@ -260,35 +177,50 @@ def run_study(
         for seed in seeds
     }
     folds = {seed: folds_of(data, protocol, seed) for seed in seeds}
+    rows: dict[str, TaskModel] = {}
+    for name, model in models.items():
+        rows |= {name: model, **model.members}
     # In the order of the seeds, whichever is finished first.
     done: dict[str, dict[int, Prediction | None]] = {
-        name: dict.fromkeys(distinct_seeds(model, seeds, protocol))
-        for name, model in models.items()
+        name: dict.fromkeys(distinct_seeds(model, seeds, protocol)) for name, model in rows.items()
     }
-    pending = [(name, seed) for name, of_seeds in done.items() for seed in of_seeds]
+    pending = [(name, seed) for name in models for seed in done[name]]
     while pending:
         for name, seed in list(pending):
 
-            def compute(name: str = name, seed: int = seed) -> Prediction:
+            def compute(name: str = name, seed: int = seed) -> dict[str, Prediction]:
                 report(0, now=f"{name}, seed {seed}")
-                return predict_rounds(data, models[name], seed, report, protocol)
+                return predict_rounds(data, name, models[name], seed, report, protocol)
 
             about = {**protocol.describe(), "settings": models[name].describe()}
-            job = Job(data, name, seed, about, tested.labels, trained[seed], folds[seed])
-            prediction = compute() if results is None else results.get_or_compute(job, compute)
-            if prediction is not None:
-                done[name][seed] = prediction._replace(folds=folds[seed], classifier=None)
+            job = Job(
+                data,
+                name,
+                seed,
+                about,
+                tested.labels,
+                trained[seed],
+                folds[seed],
+                [*models[name].members],
+            )
+            found = compute() if results is None else results.get_or_compute(job, compute)
+            if found is not None:
+                for row, one in found.items():
+                    if seed in done[row]:
+                        done[row][seed] = one._replace(folds=folds[seed], classifier=None)
                 pending.remove((name, seed))
         if pending:
             time.sleep(_POLL_SECONDS)
-    predictions = {
-        name: [run for run in of_seeds.values() if run is not None]
-        for name, of_seeds in done.items()
-    }
-    predictions |= {
-        one.name: one.combine(predictions, data, protocol, seeds) for one in combinations
-    }
-    fixed = [name for name in models if not (models[name].random or protocol.varies)]
+    predictions: dict[str, list[Prediction]] = {}
+    for name, of_seeds in done.items():
+        predictions[name] = [run for run in of_seeds.values() if run is not None]
+        if name in averaged:
+            runs = predictions[name]
+            each = [run.predictions for run in runs]
+            mean = data.target.averaged(each, [1 / len(runs)] * len(runs))
+            total = Prediction(mean, sum(run.seconds for run in runs), [])
+            predictions[averaged_row(name, len(runs))] = [total]
+    fixed = [name for name in rows if not (rows[name].random or protocol.varies)]
     task = {
         "name": data.name,
         "classes": data.classes,
@@ -323,26 +255,61 @@ def folds_of(data: TaskData, protocol: FixedSplit, seed: int) -> ndarray | None:
 
 
 def predict_rounds(
-    data: TaskData, model: TaskModel, seed: int, report: Report, protocol: FixedSplit
-) -> Prediction:
-    """What the model computes in all rounds of one seed, with the network of the last."""
-    start = time.monotonic()
+    data: TaskData,
+    row: str,
+    model: TaskModel,
+    seed: int,
+    report: Report,
+    protocol: FixedSplit,
+) -> dict[str, Prediction]:
+    """What the model and its members compute in all rounds of one seed, by row."""
     rounds = protocol.rounds(data, seed)
-    shape = (sum(len(one.tested) for one in rounds), data.target.num_outputs)
-    result = torch.full(shape, float("nan"), dtype=torch.float64)
-    fit_info = []
-    valid: list[Tensor] = []
-    for one in rounds:
-        result[one.tested] = model.fit_predict(one.data, seed, report).to(result.dtype)
-        fit_info.append(dict(model.fit_info))
-        valid += [] if model.valid_predictions is None else [model.valid_predictions]
-    return Prediction(
-        result,
-        time.monotonic() - start,
-        fit_info,
+    found = [model.fit_rows(row, one.data, seed, report) for one in rounds]
+    return {name: _joined(rounds, [each[name] for each in found]) for name in found[0]}
+
+
+def _joined(rounds: Sequence[Round], found: Sequence[Prediction]) -> Prediction:
+    """The prediction of all rounds from those of each, with the classifier of the last."""
+    shape = sum(len(one.tested) for one in rounds), found[0].predictions.shape[1]
+    predictions = torch.full(shape, math.nan, dtype=torch.float64)
+    for one, of_round in zip(rounds, found):
+        predictions[one.tested] = of_round.predictions
+    valid = [one.valid_predictions for one in found if one.valid_predictions is not None]
+    return found[-1]._replace(
+        predictions=predictions,
+        seconds=sum(one.seconds for one in found),
+        fit_info=[info for one in found for info in one.fit_info],
         valid_predictions=torch.cat(valid) if len(valid) == len(rounds) else None,
-        classifier=model.trained,
     )
+
+
+def scores_of(result: JsonMap) -> dict[str, float]:
+    """The metric of each model, the highest first."""
+    metric = primary_metric(result)
+    models = result["models"]
+    return {name: models[name][metric] for name in sorted(models, key=lambda x: -models[x][metric])}
+
+
+def headline(result: JsonMap) -> str:
+    """One sentence: the model with the highest test metric, by how much the saved combination is
+    better than its best member, and whether pretraining helped."""
+    metric, scores = title(primary_metric(result)), scores_of(result)
+    best = next(iter(scores))
+    parts = [
+        f"{best} has the highest {metric}: {scores[best]:.3f} "
+        f"(95 % interval: {interval_text(result['models'][best])}) on "
+        f"{result['task']['tested']:,} test sequences"
+    ]
+    differences = {(d["a"], d["b"]): d for d in result["differences"]}
+    members = [name for name in scores if name in result.get("members", ())]
+    texts = {
+        (result.get("predictor"), name): f"over {name}, its best member" for name in members[:1]
+    }
+    for (a, b), text in (texts | {PRETRAINING: "from pretraining"}).items():
+        if d := differences.get((a, b)):
+            gain = f"{d['difference']:+.3f} ({interval_text(d, '{:+.3f}')}) {text}"
+            parts.append(f"{a} has {gain}: {d['verdict']}")
+    return "; ".join(parts)
 
 
 def remarks(result: JsonMap) -> list[str]:
@@ -490,7 +457,7 @@ PUBLISHED_MODELS = {
 def published_counterpart(task: str, model: str, pretrained: str | None) -> PublishedResult | None:
     """The published result that corresponds to a model of a study, if any; `pretrained` is that of
     `PUBLISHED_MODELS`."""
-    name = {"fine-tuned": pretrained, "CNN": "CNN"}.get(model)
+    name = {FINE_TUNED: pretrained, "CNN": "CNN"}.get(model)
     return next((row for row in published_accuracies(task) if row.model == name), None)
 
 
@@ -537,7 +504,7 @@ def suite_rows(studies: Sequence[JsonMap]) -> list[tuple[str, ...]]:
     return rows
 
 
-def pretraining_warning(models: JsonMap, fine_tuned: str, scratch: str) -> str | None:
+def pretraining_warning(models: JsonMap) -> str | None:
     """One line, or None if the fine-tuned network is at least as good, or one of the two is
     missing.
 
@@ -547,7 +514,7 @@ def pretraining_warning(models: JsonMap, fine_tuned: str, scratch: str) -> str |
     Args:
         models: as in the result of `run_study`.
     """
-    both = [models[name] for name in (fine_tuned, scratch) if name in models]
+    both = [models[name] for name in PRETRAINING if name in models]
     # What `fit_info` records, its name, and which sign is better.
     for key, name, sign in (
         ("valid_accuracy", "accuracy", 1),

@@ -286,6 +286,10 @@ class TaskTarget(ABC):
         """Predictions (B, K) from the outputs (B, K) for each strand that was read."""
         return torch.stack(list(outputs)).mean(0)
 
+    def normalized(self, scores: Tensor) -> Tensor:
+        """Predictions (..., K) from a weighted sum of predictions."""
+        return scores
+
     def averaged(self, predictions: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
         """The weighted mean (S, K) of the predictions of several models; the weights add up to 1,
         and one of 0 leaves a model out."""

@@ -39,7 +39,15 @@ from dnadiff.fields import (
 from dnadiff.networks.backbone.base import Backbone
 from dnadiff.progress import log
 from dnadiff.supervised.classifier import Classifier, SequenceClassifier, draw_mixture, mixed_logits
-from dnadiff.supervised.items import EVALUATION, ItemBatch, Items, Report, ShuffledBatches, TaskData
+from dnadiff.supervised.items import (
+    EVALUATION,
+    Budget,
+    ItemBatch,
+    Items,
+    Report,
+    ShuffledBatches,
+    TaskData,
+)
 from dnadiff.supervised.targets import ValidScore
 from dnadiff.training.optim import frozen_objects, parameter_groups, warmup_cosine
 
@@ -174,20 +182,6 @@ class Speed(NamedTuple):
 
     step: float
     validation: float
-
-
-class Budget:
-    """A wall-clock budget that starts now; without `minutes`, it has no end."""
-
-    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self.is_limited = minutes is not None
-        self.clock = clock
-        self.end = math.inf if minutes is None else clock() + 60 * minutes
-
-    @property
-    def left(self) -> float:
-        """Seconds; negative after the end."""
-        return self.end - self.clock()
 
 
 def automatic_plan(batches: int) -> TrainingPlan:

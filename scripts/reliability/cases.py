@@ -86,7 +86,7 @@ RECIPE = (
     "lr_scratch=2e-3",
     "layer_decay=1",
 )  # of fine-tuning: the default takes longer
-STACKED = ("scratch=false", "lr=auto", "adapter=lora", "adapter.rank=2", "stack=true")
+STACKED = ("scratch=false", "lr=auto", "adapter=lora", "adapter.rank=2", "combine=true")
 CLASSIFIER = ("checkpoint={world}/classifier", "accelerator=cpu", "output={out}/p.tsv")
 FASTA = ("data=fasta", "data.path={world}/genome.fa.gz")
 GENOME = "genome={world}/genome.fa.gz"

@@ -143,6 +143,7 @@ COLUMNS = {  # of tables: the models and their titles
     "-10/-35 weight matrix": "weight matrix",
     "conv head on one-hot": "conv baseline",
     "same head on one-hot": "head on bases",
+    "small network on the bases": "head on bases",
     "frozen + logistic regression": "frozen",
     "frozen + ridge regression": "frozen",
     "scratch": "scratch",

@@ -83,7 +83,7 @@ def test_the_page_of_one_task_begins_with_its_best_model_and_pictures():
     interval = f"{best['low']:.3f} .. {best['high']:.3f}"
     assert page.sentence == (
         f"Warning: mine: something. {name} has the highest accuracy: {best['accuracy']:.3f} "
-        f"({interval}, 95 % interval) on 90 test sequences."
+        f"(95 % interval: {interval}) on 90 test sequences."
     )
     names = [picture.name for picture in page.pictures]
     assert names == ["task_1_metric", "task_1_differences", "task_1_roc"]

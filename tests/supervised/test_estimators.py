@@ -76,7 +76,7 @@ def test_a_saved_estimator_is_a_fine_tuned_run(classifier, sequences, tmp_path):
 
 
 def test_cross_validation_and_pipelines(sequences, settings):
-    model = dnadiff.Classifier(**settings)
+    model = dnadiff.Classifier(**settings, combine=False)
     frame = pd.DataFrame({"sequence": sequences})
     assert cross_val_score(model, frame, LABELS, cv=2).min() > 0.7
     upper = FunctionTransformer(lambda given: [each.upper() for each in given])

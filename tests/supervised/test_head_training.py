@@ -78,7 +78,7 @@ def test_a_head_without_a_network_is_trained_in_the_same_two_stages():
             batch_size=16,
         )
         made[head_epochs] = model.fit_predict(data, 1)
-        found = {key: value for key, value in model.fit_info.items() if key.startswith("head")}
+        found = {key: value for key, value in model.fit_info.items() if key.startswith("head_")}
         assert found.keys() == (
             {"head_sequences", "head_epochs", "head_best_epoch", "head_valid_loss"}
             if head_epochs

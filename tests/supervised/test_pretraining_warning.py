@@ -13,7 +13,7 @@ def models(fine_tuned, scratch):
 
 
 def warning(fine_tuned, scratch):
-    return pretraining_warning(models(fine_tuned, scratch), "fine-tuned", "scratch")
+    return pretraining_warning(models(fine_tuned, scratch))
 
 
 def test_the_mean_over_seeds_is_compared_and_the_loss_breaks_ties():
@@ -30,17 +30,13 @@ def test_values_are_compared_by_the_loss():
         name: {"found": [[{"valid_loss": loss}]]}
         for name, loss in (("fine-tuned", 0.9), ("scratch", 0.7))
     }
-    assert "(loss 0.900 and 0.700)" in pretraining_warning(of_values, "fine-tuned", "scratch")
-    assert pretraining_warning(of_values, "scratch", "fine-tuned") is None
+    assert "(loss 0.900 and 0.700)" in pretraining_warning(of_values)
+    swapped = dict(zip(of_values, reversed(of_values.values())))
+    assert pretraining_warning(swapped) is None
 
 
 def test_one_network_alone_gives_no_warning():
-    assert (
-        pretraining_warning(
-            {"fine-tuned": {"found": [[{"valid_accuracy": 0.1}]]}}, "fine-tuned", "scratch"
-        )
-        is None
-    )
+    assert pretraining_warning({"fine-tuned": {"found": [[{"valid_accuracy": 0.1}]]}}) is None
 
 
 def test_weighted_classes_are_compared_by_the_weighted_accuracy():
@@ -48,6 +44,4 @@ def test_weighted_classes_are_compared_by_the_weighted_accuracy():
         n: {"found": [[{"valid_weighted_accuracy": a, "valid_loss": 1.0}]]}
         for n, a in (("fine-tuned", 0.5), ("scratch", 0.6))
     }
-    assert "(weighted accuracy 0.500 and 0.600)" in pretraining_warning(
-        of_weighted, "fine-tuned", "scratch"
-    )
+    assert "(weighted accuracy 0.500 and 0.600)" in pretraining_warning(of_weighted)
