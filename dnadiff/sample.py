@@ -176,7 +176,6 @@ def sample(options: SampleOptions) -> list[Job]:
     from dnadiff.design import designs, generate, pilot, predicted, reward, samples, translation
     from dnadiff.design.method.base import Designer
     from dnadiff.genomics.metrics import memorization
-    from dnadiff.genomics.metrics.designs import real_windows
     from dnadiff.model import Model, names_of
     from dnadiff.store import disk, files
 
@@ -242,7 +241,7 @@ def sample(options: SampleOptions) -> list[Job]:
     real: list[Any] = []
     if options.real is not None and is_dna:
         shown = (target.shown for target in request.evenly_spaced())
-        real = real_windows(options.real, min(end - start for start, end in shown))
+        real = memorization.real_windows(options.real, min(end - start for start, end in shown))
     kind: type[samples.SampleJob] = samples.SampleJob
     of_design: dict[str, Any] = {}
     of_method: JsonDict = {}

@@ -15,8 +15,7 @@ from dnadiff.design.pilot import Choice, Pilot, refined
 from dnadiff.design.request import starting_from
 from dnadiff.design.samples import SampleJob, numbers_of, record_of
 from dnadiff.fields import Json, JsonDict, JsonMap
-from dnadiff.genomics.metrics.composition import evenly_spaced
-from dnadiff.genomics.metrics.designs import DesignTable, sixmer_distance
+from dnadiff.genomics.metrics.composition import DesignTable, evenly_spaced, sixmer_distance
 from dnadiff.jobs.job import Result
 from dnadiff.progress import Progress, log
 from dnadiff.store.disk import write_bytes

@@ -30,8 +30,7 @@ from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
 from dnadiff.formats.sequences import Record, iter_sequences, synthetic_record, wrapped
 from dnadiff.genomics.metrics import memorization
-from dnadiff.genomics.metrics.composition import designed_bases
-from dnadiff.genomics.metrics.designs import header_facts
+from dnadiff.genomics.metrics.composition import designed_bases, header_facts
 from dnadiff.genomics.metrics.memorization import TrainingIndex
 from dnadiff.jobs.job import Result, ResumableJob
 from dnadiff.jobs.journal import is_compressed, json_path, open_bytes, read_journal

@@ -13,13 +13,14 @@ from numpy import ndarray
 from dnadiff import plot
 from dnadiff.design.designs import unguided_path
 from dnadiff.fields import Json, JsonDict
-from dnadiff.genomics.metrics.composition import KMER_LENGTHS, MAX_SEQUENCES, evenly_spaced
-from dnadiff.genomics.metrics.designs import (
+from dnadiff.genomics.metrics.composition import (
+    KMER_LENGTHS,
+    MAX_SEQUENCES,
     DesignTable,
     compare_designs,
-    real_windows,
+    evenly_spaced,
 )
-from dnadiff.genomics.metrics.memorization import cut, held_out_windows
+from dnadiff.genomics.metrics.memorization import cut, held_out_windows, real_windows
 from dnadiff.genomics.metrics.sample_quality import draw_divergences
 from dnadiff.genomics.metrics.text_quality import read_texts
 from dnadiff.plot import HEIGHT, WIDTH, figure, information

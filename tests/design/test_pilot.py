@@ -23,7 +23,7 @@ from dnadiff.diffusion.noise import LogLinear
 from dnadiff.diffusion.process import AbsorbingProcess
 from dnadiff.diffusion.sampler.grouped import Grouped
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.genomics.metrics.designs import header_facts, sixmer_distance
+from dnadiff.genomics.metrics.composition import header_facts, sixmer_distance
 
 DNA = DNATokenizer()
 WORDS = ["".join(letters) for letters in itertools.product("ACGT", repeat=3)]

@@ -13,7 +13,7 @@ from dnadiff import finetune
 from dnadiff.design.predicted import PredictedReward
 from dnadiff.design.reward import WeightedSum
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.genomics.metrics.designs import header_facts
+from dnadiff.genomics.metrics.composition import header_facts
 from dnadiff.supervised import ensemble
 from dnadiff.train import train
 

@@ -12,7 +12,7 @@ import dnadiff
 from dnadiff.design.designs import unguided_path
 from dnadiff.design.reward import GCContent
 from dnadiff.formats.sequences import read_sequences
-from dnadiff.genomics.metrics.designs import header_facts
+from dnadiff.genomics.metrics.composition import header_facts
 
 RUN = ["length=24", "sampler.num_groups=4", "output=a.fa", "report=p/a.html", "batch_size=8"]
 DESIGN = ["reward=gc", "num_samples=8", "num_draws=2", "pilot=24"]

@@ -25,7 +25,12 @@ from dnadiff.data.records import num_tokens
 from dnadiff.fields import Config, Json
 from dnadiff.formats.sequences import iter_sequences
 from dnadiff.genomics.held_out import bases_of
-from dnadiff.genomics.metrics.composition import as_bases, designed_bases
+from dnadiff.genomics.metrics.composition import (
+    MAX_SEQUENCES,
+    as_bases,
+    designed_bases,
+    evenly_spaced,
+)
 from dnadiff.progress import log
 
 if TYPE_CHECKING:
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
 LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches
+_MIN_REAL = 4  # windows
 _SEED_LENGTH = 11  # matches start with a k-mer of this length, looked up in a table of 4^11
 
 
@@ -225,6 +231,18 @@ def cut(records: Sequence[ndarray], length: int, max_unknown: float = MAX_UNKNOW
             "bases; give longer records"
         )
     return found
+
+
+def real_windows(path: str, length: int) -> list[ndarray]:
+    """At most 2,000 windows of the records of a FASTA file, evenly spaced, without unknown bases; a
+    ValueError if there are fewer than 4."""
+    found = cut(read_bases(path), length, max_unknown=0)
+    if len(found) < _MIN_REAL:
+        raise ValueError(
+            f"real {path} has {len(found)} windows of {length:,} bases, the length of the samples; "
+            f"give at least {_MIN_REAL}"
+        )
+    return [found[i] for i in evenly_spaced(len(found), MAX_SEQUENCES)]
 
 
 class Match(NamedTuple):

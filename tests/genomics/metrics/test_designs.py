@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from dnadiff.formats.sequences import Record, write_fasta
-from dnadiff.genomics.metrics import designs
-from dnadiff.genomics.metrics.composition import as_bases
-from dnadiff.genomics.metrics.designs import DesignTable, compare_designs
+from dnadiff.genomics.metrics.composition import (
+    MAX_SEQUENCES,
+    DesignTable,
+    as_bases,
+    compare_designs,
+)
 from dnadiff.plot import information
 
 
@@ -86,7 +89,7 @@ def test_ten_thousand_designs_are_counted_and_two_thousand_are_kept(tmp_path):
     table = DesignTable.read(tmp_path / "a.fa", 10_000)
     assert (
         len(table) == 10_000
-        and len(table.sequences) == designs.MAX_SEQUENCES == 2000
+        and len(table.sequences) == MAX_SEQUENCES == 2000
         and table.columns["reward"].sum() == 49_995_000
     )
     assert table.counts.sum(1).tolist() == [10_000] * 30 and table.hamming == pytest.approx(
