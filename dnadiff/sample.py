@@ -61,7 +61,8 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     """grouped, first_hitting, ancestral, confidence, semi_ar (any length), ...; without it the one
     that fits the model"""
     reward: Group = group("none")
-    """what designs are optimized for: gc, motif, restriction_sites, homopolymer,"""
+    """what designs are optimized for: gc, motif, restriction_sites, homopolymer, predicted (by a
+    fine-tuned run), weighted (a sum of rewards)"""
     method: Group = group("best_of_n")
     """best_of_n, smc, svdd, classifier_guidance, metropolis, resample_move"""
     num_samples: PositiveInt = 16

@@ -101,13 +101,14 @@ class Toward(_Combined):
         super().__init__([reward])
         self.reward = reward
         self.target = target
+        self.unit = f"minus the distance of the {reward.unit or 'reward'} from {target:g}"
 
     def __call__(self, sequences: Sequence[str]) -> Values:
-        return -np.abs(self.reward(sequences) - self.target)
+        return 0 - np.abs(self.reward(sequences) - self.target)  # not -0
 
     def gradient(self, sequences: Sequence[str]) -> tuple[Values, Values]:
         value, slope = self.reward.gradient(sequences)
-        return -np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
+        return 0 - np.abs(value - self.target), -np.sign(value - self.target)[:, None, None] * slope
 
 
 @checked

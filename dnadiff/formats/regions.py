@@ -327,6 +327,11 @@ def read_regions(
             f"feature {feature!r} chooses rows of a GTF or GFF file, and {members[0]} is {kind}; "
             "leave feature out"
         )
+    if spliced and not any(is_gff(text) or _is_bed(text) for text in members):
+        raise ValueError(
+            f"spliced=true joins exons of GTF, GFF and BED12 files, not of {members[0]}; leave "
+            "spliced out"
+        )
     for text in members:
         if is_gff(text):
             regions += read_gtf(text, feature, lengths, spliced)

@@ -21,7 +21,6 @@ from dnadiff.plot import (
     ARROWS,
     FAINT,
     MODEL,
-    OTHER,
     PALETTE,
     ROWS,
     Gene,
@@ -49,7 +48,7 @@ CONFIG: Json = {
     "legend": {
         **_TEXT,
         "orient": "bottom",
-        "columns": {"signal": "width < 400 ? 1 : 2"},  # names would be cut on a phone
+        "columns": {"signal": "width < 500 ? 1 : 2"},  # names would be cut on a phone
         "symbolOpacity": 1,
         "labelLimit": 240,
     },
@@ -124,31 +123,31 @@ def lines(
     return alt.layer(*layers).properties(height=HEIGHT)
 
 
-def bars(
+def dots(
     frame: pandas.DataFrame,
     x: str,
     y: str,
+    interval: tuple[str, str],
     color: str | None = None,
-    interval: tuple[str, str] | None = None,
+    zero: bool = False,
 ) -> Chart:
-    """Horizontal bars: a number `x` for each name `y`, of one or two lines, in the order of the
-    rows; `interval` names the columns of the ends of a line on each bar."""
-    axis = alt.Axis(labelLimit=200, labelExpr="split(datum.label, '\\n')")
+    """Points at a number `x` for each name `y`, of one or two lines, in the order of the rows;
+    `interval` names the columns of the ends of a line through each point, and `zero` puts 0 on the
+    axis."""
+    axis = alt.Axis(labelLimit=200, labelExpr="split(datum.label, '\\n')", labelOverlap=False)
     base = _chart(frame).encode(
-        y=_field(alt.Y, y, type="nominal", sort=None, title=None, axis=axis)
-    )
-    drawn = base.mark_bar(opacity=0.85).encode(
-        x=_field(alt.X, x, type="quantitative"),
+        y=_field(alt.Y, y, type="nominal", sort=None, title=None, axis=axis),
         color=_color(frame, color),
-        tooltip=_tooltip(frame, (y, x, color, *(interval or ()))),
     )
-    layers: list[alt.Chart] = [drawn]
-    if interval is not None:
-        low, high = interval
-        ends = base.mark_rule(color=OTHER, strokeWidth=2)
-        place = _field(alt.X, low, type="quantitative", title=x)
-        layers.append(ends.encode(x=place, x2=_end(alt.X2, high)))
-    return alt.layer(*layers).properties(height=alt.Step(28))
+    low, high = interval
+    scale = alt.Scale(zero=zero)
+    lines = base.mark_rule(strokeWidth=2).encode(
+        x=_axis(alt.X, low, title=x, scale=scale), x2=_end(alt.X2, high)
+    )
+    points = base.mark_circle(size=90, opacity=1).encode(
+        x=_axis(alt.X, x, scale=scale), tooltip=_tooltip(frame, (y, x, color, *interval))
+    )
+    return alt.layer(lines, points).properties(height=alt.Step(28))
 
 
 def histogram(frame: pandas.DataFrame, x: str, color: str | None = None) -> Chart:
@@ -241,9 +240,7 @@ def _end(kind: Any, column: str) -> Any:
 
 def _axis(kind: Any, column: str, **more: Any) -> Any:
     """An axis of numbers that need not contain 0."""
-    return _field(
-        kind, column, **{"type": "quantitative", "scale": alt.Scale(zero=False, nice=True), **more}
-    )
+    return _field(kind, column, **{"type": "quantitative", "scale": alt.Scale(zero=False), **more})
 
 
 def _color(frame: pandas.DataFrame, column: str | None) -> Any:

@@ -37,6 +37,11 @@ def page(result: Result, options: Any) -> Page:
     if options.metadata is not None:
         table = read_metadata(options.metadata)
         groups = list(table.columns.drop("name"))
+        if not about["name"].isin(table["name"]).any():
+            raise ValueError(
+                f"metadata {options.metadata} has none of the sequences in its column name, such "
+                f"as {about['name'][0]}; give their names"
+            )
         about = about.drop(columns=groups, errors="ignore").merge(table, "left", "name")
     frame = about.assign(**dict(zip(names, points.T)))
     color = groups[0] if groups else None

@@ -37,7 +37,7 @@ def page(result: Result, options: Any) -> Page:
         ("group", frame[frame["model"] == "this model"], by_group),
     ):
         if len(part) > 1:
-            drawn = charts.bars(part, unit, row, interval=ends)
+            drawn = charts.dots(part, unit, row, ends)
             pictures.append(Picture(f"{row}s", f"{unit} of each {row}", text, drawn))
     if content["curve"]:
         visible = "visible tokens"

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _TEMPLATES = Path(__file__).parent / "templates"
 MAX_ROWS = 1000  # of a table on a page
 _LONG = 24  # characters of a name that may be broken
+_DNA = re.compile("[ACGTN]{20,}")
 # Colors of the figures that follow the text of a page, which is light in dark mode.
 _OF_PAGE = {"#24292e|#4a4f55|#3d3d3d": "currentColor", "#6b7075": "var(--soft)"}
 _OF_PAGE |= {"#e6e8eb": "var(--line)", "#ffffff": "var(--paper)"}
@@ -204,11 +205,15 @@ def link(text: str, address: str) -> Markup:
 
 
 def cell(value: Json) -> Markup:
-    """A value in a table; long names, which would push the last columns off the screen, may be
-    broken."""
+    """A value in a table: numbers with all their four digits, DNA in letters of one width; long
+    names, which would push the last columns off the screen, may be broken."""
     if isinstance(value, Markup):
         return value
+    if isinstance(value, float):
+        return escape(f"{value:#.4g}".rstrip("."))
     text = escape(shown(value))
+    if _DNA.fullmatch(text):
+        return Markup(f"<code>{text}</code>")
     return text if len(text) <= _LONG else text.replace("_", Markup("_<wbr>"))
 
 

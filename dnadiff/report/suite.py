@@ -132,12 +132,12 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
     task, models, scores = result["task"], result["models"], scores_of(result)
     score, ends = f"test {metric}", ("low", "high")
     known = published_for(result)
-    bars = [
+    points = [
         {"model": model, score: value, **{end: models[model].get(end) for end in ends}}
         | {"kind": "trained network" if model in PRETRAINING else "baseline or frozen features"}
         for model, value in scores.items()
     ]
-    bars += [
+    points += [
         {"model": f"{one.model} ({one.train:,})", score: one.accuracy, "kind": "published"}
         for one in known
     ]
@@ -145,13 +145,13 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
     if known:
         text += " Published results: with their number of training sequences."
     label = f"{metric} of each model on {task['name']}; the table has the numbers."
-    chart = charts.bars(pandas.DataFrame(bars), score, "model", "kind", ends)
+    chart = charts.dots(pandas.DataFrame(points), score, "model", ends, "kind")
     yield Picture(f"{name}_metric", label, f"{text} Lines: 95 % intervals.", chart)
     if differences := result["differences"]:
         frame = pandas.DataFrame(differences).rename(columns={"verdict": "the first is"})
         frame["pair"] = frame["a"] + "\n− " + frame["b"]
         label = f"Paired differences of {metric} with 95 % intervals; the table has the numbers."
-        chart = charts.bars(frame, "difference", "pair", "the first is", ends)
+        chart = charts.dots(frame, "difference", "pair", ends, "the first is", zero=True)
         text = f"Differences of {metric}: above 0 the first is better. Lines: 95 % intervals."
         yield Picture(f"{name}_differences", label, text, chart)
     # Two classes: a curve of each model. More: each class against the rest, of the best model.

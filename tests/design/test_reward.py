@@ -9,6 +9,7 @@ from dnadiff.design.reward import (
     MotifMatch,
     RestrictionSites,
     Reward,
+    Toward,
     WeightedSum,
     log_odds,
     read_jaspar,
@@ -49,6 +50,14 @@ def test_gc_content_and_its_gradient():
     assert np.allclose(
         changes - GCContent()(["GATTACA"]), slope[0] - slope[0][range(7), index][:, None]
     )
+
+
+def test_a_reward_at_its_target_is_0_and_not_minus_0():
+    reward = Toward(GCContent(), 0.5)
+    assert reward(["GATC", "GGGC"]).tolist() == [0.0, -0.5]
+    assert reward.unit == "minus the distance of the fraction of G and C from 0.5"
+    for value in reward(["GATC"]), reward.gradient(["GATC"])[0]:
+        assert not np.signbit(value[0])
 
 
 def test_runs_of_one_base():

@@ -33,6 +33,22 @@ def test_long_names_break_after_underscores_and_are_escaped(tmp_path):
     assert broken in cells and ">sample_10<" in cells
 
 
+def test_cells_have_four_digits_and_sequences_letters_of_one_width(tmp_path):
+    rows = [["a" * 20, -9.6, 1000.0, 1e-5], ["ACGTN" * 5, 0.0, 12.5, 1.25]]
+    cells = written(tmp_path, table=Table(("name", "x", "y", "z"), rows))
+    for text in ("-9.600", "1000", "1.000e-05", "0.000", "12.50", "1.250"):
+        assert f">{text}</td>" in cells
+    assert f"<code>{'ACGTN' * 5}</code>" in cells and f">{'a' * 20}</th>" in cells
+
+
+def test_axes_of_points_fit_their_intervals_and_contain_0_if_it_is_asked_for():
+    frame = pd.DataFrame({"model": ["a"], "bits": [1.9], "low": [1.8], "high": [2.0]})
+    for zero in (False, True):
+        drawn = charts.dots(frame, "bits", "model", ("low", "high"), zero=zero).to_dict()
+        for layer in drawn["layer"]:
+            assert layer["encoding"]["x"]["scale"]["zero"] is zero
+
+
 def test_the_parts_of_a_page_have_a_fixed_order(tmp_path):
     page = written(
         tmp_path,
@@ -71,7 +87,7 @@ def test_charts_are_escaped_labeled_and_need_no_network(tmp_path):
         charts.scatter(frame, "x", "y", "name"),
         charts.scatter(frame, "x", "y", "y"),
         charts.lines(frame, "x", "y", "name", band=("x", "y")),
-        charts.bars(frame, "x", "name", interval=("x", "y")),
+        charts.dots(frame, "x", "name", ("x", "y")),
         charts.histogram(frame, "x", "name"),
     ]
     pictures = [Picture(f"p{i}", f"label {i}", "", chart) for i, chart in enumerate(made)]
@@ -120,5 +136,5 @@ def test_a_histogram_has_the_shares_of_each_group():
 def test_numbers_are_aligned_on_the_right(tmp_path):
     table = Table(["name", "value", "text"], [["a", 1.5, "2"], ["b", None, "3"]], numbers=[2])
     page = written(tmp_path, table=table)
-    assert '<th scope="col" class="number">value' in page and '<td class="number">1.5<' in page
+    assert '<th scope="col" class="number">value' in page and '<td class="number">1.500<' in page
     assert '<td class="number">3<' in page and '<th scope="row">a<' in page

@@ -121,6 +121,10 @@ def test_the_page_of_embeddings_is_colored_by_a_table_of_ones_own(tmp_path):
         ["3", None],
     ]
     assert chart_of(page, "components")["encoding"]["color"]["field"] == "activity"
+    other = tmp_path / "other.csv"
+    other.write_text("name,activity\n00,1\n")
+    with pytest.raises(ValueError, match="none of the sequences in its column name, such as 0"):
+        embed.page(Result({}, (tmp_path / "e.npz",)), EmbedOptions(**given, metadata=str(other)))
     (tmp_path / "m.csv").write_text("id,activity\n0,1\n")
     with pytest.raises(ValueError, match=r"m.csv has the columns id, activity; give name"):
         embed.read_metadata(str(tmp_path / "m.csv"))

@@ -496,3 +496,13 @@ def test_a_transcript_with_an_exon_across_the_end_of_a_circular_record_is_left_o
 def test_rows_that_cannot_be_spliced_are_refused(tmp_path, name, rows, message):
     with pytest.raises(ValueError, match=message):
         read_regions(write(tmp_path, rows, name), {"c": 9}, spliced=True)
+
+
+def test_spliced_without_a_file_of_exons_is_refused(tmp_path):
+    message = "^spliced=true joins exons of GTF, GFF and BED12 files, not of chr1:5-8; leave"
+    with pytest.raises(ValueError, match=message):
+        read_regions("chr1:5-8", LENGTHS, spliced=True)
+    gtf = 'chr1\tx\texon\t5\t8\t.\t+\t.\ttranscript_id "t";\n'
+    assert (
+        len(read_regions(["chr1:5-8", write(tmp_path, gtf, "r.gtf")], LENGTHS, spliced=True)) == 2
+    )
