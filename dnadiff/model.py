@@ -301,9 +301,9 @@ class Model:
                 raise ValueError(f"infill {infill!r} must be (sequence, start, end)")
             request = self._infill(*infill, n, length)
         generator = self.conditional_sampler(sampler, request, label, guidance)
-        goal = as_reward(reward, target)
-        judging = None if judge is None else as_reward(judge)
-        designer = Designer(generator, method, goal, beta, num_draws, judge=judging)
+        generator.num_draws = num_draws
+        generator.judge = None if judge is None else as_reward(judge)
+        designer = Designer(generator, method, as_reward(reward, target), beta)
         has_weights = bool(designer.has_weights(request))
         resample = designer.beta.is_automatic and has_weights
         request.each *= 1 + resample

@@ -253,15 +253,14 @@ def sample(options: SampleOptions) -> list[Job]:
         if not method.uses_beta and any(options.given("beta")):
             log.info(f"beta is not used by {of_method['method']}")
         built = chosen(options, "reward", reward.Reward)
-        search = None if index is None else index.longest_match
         goal = reward.as_reward(built, options.target)
-        judge = None
+        generator.num_draws = options.num_draws
+        if index is not None:
+            generator.longest_match = index.longest_match
         if options.judge is not None:
-            judge = predicted.PredictedReward(options.judge, trust=options.trust)
-            settings_of_output["judge"] = judge.inputs()
-        generator = made = Designer(
-            generator, method, goal, options.beta, options.num_draws, search, judge
-        )
+            generator.judge = predicted.PredictedReward(options.judge, trust=options.trust)
+            settings_of_output["judge"] = generator.judge.inputs()
+        generator = made = Designer(generator, method, goal, options.beta)
         beta = made.beta
         has_weights = bool(made.has_weights(request)) and is_dna
         if options.resample is None:

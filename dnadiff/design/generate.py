@@ -170,6 +170,7 @@ class ConditionalSampler:
         num_draws: network calls for the bound on the log-probability of each sample; 0 leaves it
             out.
         longest_match: searches each sample in the training data; None leaves it out.
+        judge: a `Reward` of the samples that nothing optimizes; None leaves it out.
     """
 
     denoiser: BaseDenoiser
@@ -181,7 +182,7 @@ class ConditionalSampler:
     start_t: float | None = None
     num_draws: int = 0
     longest_match: LongestMatch | None = None
-    judge: Any = None  # a `Reward`
+    judge: Any = None
 
     def __post_init__(self) -> None:
         self.allowed = torch.from_numpy(allowed_letters(self.tokenizer))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from dnadiff.design.request import FREE, codes_of
 from dnadiff.diffusion.sampler.base import Configurable
-from dnadiff.fields import Fraction, PositiveInt, as_list, checked
+from dnadiff.fields import Fraction, PositiveInt, as_list, checked, checked_dataclass
 from dnadiff.formats.motifs import log_odds, read_jaspar
 from dnadiff.formats.nucleotides import reverse_complement
 from dnadiff.store.address import shown
@@ -289,7 +289,7 @@ class GCContent(Reward):
         return self(sequences), slope[..., None] * np.array([0.0, 1.0, 1.0, 0.0])
 
 
-@checked
+@checked_dataclass
 class Homopolymer(Reward):
     """Minus the number of bases by which the longest run of one base exceeds `longest`; 0 if none
     does.
@@ -302,8 +302,7 @@ class Homopolymer(Reward):
         [0.0, -2.0]
     """
 
-    def __init__(self, longest: PositiveInt = 6) -> None:
-        self.longest = longest
+    longest: PositiveInt = 6
 
     def __call__(self, sequences: Sequence[str]) -> Values:
         runs = (re.findall("A+|C+|G+|T+", text) for text in sequences)

@@ -479,13 +479,9 @@ def test_designs_from_a_given_sequence_change_few_positions(generator):
 def test_designs_in_python_have_the_numbers_of_their_records(generator):
     (pattern,), start = request(1).patterns, DNA.encode("GAT").astype(np.int64)
     chosen = Templates([pattern], 4, DNA.vocab.mask_id, start=[start] * 4)
-    designer = Designer(
-        generator(),
-        Metropolis(3),
-        as_reward(scores),
-        0.0,
-        longest_match=lambda bases: np.array([len(b) for b in bases]),
-    )
+    made = generator()
+    made.longest_match = lambda bases: np.array([len(b) for b in bases])
+    designer = Designer(made, Metropolis(3), as_reward(scores), 0.0)
     for design in designer.designs(chosen, 1, 4):
         assert (
             design.changes == sum(a != b for a, b in zip(design, "GAT"))

@@ -36,7 +36,6 @@ from torch import Tensor
 from dnadiff.design.generate import (
     ConditionalSampler,
     Designs,
-    LongestMatch,
     SampleBatch,
     resample_group,
     systematic_resample,
@@ -220,13 +219,11 @@ class Designer(ConditionalSampler):
     """A generator whose samples are designs.
 
     Args:
-        generator: the model with its sampler and constraints.
+        generator: the model with its sampler and constraints, whose settings the designs have too.
         method: how designs are found.
         reward: what is optimized.
         beta: inverse temperature: weighted designs have the distribution p(x) exp(beta reward(x)).
             Other forms of `Beta.parse` are chosen by a pilot (`with_choice`).
-        num_draws, longest_match: as of `ConditionalSampler`.
-        judge: a further reward of the finished sequences, which is not optimized.
 
     Raises:
         ValueError: if `beta` has another form, or model, sampler and reward do not fit the method.
@@ -240,17 +237,11 @@ class Designer(ConditionalSampler):
         method: DesignMethod,
         reward: Reward,
         beta: float | str = 1.0,
-        num_draws: int = 0,
-        longest_match: LongestMatch | None = None,
-        judge: Reward | None = None,
     ) -> None:
         vars(self).update(vars(generator))
         self.beta = Beta.parse(beta if method.uses_beta else 0.0)
         self.method = method
         self.goal = Goal(CountedReward(reward), 0.0 if self.beta.is_automatic else self.beta.number)
-        self.num_draws = num_draws
-        self.longest_match = longest_match
-        self.judge = judge
         require(f"method {type(method).__name__}", generator.denoiser, AbsorbingProcess)
         method.check(self, self.goal)
 
