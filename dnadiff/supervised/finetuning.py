@@ -355,12 +355,7 @@ class TaskStudy:
         seeds = self.all_seeds
         rounds = protocol.rounds(data, asked.seed)
         subsets = labeled.tested_subsets(data, protocol, self.tokenizer, kmers)
-        near = subsets.get("inside training")
-        about = log_task(
-            protocol.example(data, asked.seed),
-            protocol.tested(data).labels,
-            None if near is None else int(near.sum()),
-        )
+        about = log_task(protocol.example(data, asked.seed), protocol.tested(data).labels, subsets)
         origin = {"checkpoint": str(loaded.path), "step": loaded.step}
         kept = [self.predictor if name == FINE_TUNED else name for name in asked.save_models]
         if asked.save_models and protocol.tests_all_items:

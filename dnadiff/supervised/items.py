@@ -279,14 +279,15 @@ class ShuffledBatches:
             yield make_batch(self.items, index, self.vocab, flipped)
 
 
-def log_task(data: TaskData, tested: Tensor, near: int | None) -> list[str]:
+def log_task(data: TaskData, tested: Tensor, subsets: Mapping[str, ndarray]) -> list[str]:
     """Log what is to be known of a task before its results, and return these lines: its size, the
     labels and what predicting always the same would score, labels that conflict, and what the test
     part shares with training.
 
     Args:
         tested: labels of the tested items.
-        near: tested items that share most of their k-mers with training; None if not counted.
+        subsets: masks of tested items; `inside training` are those that share most of their k-mers
+            with it.
     """
     counts = {part: sum(of_class.values()) for part, of_class in data.counts().items()}
     sizes = ", ".join(f"{part} {n:,}" for part, n in counts.items())
@@ -302,7 +303,8 @@ def log_task(data: TaskData, tested: Tensor, near: int | None) -> list[str]:
     differing = notes.get("sequences_with_different_labels", {"sequences": 0, "rows": 0})
     copies = notes.get("test_sequences_also_in_training", 0)
     either = "" if data.stranded else ", either strand"
-    most = "" if near is None else f"; {near:,} have most of their {NOVELTY}-mers in common with it"
+    near = int(subsets.get("inside training", np.zeros(1)).sum())
+    most = f"; {near:,} have most of their {NOVELTY}-mers in common with it" if near else ""
     lines.append(
         f"{differing['sequences']:,} sequences occur with different labels "
         f"({differing['rows']:,} rows{either}); {copies:,} of {counts['test']:,} test sequences "

@@ -120,7 +120,7 @@ def test_the_first_lines_count_conflicts_copies_classes_and_the_majority(caplog)
     }
     classes = task(torch.tensor([0, 0, 1, 0, 0, 0, 0, 1, 1, 0]), notes)
     with caplog.at_level("INFO", logger="dnadiff"):
-        lines = log_task(classes, classes.test.labels, 2)
+        lines = log_task(classes, classes.test.labels, {"inside training": np.ones(2, bool)})
     assert lines == caplog.messages
     assert lines == [
         "task: t, a vs. b; train 6, valid 2, test 2 sequences",
@@ -134,7 +134,7 @@ def test_the_first_lines_count_conflicts_copies_classes_and_the_majority(caplog)
 def test_the_first_lines_of_values_have_the_error_of_the_mean():
     values = torch.tensor([1.0, 3.0, 1.0, 3.0, 2.0, torch.nan, 9.0, 9.0, 4.0, 1.0])[:, None]
     of_values = task(values, {}, target=RegressionTarget(["y"]), stranded=True)
-    assert log_task(of_values, of_values.test.labels, None)[1:] == [
+    assert log_task(of_values, of_values.test.labels, {})[1:] == [
         "y is 2 in the mean, whose squared error is 2.5",
         "0 sequences occur with different labels (0 rows); 0 of 2 test sequences are also in the "
         "training or validation part, on either strand",
