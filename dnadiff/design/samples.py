@@ -28,7 +28,7 @@ from dnadiff.design.request import Request
 from dnadiff.diffusion.likelihood.curve import StoredCurve
 from dnadiff.diffusion.sampler.base import Configurable, Sampler
 from dnadiff.fields import Config, Json, JsonDict, JsonMap, PositiveInt, check_value
-from dnadiff.formats.sequences import Record, iter_sequences, synthetic_record, wrapped
+from dnadiff.formats.sequences import Record, iter_sequences, wrapped
 from dnadiff.genomics.metrics import memorization
 from dnadiff.genomics.metrics.composition import designed_bases, header_facts
 from dnadiff.genomics.metrics.memorization import TrainingIndex
@@ -288,13 +288,12 @@ def record_of(output: Path, name: str, text: str, about: JsonMap) -> bytes:
     about = {k: round(x, _DIGITS[k]) if k in _DIGITS else x for k, x in about.items()}
     kind = output.name.removesuffix(".gz")
     if kind.endswith(FASTA):
-        values = {
-            key: value
-            if isinstance(value, str) and _BARE.fullmatch(value)
-            else json.dumps(value, separators=(",", ":"), default=str)
-            for key, value in about.items()
-        }
-        return b"".join(wrapped(synthetic_record(name, text, **values)))
+        words = ["synthetic"]
+        for key, value in about.items():
+            is_bare = isinstance(value, str) and _BARE.fullmatch(value)
+            shown = value if is_bare else json.dumps(value, separators=(",", ":"), default=str)
+            words.append(f"{key}={shown}")
+        return b"".join(wrapped(Record(name, " ".join(words), text.encode("ascii"))))
     if not kind.endswith(JSONL):
         return f"{text}\n\n".encode()
     record = {"name": name, "synthetic": True, **about, "text": text}

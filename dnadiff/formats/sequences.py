@@ -326,16 +326,6 @@ def wrapped(record: Record) -> Iterator[bytes]:
         yield b"\n".join([*lines, b""])
 
 
-def synthetic_record(name: str, sequence: str, **settings: object) -> Record:
-    """A generated sequence whose header marks it as synthetic and names the settings:
-    `>{name} synthetic sampler=... calls=... seed=...`."""
-    return Record(
-        name,
-        " ".join(["synthetic", *(f"{key}={value}" for key, value in settings.items())]),
-        sequence.encode("ascii"),
-    )
-
-
 class SequenceTable(SequenceFormat):
     """A comma-separated table with a column `sequence`; a column `name` has the names, else they
     are numbers. The other columns become `key=value` of a description, without white space."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dnadiff.data.genome.genome import Genome
-from dnadiff.formats.sequences import Record, parse, read_sequences, synthetic_record, write_fasta
+from dnadiff.formats.sequences import Record, parse, read_sequences, write_fasta
 from dnadiff.store.files import resolve
 
 
@@ -69,9 +69,8 @@ def test_missing_folder_binary_and_damaged_files_are_named(tmp_path):
 
 
 def test_written_records_are_wrapped_at_sixty_and_say_what_they_are(tmp_path):
-    record = synthetic_record(
-        "sample_1", "ACGT" * 16, sampler="ancestral", calls=64, label="yeast", seed=7
-    )
+    about = "synthetic sampler=ancestral calls=64 label=yeast seed=7"
+    record = Record("sample_1", about, b"ACGT" * 16)
     assert write_fasta(tmp_path / "deep" / "s.fa", [record]) == 1
     lines = (tmp_path / "deep" / "s.fa").read_text().splitlines()
     assert lines == [
