@@ -42,7 +42,6 @@ from dnadiff.genomics.held_out import (
     fit_markov,
     markov_nats,
     token_groups,
-    window_positions,
 )
 from dnadiff.genomics.markov import BackoffMarkov, Order
 from dnadiff.progress import Progress, log
@@ -459,7 +458,7 @@ def evaluate(
     if windows is not None:
         nats = {name: result.per_sequence(name) for name in result.tokens}
         split = about["data"]
-        places = window_positions(tiles)
+        places = np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
         Scores(places, nats, result.tokens, result.block_size, split["split_hash"]).save(windows)
     write_json(output, content)
     return content | {"is_dna": is_dna}

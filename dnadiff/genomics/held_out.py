@@ -221,11 +221,6 @@ class Scores:
         return ratio(nats, self.tokens[group], blocks(len(self.windows), self.block_size))
 
 
-def window_positions(tiles: TiledWindows) -> ndarray:
-    """Record, start and length of each window, `(S, 3)`."""
-    return np.array([(t.record, t.start, tiles.length) for t in tiles.tiles])
-
-
 def fit_markov(
     data: SequenceDataModule, orders: Sequence[int], max_bases: int = _MAX_WINDOWS
 ) -> dict[int, BackoffMarkov]:
