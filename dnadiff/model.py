@@ -158,9 +158,9 @@ class Model:
             motif: one or several `MOTIF@start` or `MOTIF@start:strand`, on top of the template.
             prompt: the beginning of each sequence.
             gc: mean fraction of G and C; see `dnadiff.design.generate.fit_tilt`.
-            num_draws: network calls for the bound on each sample's log-probability; None is 8 if
-                one of the last four arguments is given and the network accepts whole sequences,
-                else 0.
+            num_draws: network calls for the bound on each sample's log-probability; None is 8 with
+                `template`, `motif`, `prompt` or `gc` and without `start`, if the network accepts
+                whole sequences, else 0.
             start: a sequence to change instead; with `template` only its free positions.
             start_t: time of the noise that is added to `start` and reverted; in (0, 1]. None is for
                 samplers that refine sequences without masks.

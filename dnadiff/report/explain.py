@@ -49,7 +49,9 @@ def page(result: Result, options: Any) -> Page:
         logo = plot.logo(heights, unit="bits").figure
         text = f"{motif['name']}: {count:,} sites."
         pictures.append(Picture(motif["name"], f"logo of {motif['consensus']}", text, logo))
-    ends = f"; {len(motifs)} motifs, first {motifs[0]['consensus']}" if motifs else ""
+    ends = "; no motif was found" if "motifs" in result.content else ""
+    if motifs:
+        ends = f"; {len(motifs)} motifs, first {motifs[0]['consensus']}"
     return Page(
         "Explanation",
         f"{len(strength):,} sequences: the bases that {unit} depends on{ends}.",

@@ -9,9 +9,10 @@ import pytest
 from sklearn.decomposition import PCA
 
 from dnadiff.embed import EmbedOptions
+from dnadiff.explain import ExplainOptions
 from dnadiff.options.base import Reported, Result
 from dnadiff.options.command import command_names, named
-from dnadiff.report import embed, evaluate, score, train
+from dnadiff.report import embed, evaluate, explain, score, train
 from dnadiff.report.page import write
 
 
@@ -128,3 +129,13 @@ def test_the_page_of_embeddings_is_colored_by_a_table_of_ones_own(tmp_path):
     (tmp_path / "m.csv").write_text("id,activity\n0,1\n")
     with pytest.raises(ValueError, match=r"m.csv has the columns id, activity; give name"):
         embed.read_metadata(str(tmp_path / "m.csv"))
+
+
+def test_the_page_of_explain_says_that_no_motif_was_found(tmp_path):
+    one_hot = np.eye(4)[None, [0, 1, 2, 3, 0, 1]]
+    arrays = {"one_hot": one_hot, "hypothetical": one_hot / 2, "effects": one_hot - 1}
+    np.savez(tmp_path / "y.npz", **arrays, lengths=[6], name=["a"], settings="{}")
+    options = ExplainOptions(checkpoint="ecoli", input="x.fa")
+    for content, end in ({}, ""), ({"motifs": []}, "; no motif was found"):
+        page = explain.page(Result({"unit": "label", **content}, (tmp_path / "y.npz",)), options)
+        assert page.sentence == f"1 sequences: the bases that label depends on{end}."
