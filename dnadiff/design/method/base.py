@@ -193,8 +193,8 @@ class DesignRun:
         return torch.where(drawn, constrained.log_mass, 0.0).sum(-1).to(self.exact_device)
 
     def resampled(self, log_weight: Tensor, number: int) -> tuple[Tensor, Tensor]:
-        """The row numbers of the sequences that are copied, and their weights, which are equal and
-        keep the mean weight (B,); `number` keys the choice.
+        """The row numbers of the sequences that are copied, on the CPU, and their weights, which
+        are equal and keep the mean weight (B,); `number` keys the choice.
 
         Raises:
             NoMassError: if all weights are zero.

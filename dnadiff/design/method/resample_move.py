@@ -68,7 +68,7 @@ class ResampleMove(DesignMethod):
         if bool(log_weight.isneginf().any()):
             # Impossible under the template: there are no conditional probabilities to move them by.
             ancestors, log_weight = run.resampled(log_weight, self.num_stages)
-            x = x[ancestors.to(x.device)]
+            x = x[ancestors]
         move = Move(run, self)
         value = run.rewards(x)
         weighted = self.supports_weights(run.generator.sampler, x.shape[1])
@@ -84,8 +84,8 @@ class ResampleMove(DesignMethod):
                 log_weight = log_weight + more * value
             if last or effective_size(log_weight.cpu().numpy()) < self.threshold * len(x):
                 ancestors, log_weight = run.resampled(log_weight, stage)
-                x = x[ancestors.to(x.device)]
-                value = value[ancestors.to(value.device)]
+                x = x[ancestors]
+                value = value[ancestors]
             for number in range(stage * self.num_moves, (stage + 1) * self.num_moves):
                 x, value = move(x, value, rise * (stage + 1) + more, number)
         return run.batch(x, value, log_weight if weighted else None)

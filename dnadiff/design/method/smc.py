@@ -64,10 +64,10 @@ class SMC(Stepwise):
             return particles
         ancestors, log_weight = run.resampled(log_weight, step.index)
         if (constrained := run.prepared.constrained) is not None:
-            constrained.log_mass = constrained.log_mass[ancestors.to(constrained.log_mass.device)]
+            constrained.log_mass = constrained.log_mass[ancestors]
         run.generation += 1
         copied: dict[str, Any] = {
-            name: None if each is None else each[ancestors.to(each.device)]
+            name: None if each is None else each[ancestors]
             for name, each in vars(particles).items()
         }
         return Particles(**copied | {"log_weight": log_weight})

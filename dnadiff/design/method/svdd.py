@@ -49,7 +49,7 @@ class SVDD(Stepwise):
         chosen = (uniform >= log_potential.softmax(-1).cumsum(-1)).sum(-1).clamp(max=count - 1)
         chosen = torch.where(rows, chosen, 0)[:, None]  # (B, 1)
         every = torch.stack(candidates, 1)  # (B, n, L)
-        x = every[torch.arange(len(every), device=every.device), chosen[:, 0].to(every.device)]
+        x = every.take_along_dim(chosen[..., None].to(every.device), 1)[:, 0]
         # What the constraints cost is the same for all candidates: it depends on the tokens that
         # were visible.
         added = log_potential.logsumexp(-1) - math.log(count) - before.log_potential
