@@ -275,6 +275,12 @@ def inputs(tmp_path, genome, rows):
     ]
 
 
+def test_models_of_judges_can_be_built(inputs):
+    tables = [Path(given.partition("=")[2]) for given in inputs[:2]]
+    for judge in judging.judges(*tables, 1, 1).values():
+        judge.model(DNATokenizer()).check(judge.data)
+
+
 @pytest.mark.slow
 def test_the_study_runs_and_resumes(trained, inputs, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(

@@ -73,6 +73,7 @@ CONDITIONAL = {  # of the smaller study of a conditional generator
     "calls": 64,  # of a network, for each design
     "finetune": ["seeds=1", "epochs=1", "head_epochs=0", "lr=0.01"],
     "judge_seeds": 1,
+    "judge_epochs": 3,
     "steps": 400,  # of the generator
 }
 QUICK = {
@@ -181,7 +182,7 @@ class Promoters:
             *("callbacks.ema.decay=0.99", "trainer.val_check_interval=100"),
             f"trainer.max_steps={self.size['steps']}",
         ]
-        return study.train(self.kept.folder / "generator", given)
+        return {"valid_nll": study.train(self.kept.folder / "generator", given)["valid_nll"]}
 
     def oracle(self) -> dict:
         """Fine-tune A on half a; its metrics on the official test part."""
