@@ -1,8 +1,6 @@
 """`python -m dnadiff.compress`: lossless compression of a FASTA file with a trained model.
 `dnadiff.decompress` restores it."""
 
-from pathlib import Path
-
 from dnadiff.fields import PositiveInt
 from dnadiff.options.base import Accelerator, ModelOptions, Result
 from dnadiff.options.command import command
@@ -45,9 +43,10 @@ def compress(options: CompressOptions) -> Result:
     from dnadiff.genomics.compression import coding, container
 
     name = file_name(options.input).removeprefix("bundled:")
-    output = Path(options.output or options.run_dir / f"{name}.dnd")
-    given = {"path": options.input, "output": output, "model": options.checkpoint}
-    sizes = options.into(coding.compress, **given)
+    output = options.new_output(f"{name}.dnd")
+    sizes = options.into(
+        coding.compress, path=options.input, output=output, model=options.checkpoint
+    )
     needed = sizes.pop("needed")
     bits = {
         "code length of the model": sizes["code_length"],

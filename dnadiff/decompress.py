@@ -1,8 +1,6 @@
 """`python -m dnadiff.decompress`: restore the FASTA file that `dnadiff.compress` compressed, byte
 for byte."""
 
-from pathlib import Path
-
 from pydantic import Field
 
 from dnadiff.fields import PositiveInt
@@ -37,9 +35,8 @@ def decompress(options: DecompressOptions) -> Result:
     from dnadiff.genomics.compression import coding
 
     name = file_name(options.input).removeprefix("bundled:").removesuffix(".dnd")
-    output = Path(options.output or options.run_dir / name)
-    given = {"path": options.input, "output": output, "model": options.checkpoint}
-    options.into(coding.decompress, **given)
+    output = options.new_output(name)
+    options.into(coding.decompress, path=options.input, output=output, model=options.checkpoint)
     print(f"files are in {output}")
     return Result({}, (output,))
 

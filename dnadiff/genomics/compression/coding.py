@@ -37,7 +37,7 @@ from dnadiff.genomics.compression import container
 from dnadiff.networks.backbone.mamba import MambaBackbone
 from dnadiff.networks.kernels.facade import AUTO, SCANS, choose
 from dnadiff.progress import Progress
-from dnadiff.store.disk import check_output, write_bytes
+from dnadiff.store.disk import write_bytes
 from dnadiff.store.files import resolve
 from dnadiff.store.objects import optional_package
 from dnadiff.weights import checkpoint
@@ -375,14 +375,13 @@ def compress(
     output: Path,
     model: str,
     *,
-    num_groups: PositiveInt = 64,
-    window: PositiveInt | None = None,
-    batch_size: PositiveInt = 32,
-    seed: Natural = 1,
-    threads: PositiveInt | None = None,
-    device: str = "cpu",
-    trust: Sequence[str] = (),
-    overwrite: bool = False,
+    num_groups: PositiveInt,
+    window: PositiveInt | None,
+    batch_size: PositiveInt,
+    seed: Natural,
+    threads: PositiveInt | None,
+    device: str,
+    trust: Sequence[str],
 ) -> dict[str, float]:
     """Compress a FASTA file.
 
@@ -395,7 +394,6 @@ def compress(
         The number of coded bases, sizes in bits of the ideal code, the code, the file and the text,
         and the bytes that decompressing needs.
     """
-    check_output(output, overwrite)
     if output.suffix.lower() == ".gz":
         raise ValueError(
             f"output {output} ends in .gz, but a .dnd file is compressed already; give it a name "
@@ -456,7 +454,6 @@ def decompress(
     max_bytes: PositiveInt | None = None,
     device: str = "cpu",
     trust: Sequence[str] = (),
-    overwrite: bool = False,
 ) -> None:
     """Restore a FASTA file, byte for byte.
 
@@ -464,7 +461,6 @@ def decompress(
         max_bytes: what the text, its layout or a batch may take; None is 1 MiB or 100 times the
             size of the file, whichever is more.
     """
-    check_output(output, overwrite)
     header, about, words = container.unpack(path, max_bytes)
     library()
     loaded = checkpoint.load(model, trust)
