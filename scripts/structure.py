@@ -26,11 +26,11 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SMALL = 400  # tokens
 # The redesign aims at 300,000 tokens of dnadiff and reached 353,432. The systems of the papers
 # brought it to 373,203; alignments may add 12,000 (385,203 in all), pages, guidance and
-# explanations 15,000, and fine-tuning 5,000, 405,203 in all. Each study may add 4,000 to the
-# scripts.
+# explanations 15,000, and fine-tuning 5,000, 405,203 in all. Each issue with a study may add
+# 4,000 to the scripts.
 LIMITS = {
     "tokens of dnadiff": 405_203,
-    "tokens of scripts": 123_000,
+    "tokens of scripts": 127_000,
     "files of dnadiff": 270,
     "tokens of the largest file": 5_000,
     "longest chain of imports": 18,
