@@ -613,7 +613,7 @@ def length_range(length: int | str) -> tuple[int, int]:
 
 
 def read_intervals(
-    genome: str, infill: str | list[str], feature: str | None, spliced: bool = False
+    genome: str, infill: str | list[str], feature: str | None, spliced: bool
 ) -> tuple[Genome, list[Region]]:
     """The genome and the intervals to design; raises ValueError naming file and line."""
     opened = Genome(genome)

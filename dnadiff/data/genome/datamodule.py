@@ -557,7 +557,7 @@ def extract(
     feature: str | None,
     output: str | Path,
     overwrite: bool,
-    spliced: bool = False,
+    spliced: bool,
 ) -> int:
     """Write the sequences of regions to FASTA, on their strand, with soft-masked bases in lower
     case, named `chrom:first-last(strand)`, 1-based; returns their number."""

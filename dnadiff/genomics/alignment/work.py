@@ -263,13 +263,13 @@ class AlignJob(ResumableJob):
     output: Path
     genome: str
     related: SequencePath
-    each_record: bool = False
-    engine: dict[str, Any] | None = None
-    near_copies: float | None = None
-    tree: str | None = None
-    gaps: str = "missing"
-    kappa: float | None = None
-    tracks: str | None = None
+    each_record: bool
+    engine: dict[str, Any] | None
+    near_copies: float | None
+    tree: str | None
+    gaps: str
+    kappa: float | None
+    tracks: str | None
 
     def __post_init__(self) -> None:
         super().__init__()
