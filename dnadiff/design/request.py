@@ -534,7 +534,7 @@ def infill_sequence(
     end: int,
     n: int,
     length: int,
-    columns: ndarray | None = None,
+    columns: ndarray | None,
 ) -> Request:
     """The request for `n` designs of [start, end) in a sequence, with the `columns` of it.
 

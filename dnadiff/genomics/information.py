@@ -47,7 +47,7 @@ def window_nats(
     num_draws: int,
     seed: int,
     batch_size: int,
-    columns: Columns = None,
+    columns: Columns,
 ) -> NDArray[np.float64]:
     """The NELBO of each window of token ids (L_i,) in each draw, or -log p in one draw where a
     network call is exact, in nats: (S, draws); NaN for windows without an emitted token that are

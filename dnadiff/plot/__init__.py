@@ -98,7 +98,7 @@ def rendered(figure: Figure, kind: str, pixels: int | None = 1200) -> bytes:
     return buffer.getvalue()
 
 
-def draw_logo(axes: Axes, heights: ndarray, width: int, top: float = 2.0, low: float = 0.0) -> None:
+def draw_logo(axes: Axes, heights: ndarray, width: int, top: float, low: float = 0.0) -> None:
     """Draw letters of these `heights` (n, 4), the largest farthest from 0, negative ones below it,
     with room for `width` positions from `low` to `top`; NaN is nothing."""
     from matplotlib.patches import PathPatch

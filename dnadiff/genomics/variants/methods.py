@@ -66,7 +66,7 @@ class MaskedWindow(NamedTuple):
 
 
 def site_windows(
-    sites: Iterable[Site], lengths: Mapping[str, int], window: int, sites_per_window: int = 1
+    sites: Iterable[Site], lengths: Mapping[str, int], window: int, sites_per_window: int
 ) -> list[MaskedWindow]:
     """Windows that have each site once.
 

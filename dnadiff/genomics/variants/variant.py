@@ -324,8 +324,8 @@ class Pair(NamedTuple):
     starts: tuple[int, int]
     sizes: tuple[int, int]
     ends_right: bool
-    shifts: tuple[int, int] = (0, 0)
-    columns: tuple[WindowColumns, WindowColumns] | None = None
+    shifts: tuple[int, int]
+    columns: tuple[WindowColumns, WindowColumns] | None
 
     @property
     def equal(self) -> bool:
