@@ -209,6 +209,7 @@ class Model:
         gc: float | None = None,
         num_draws: Natural | None = None,
         columns: ndarray | None = None,
+        progress: bool = False,
     ) -> Designs:
         """Generate the interval [start, end) of a sequence again, conditioned on its flanks: the
         whole sequence with each of `n` designs.
@@ -224,6 +225,7 @@ class Model:
             num_draws: network calls for the bound on log p(design | flanks); 0 omits it, None is as
                 in `sample`.
             columns: of the whole sequence; see `sample`.
+            progress: see `sample`.
 
         Raises:
             ValueError: for an interval outside the sequence or wider than `length`, and as
@@ -232,7 +234,7 @@ class Model:
         seed = drawn(seed)
         request = self._infill(sequence, start, end, n, length, columns)
         generator = self.conditional_sampler(sampler, request, label, guidance)
-        return self._designs(generator, request, seed, batch_size, gc, num_draws)
+        return self._designs(generator, request, seed, batch_size, gc, num_draws, progress)
 
     @checked
     def design(
@@ -609,6 +611,7 @@ class Model:
         stranded: bool = False,
         batch_size: PositiveInt = 32,
         columns: Columns = None,
+        progress: bool = False,
     ) -> list[ndarray]:
         """The information content of each base given both sides, in bits: a list of `(L_i,)`, NaN
         for N; see `dnadiff.genomics.information`.
@@ -619,6 +622,7 @@ class Model:
                 strand.
             stranded: read the given strand alone; otherwise the mean of both strands.
             columns: of each sequence; see `nll`.
+            progress: see `sample`.
         """
         window = self.loaded.window(window)
         # A network that reads both strands predicts the same for both.
@@ -626,8 +630,10 @@ class Model:
         information = Information(
             self.denoiser, self.process, window, spacing, stranded, batch_size
         )
-        ids = self._encoded(sequences, limited=False).sequences
-        return information.of_sequences([each.astype(np.uint8) for each in ids], columns)
+        found = self._encoded(sequences, limited=False).sequences
+        ids = [each.astype(np.uint8) for each in found]
+        with bar(sum(map(len, ids)), "information", "bases", progress):
+            return information.of_sequences(ids, columns)
 
     def variants(
         self,

@@ -90,6 +90,7 @@ class Progress:
         self.start = self.shown = self.told = clock()
         self.tokens = 0
         self.calls = self.counted = 0  # network calls, and those of finished steps
+        self.position = float(initial)  # what was shown last, which never falls back
         self.notes: dict[str, str] = {}
         _open.append(weakref.ref(self))
 
@@ -115,10 +116,10 @@ class Progress:
         now = self.clock()
         if is_last or now - self.shown >= self.display.every:
             self.shown = now
+            self.position = max(self.position, self._reached())
             self.display.show(self.position, self._text(now))
 
-    @property
-    def position(self) -> float:
+    def _reached(self) -> float:
         """The finished steps, with an estimate for the batch in progress."""
         steps = self.done - self.initial
         rate = self.counted / steps if steps and self.counted else self.calls_per_step

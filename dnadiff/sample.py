@@ -96,8 +96,9 @@ class SampleOptions(PlacedOptions, ModelOptions, ShardedOptions, Reported):
     proposals: PositiveInt | None = None
     """samples that resample draws num_samples from, for each target; null: as many, or twice as
     many if beta is not a number"""
-    copies: bool = False
-    """report the longest exact match of each record with the training part, either strand"""
+    copies: bool | None = None
+    """report the longest exact match of each record with the training part, either strand; null:
+    of designs, if the training data are here and have at most 10 million bases"""
     output: str | None = None
     """.fa, .fa.gz (DNA), .txt, .jsonl, .txt.gz (text); null: samples.fa or samples.txt in the run
     folder; with a JSON file next to it"""
@@ -224,6 +225,8 @@ def sample(options: SampleOptions) -> list[Job]:
     index = None
     if options.copies:
         index = memorization.indexed(memorization.training_data(model.loaded, options.trust))
+    elif options.copies is None and method is not None and is_dna:
+        index = memorization.default_index(model.loaded, options.trust)
     optional = set_keys(options, "start", "start_t", "feature", "spliced", "regions")
     if options.input is not None:
         optional |= options.only("input", "length_beam", "num_draws")

@@ -64,10 +64,12 @@ def test_loops_show_their_progress_if_asked(model, capsys):
         "nll": lambda **more: model.nll(two, **more),
         "score": lambda **more: model.score(two, **more),
         "embed": lambda **more: model.embed(two, **more),
+        "information": lambda **more: model.information(two, **more),
         "unguided": lambda **more: model.design(lambda s: [1.0] * len(s), **small, **more),
         "variants": lambda **more: model.saturate("a:20-24", genome, **more),
     }
-    for name, loop in loops.items():
+    infill = {"sample ": lambda **more: model.infill("ACGTTGACA", 3, 6, **more)}
+    for name, loop in [*loops.items(), *infill.items()]:
         loop()
         assert capsys.readouterr().err == ""
         loop(progress=True)

@@ -129,7 +129,7 @@ def test_predictions_of_the_test_items_reproduce_the_reported_metrics_exactly(
     assert content["metrics"]["averaged"]["accuracy"]["value"] == pytest.approx(np.mean(right))
 
 
-def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_path):
+def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_path, capfd):
     letters = [row["sequence"] for row in csv.DictReader((world / "test.csv").open())]
     assert (
         predict(
@@ -139,7 +139,8 @@ def test_the_object_of_load_gives_the_numbers_of_the_table(predict, world, tmp_p
     )
     rows = rows_of(tmp_path / "p.tsv")
     model = dnadiff.load(world / "run", device="cpu")
-    found = model.predict(letters)
+    found = model.predict(letters, progress=True)
+    assert "predict 100%" in capfd.readouterr().err
     assert (
         model.classes == ("poor", "rich") and model.seeds == (1, 2) and "seeds 1, 2" in repr(model)
     )

@@ -98,6 +98,22 @@ def test_network_calls_estimate_the_steps_of_an_unfinished_batch():
     beat()  # with nothing to show
 
 
+def test_what_is_shown_never_falls_back():
+    now = 0.0
+    stream = io.StringIO()
+    shown = Progress(58, "variants", calls=2, every=1, stream=stream, clock=lambda: now)
+    for calls in (90, 200, 10):
+        now += 1
+        beat(calls)
+    now += 1
+    shown.update(20)
+    now += 1
+    shown.update(30)
+    shown.close()
+    counts = [line.split()[1] for line in stream.getvalue().splitlines()]
+    assert counts == ["45/58", "45/58", "45/58", "45/58", "50/58"]
+
+
 def test_a_display_of_a_call_that_failed_is_not_drawn_again():
     stream = io.StringIO()
     shown = Progress(10, "failed", every=0, stream=stream)

@@ -366,22 +366,34 @@ class MotifMatch(Reward):
         return {} if self.matrix is None else {shown(self.matrix): hash_file(resolve(self.matrix))}
 
     def __call__(self, sequences: Sequence[str]) -> Values:
-        best = np.array([self._best(sequence) for sequence in sequences])
+        lowest = self._scores.min(-1).sum()
+        found = [self._at(sequence).max(initial=lowest) for sequence in sequences]
+        best = np.array(found) / self._scores.max(-1).sum()
         return -np.maximum(best - self.threshold, 0.0) if self.absent else best
 
-    def _best(self, sequence: str) -> float:
+    def site(self, sequence: str) -> tuple[int, int, str]:
+        """The best match in a sequence, the first of equal ones: [start, end) from 0, and its
+        strand; no base of a sequence that is shorter than the motif."""
+        scores = self._at(sequence)
+        if not scores.size:
+            return 0, 0, "+"
+        strand, start = divmod(int(scores.argmax()), scores.shape[1])
+        return start, start + len(self._scores), "+-"[strand]
+
+    def _at(self, sequence: str) -> ndarray:
+        """The scores (strands, starts) of a sequence."""
         lowest = self._scores.min(-1, keepdims=True)
         # Other letters than A, C, G, T have the lowest score.
         table, width = np.concatenate([self._scores, lowest], axis=1), len(lowest)  # (W, 5)
-        found = lowest.sum()
-        if (count := len(sequence) - width + 1) > 0:
-            both = [sequence, str(reverse_complement(sequence))]
-            found = max(
-                np.sum([table[at, index[at : at + count]] for at in range(width)], axis=0).max()
-                for strand in both[: 1 + self.both_strands]
+        count = max(len(sequence) - width + 1, 0)
+        both = [(sequence, 1), (str(reverse_complement(sequence)), -1)]
+        return np.array(
+            [
+                np.sum([table[at, index[at : at + count]] for at in range(width)], axis=0)[::step]
+                for strand, step in both[: 1 + self.both_strands]
                 for index in [_INDEX[list(strand.encode("ascii", "replace"))]]
-            )
-        return float(found / self._scores.max(-1).sum())
+            ]
+        )
 
 
 _INDEX = np.full(256, 4)

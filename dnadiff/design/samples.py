@@ -509,6 +509,8 @@ class SampleJob(ResumableJob):
         if "copies" in content:
             longest = content["copies"]["longest"]
             text = f"{longest['max']} bases, {longest['mean']:.1f} on average"
+            if unguided := content.get("unguided"):
+                text += f", unguided {unguided['longest_match']:.1f}"
             rows["longest match with training"] = text
         return (
             f"{table(list(rows.items()))}\n{super().closing(seconds)} and {json_path(self.output)}"

@@ -92,6 +92,7 @@ def listing(names: Collection[str], maximum: int = 8) -> str:
 
 
 _GENE_ID = re.compile(r'(?:^|;)\s*(?:gene_id "([^"]*)"|ID=([^;]*))')
+_GENE_NAME = re.compile(r'(?:^|;)\s*(?:gene(?:_name)? "([^"]+)"|(?:Name|gene|gene_name)=([^;]+))')
 _TRANSCRIPT = re.compile(r'(?:^|;)\s*(?:transcript_id "([^"]+)"|Parent=([^;]+))')
 _CIRCULAR = re.compile(r"(?:^|;)\s*Is_circular=true\s*(?:;|$)")
 _GFF = (".gtf", ".gff", ".gff3")
@@ -202,6 +203,7 @@ def read_gtf(
     lengths: Mapping[str, int] | None = None,
     spliced: bool = False,
     types: bool = False,
+    symbols: bool = False,
 ) -> list[Region]:
     """Read a GTF or GFF3 file (1-based, inclusive) as 0-based half-open regions: 5..8 becomes [4,
     8). The strand "?" becomes ".".
@@ -215,6 +217,7 @@ def read_gtf(
         spliced: join the rows of each transcript_id or Parent to one region with this name, at the
             place of the first of them; without a `feature` the exons.
         types: name regions by the third column, and skip those of other records with a warning.
+        symbols: name genes by gene_name, gene or Name, if they have one: thrA, not an identifier.
 
     Raises:
         ValueError: as `read_bed`; or for a transcript on both strands.
@@ -235,7 +238,7 @@ def read_gtf(
             others[columns[2]] = None
             return None
         first, last = integers(columns[3:5])
-        match = _GENE_ID.search(attributes)
+        match = (symbols and _GENE_NAME.search(attributes)) or _GENE_ID.search(attributes)
         name = columns[2] if types else (match[1] or match[2] or "") if match else ""
         if spliced:
             match = _TRANSCRIPT.search(attributes)

@@ -65,7 +65,10 @@ def token_groups(
                 training = KmerSet([to_bases(s) for s in other.sequences("train")], NOVELTY)
                 repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
-    return groups | {name: weight & (found == number) for number, name in enumerate(names)}
+    groups |= {name: weight & (found == number) for number, name in enumerate(names)}
+    if annotation and not any(groups[name].any() for name in names[1:]):
+        log.warning(f"no region of annotation {annotation} is in the {part} part of {data.name}")
+    return groups
 
 
 def region_types(

@@ -19,6 +19,7 @@ from dnadiff.data.records import Interval, padded_groups
 from dnadiff.diffusion.denoiser import BaseDenoiser, OptTensor, site_log_probs
 from dnadiff.diffusion.likelihood.estimators import WindowBatch, check_num_draws, estimate, is_exact
 from dnadiff.diffusion.process import AbsorbingProcess, require
+from dnadiff.progress import advance
 
 
 def by_length(
@@ -157,6 +158,7 @@ class Information:
         found = [np.full(len(ids), np.nan, np.float32) for ids in sequences]
         for tile, values in chain.from_iterable(self.along(source, source.sites()[1])):
             found[tile.window.record][tile.low : tile.high] = values
+            advance(len(values))
         return found
 
     def along(

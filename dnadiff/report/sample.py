@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas
+from markupsafe import Markup
 from numpy import ndarray
 
 from dnadiff import plot
 from dnadiff.design.designs import unguided_path
-from dnadiff.fields import Json, JsonDict
+from dnadiff.design.reward import MotifMatch
+from dnadiff.fields import Config, Json, JsonDict
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     MAX_SEQUENCES,
@@ -28,6 +30,7 @@ from dnadiff.progress import log
 from dnadiff.report import charts
 from dnadiff.report.page import Page, Picture, Section, Table, interval
 from dnadiff.store.files import bare_name
+from dnadiff.store.objects import build
 
 if TYPE_CHECKING:
     from dnadiff.options.base import Result
@@ -64,7 +67,7 @@ def page(result: Result, options: Any) -> Page:
     if weights := content.get("weights"):
         effective = weights["effective_size"]["mean"]
         size = f"; effective sample size {effective:.3g} of {weights['proposals']}"
-    if np.isfinite(match := ours.columns["longest_match"]).any():  # copies=true
+    if np.isfinite(match := ours.columns["longest_match"]).any():
         nearest = int(np.nanargmax(match))
         size += (
             f"; {ours.names[nearest]} has the longest match with the training part, "
@@ -87,7 +90,7 @@ def page(result: Result, options: Any) -> Page:
         f"{len(ours):,} {name}",
         sentence,
         pictures,
-        _best(ours),
+        _best(ours, _motifs((design or {}).get("reward", {}))),
         sections,
         made(content),
         synthetic=True,
@@ -154,14 +157,23 @@ def _numbers(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
         )
     ]
     text = (
-        "Nats; the match is with the training part (copies=true); the distance of two records. "
+        "Nats; the match is the longest one with the training part, on either strand; the distance "
+        "of two records. "
         "6-mers: Jensen-Shannon divergence from unguided samples, of those as many others."
     )
     return Table.of(pandas.DataFrame(rows), text)
 
 
-def _best(table: DesignTable) -> Table:
-    """The records with the highest reward, each once, or the first ones."""
+def _motifs(reward: Config) -> list[MotifMatch]:
+    """The motifs of a reward, or of the terms of a sum."""
+    if reward.get("_target_") == "dnadiff.design.reward.MotifMatch":
+        return [build(reward)]
+    return [motif for term in reward.get("terms", {}).values() for motif in _motifs(term)]
+
+
+def _best(table: DesignTable, motifs: Sequence[MotifMatch]) -> Table:
+    """The records with the highest reward, each once, or the first ones; the best match of each
+    motif is marked."""
     kept = evenly_spaced(len(table), MAX_SEQUENCES)
     letters = np.frombuffer(b"ACGTN", np.uint8)
     columns = {
@@ -177,7 +189,18 @@ def _best(table: DesignTable) -> Table:
     if "reward" in frame:
         caption = "The highest rewards, different sequences"
         frame = frame.sort_values("reward", ascending=False, kind="stable")
-    return Table.of(frame.head(_LISTED), f"{caption}; the file has all.")
+    frame = frame.head(_LISTED)
+    shown = [[*text] for text in frame["sequence"]]
+    for motif in motifs:
+        sites = [motif.site(text) for text in frame["sequence"]]
+        for row, (start, end, _) in zip(shown, sites):
+            row[start:end] = map(Markup("<mark>{}</mark>").format, row[start:end])
+        places = [f"{start + 1} to {end}, {strand}" for start, end, strand in sites]
+        name = f"{motif.motif or motif.name or 'motif'}, underlined"
+        frame.insert(frame.shape[1] - 1, name, places, allow_duplicates=True)
+    texts = [Markup("<code>{}</code>").format(Markup("").join(row)) for row in shown]
+    frame["sequence"] = pandas.Series(texts, frame.index, object)
+    return Table.of(frame, f"{caption}; the file has all.")
 
 
 def _real(options: Any, length: int) -> tuple[str, list[ndarray], bool] | None:

@@ -17,7 +17,14 @@ import pandas
 
 from dnadiff.data.genome.genome import Genome
 from dnadiff.fields import Json
-from dnadiff.formats.regions import Region, VcfSource, header_fields, open_source, read_regions
+from dnadiff.formats.regions import (
+    Region,
+    VcfSource,
+    header_fields,
+    open_source,
+    read_gtf,
+    read_regions,
+)
 from dnadiff.genomics.variants.work import effects_of
 from dnadiff.options.base import Result
 from dnadiff.plot import Saturation, heat_map, rendered, saturation
@@ -47,7 +54,7 @@ def page(result: Result, options: Any) -> Page | None:
     if options.saturate is not None:
         lengths = Genome(options.genome).lengths
         regions = read_regions(options.saturate, lengths, options.feature)
-        genes = read_regions(options.genes, lengths, "gene") if options.genes else ()
+        genes = read_gtf(options.genes, "gene", lengths, symbols=True) if options.genes else ()
         about = options.only("checkpoint", "alignment") | {
             "window": settings["window"],
             "predicted": settings.get("predicted"),

@@ -33,7 +33,7 @@ from dnadiff.genomics.variants.effects import (
     reference_of,
 )
 from dnadiff.genomics.variants.variant import Alleles, Saturation
-from dnadiff.progress import log
+from dnadiff.progress import advance, bar, log
 from dnadiff.renamed import current_name
 from dnadiff.store.address import expand_user
 from dnadiff.store.objects import PACKAGE, build
@@ -203,6 +203,7 @@ class ClassifierEnsemble:
         sequences: Sequence[DNASequence],
         batch_size: int | None = None,
         columns: Columns = None,
+        progress: bool = False,
     ) -> Predicted:
         """Predictions of sequences of any lengths: class probabilities, or for a regression
         `values`.
@@ -213,13 +214,18 @@ class ClassifierEnsemble:
                 numbers.
             columns: of an alignment of related genomes, `(L_i, CHANNELS)` of each sequence, for
                 networks that read one (`dnadiff.data.alignment.Alignment.columns`).
+            progress: show a progress bar: a widget in a notebook, text elsewhere.
 
         Raises:
             TypeError: for something that is not a sequence, or not several.
             ValueError: for a letter that is not a nucleotide, an empty sequence, or one of a length
                 that the networks do not accept.
         """
-        found = self._each_seed(self._encoded(sequences), batch_size, columns)
+        named = self._encoded(sequences)
+        calls = len(self.members) * (1 if self.stranded else 2)
+        with bar(len(named), "predict", "sequences", progress, calls):
+            found = self._each_seed(named, batch_size, columns)
+            advance(len(named))
         if unknown := int(np.isnan(found).all((0, 2)).sum()):
             log.warning(f"{unknown:,} of {found.shape[1]:,} sequences {NO_PREDICTION}")
         return self.target.predicted(found)

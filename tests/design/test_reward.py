@@ -75,6 +75,8 @@ def test_the_best_match_of_a_motif_on_either_strand():
     values = motif(["GGTATAATGG", "CCATTATACC", "GGTATACTGG", "GGGG"])
     assert values.tolist() == [1.0, 1.0, 5 / 6, 0.0]
     assert MotifMatch("TATAAT", both_strands=False)(["CCATTATACC"])[0] < 1
+    assert motif.site("CCATTATAC") == (2, 8, "-") and motif.site("GTATAAT") == (1, 7, "+")
+    assert motif.site("TATAA") == (0, 0, "+")
     assert MotifMatch("TATAAT", absent=True, threshold=0.75)(
         ["GGTATAATGG", "GGGGGGGG"]
     ).tolist() == [-0.25, 0.0]

@@ -103,6 +103,9 @@ def test_evaluate_writes_them(cli, trained, tmp_path):
     )
     status, _, err = cli("evaluate", *args, "overwrite=false", "windows=w.npz")
     assert status == 1 and "exists" in err
+    (tmp_path / "far.gtf").write_text(gtf(("one", "gene", 1, 9)))
+    status, _, err = cli("evaluate", *args, "overwrite=true", "annotation=far.gtf")
+    assert status == 0 and "no region of annotation far.gtf is in the test part" in err
     (tmp_path / "bad.gtf").write_text("one\tx\n")
     for name in ("bad.gtf", "absent.gtf"):
         status, _, err = cli("evaluate", *args, "overwrite=true", f"annotation={name}")

@@ -10,7 +10,7 @@ import torch
 
 import dnadiff
 from dnadiff.design.designs import unguided_path
-from dnadiff.design.reward import GCContent
+from dnadiff.design.reward import GCContent, MotifMatch
 from dnadiff.formats.sequences import read_sequences
 from dnadiff.genomics.metrics.composition import header_facts
 
@@ -70,6 +70,59 @@ def test_the_page_of_designs_says_what_the_files_say(page, tmp_path):
     assert again == html
 
 
+MOTIFS = {
+    "motif": (["reward=motif", "reward.motif=TTGT"], ["TTGT"]),
+    "sum": (
+        [
+            *("reward=weighted", "+reward@reward.terms.a=motif", "reward.terms.a.motif=TTGT"),
+            *("+reward@reward.terms.b=motif", "reward.terms.b.motif=CAGG"),
+            "+reward@reward.terms.c=gc",
+        ],
+        ["TTGT", "CAGG"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MOTIFS)
+def test_the_best_matches_of_motifs_are_marked(page, kind):
+    reward, motifs = MOTIFS[kind]
+    html, text, _ = page(*reward, *DESIGN[1:])
+    assert f"{motifs[0]}, underlined" in text
+    rows = re.findall(r"<tr>\s*<th scope=\"row\">a?\w+</th>(.*?)</tr>", html, re.DOTALL)
+    rows = [row for row in rows if "<mark>" in row]
+    assert rows
+    for row in rows:
+        cells = [unescape(each) for each in re.findall(r"<td[^>]*>(.*?)</td>", row)]
+        sequence = re.sub("<[^>]+>", "", cells[-1])
+        inside = set()
+        for motif, place in zip(motifs, cells[-1 - len(motifs) : -1]):
+            start, end, strand = MotifMatch(motif).site(sequence)
+            assert place == f"{start + 1} to {end}, {strand}"
+            inside |= {*range(start, end)}
+        shown = "".join(re.findall("<mark>(.*?)</mark>", cells[-1]))
+        assert shown == "".join(sequence[i] for i in sorted(inside))
+
+
+def test_designs_are_searched_for_in_the_training_part_by_default(page, cli, trained, tmp_path):
+    _, text, content = page(*DESIGN)
+    assert content["settings"]["copies"] is True
+    longest = content["copies"]["longest"]
+    assert f"has the longest match with the training part, {longest['max']} bases" in text
+    assert content["unguided"]["longest_match"] > 0
+    args = [f"checkpoint={trained}", *RUN[:3], *DESIGN, "overwrite=true"]
+    status, out, err = cli("sample", *args)
+    unguided = f"unguided {content['unguided']['longest_match']:.1f}"
+    assert status == 0 and f"{longest['mean']:.1f} on average, {unguided}" in out, err
+    assert cli("sample", *args, "copies=false")[0] == 0
+    assert "copies" not in json.loads((tmp_path / "a.fa.json").read_text())
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    content["hyper_parameters"]["config"]["data"]["path"] = str(tmp_path / "gone.fa")
+    torch.save(content, tmp_path / "moved.ckpt")
+    status, _, err = cli("sample", "checkpoint=moved.ckpt", *args[1:])
+    (line,) = [line for line in err.splitlines() if "copies" in line]
+    assert status == 0 and "the training part is not here" in line
+
+
 def test_likelihoods_of_real_sequences_are_those_of_the_model(page, tmp_path, trained):
     (tmp_path / "r.fa").write_text(REAL)
     _, _, content = page(*DESIGN[:2], "num_draws=96", "pilot=0", "real=r.fa")
@@ -100,7 +153,11 @@ def test_templates_without_data_bounds_or_one_length(page, trained, tmp_path):
         "length=null",
         checkpoint=tmp_path / "moved.ckpt",
     )
-    assert "Compared with" not in text and "Sequence logo" not in html
+    assert (
+        "the longest match" not in text
+        and "Compared with" not in text
+        and "Sequence logo" not in html
+    )
     assert text.startswith("16 designs") and "log-probability" not in html.split("<script>")[0]
 
 

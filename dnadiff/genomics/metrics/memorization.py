@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from dnadiff.data.base import SequenceDataModule
     from dnadiff.weights.loaded import Loaded
 
+QUICK = 10_000_000  # bases of the largest training part that is indexed within some seconds
 LARGEST = MAX_KMERS // 4  # bases of the largest training part that is indexed: 5 GB
 MAX_UNKNOWN = 0.1  # fraction of unknown bases in a real window, as in training
 COLUMNS = ("name", "length", "longest_match", "seen_24mers")  # of the table of matches
@@ -313,10 +314,13 @@ def num_training_bases(data: SequenceDataModule) -> int:
 
 
 def training_data(
-    model: Loaded, trust: Sequence[str] = (), given: Config | None = None
+    model: Loaded,
+    trust: Sequence[str] = (),
+    given: Config | None = None,
+    most: int = LARGEST,
 ) -> SequenceDataModule:
-    """As `dna_data`; also raises ValueError if the index of the training part does not fit into
-    memory."""
+    """As `dna_data`; also raises ValueError if the training part has more than `most` bases, by
+    default what an index fits into memory for."""
     data = dna_data(model, trust, given)
     if model.was_trained_on(data) is False:
         if not given:
@@ -328,10 +332,10 @@ def training_data(
             f"{model.path} was not trained on data={data.name}: matches are with these data, not "
             "with the training data of the model"
         )
-    if (number := num_training_bases(data)) > LARGEST:
+    if (number := num_training_bases(data)) > most:
         raise ValueError(
             f"copies: the training part of {data.name} has {number:,} bases, and an index is made "
-            f"of at most {LARGEST:,} (40 bytes of memory for each); give data= with fewer records"
+            f"of at most {most:,} (40 bytes of memory for each); give data= with fewer records"
         )
     return data
 
@@ -340,6 +344,19 @@ def indexed(data: SequenceDataModule) -> TrainingIndex:
     """The index of the training part of a data module."""
     to_bases = bases_of(data)
     return TrainingIndex(to_bases(ids) for ids in data.sequences("train"))
+
+
+def default_index(model: Loaded, trust: Sequence[str]) -> TrainingIndex | None:
+    """The index for a search that nobody asked for; None, with a log message, if the training data
+    are not here, or an index of them takes more than some seconds."""
+    try:
+        return indexed(training_data(model, trust, most=QUICK))
+    except (ValueError, OSError):
+        log.info(
+            "the longest match with training is not reported: the training part is not here, or "
+            f"has more than {QUICK:,} bases; copies=true searches it, or says why not"
+        )
+        return None
 
 
 def of_file(path: str | Path, training: TrainingIndex) -> list[Match]:

@@ -312,6 +312,11 @@ def test_genes_are_on_the_page_and_a_missing_file_is_refused_first(cli, trained,
     assert cli("variants", f"checkpoint={trained}", *args, "genes=g.gtf")[0] == 0
     page = (tmp_path / "r.html").read_text()
     assert '"gene": "mine"' in page and '"genes \\u2192"' in page
+    for more, place in (('gene_id "b1"; gene_name "thrX";', "gtf"), ("ID=b1;Name=thrX", "gff3")):
+        (tmp_path / f"n.{place}").write_text(f"1\tx\tgene\t1\t32\t.\t+\t.\t{more}\n")
+        more = ["overwrite=true", f"genes=n.{place}"]
+        assert cli("variants", f"checkpoint={trained}", *args, *more)[0] == 0
+        assert '"gene": "thrX"' in (tmp_path / "r.html").read_text()
 
 
 def test_an_older_page_is_removed_if_there_is_nothing_to_show(cli, trained, inputs, tmp_path):
