@@ -66,7 +66,7 @@ def token_groups(
                 repeated |= per_window(data, tiles, part, training.covered)
         groups |= {"novel": weight & ~repeated, "repeated": weight & repeated}
     groups |= {name: weight & (found == number) for number, name in enumerate(names)}
-    if annotation and not any(groups[name].any() for name in names[1:]):
+    if annotation and not (weight & (found > 0)).any():
         log.warning(f"no region of annotation {annotation} is in the {part} part of {data.name}")
     return groups
 

@@ -14,7 +14,7 @@ from numpy import ndarray
 from dnadiff import plot
 from dnadiff.design.designs import unguided_path
 from dnadiff.design.reward import MotifMatch
-from dnadiff.fields import Config, Json, JsonDict
+from dnadiff.fields import Json, JsonDict
 from dnadiff.genomics.metrics.composition import (
     KMER_LENGTHS,
     MAX_SEQUENCES,
@@ -67,12 +67,9 @@ def page(result: Result, options: Any) -> Page:
     if weights := content.get("weights"):
         effective = weights["effective_size"]["mean"]
         size = f"; effective sample size {effective:.3g} of {weights['proposals']}"
-    if np.isfinite(match := ours.columns["longest_match"]).any():
-        nearest = int(np.nanargmax(match))
-        size += (
-            f"; {ours.names[nearest]} has the longest match with the training part, "
-            f"{match[nearest]:.0f} bases"
-        )
+    if copies := content.get("copies"):
+        text = "; {record} has the longest match with the training part, {max} bases"
+        size += text.format_map(copies["longest"])
     count = f"{len(ours):,} {name}, {ours.num_distinct:,} distinct"
     if design is None:
         span = " to ".join(map(str, sorted({min(ours.lengths), max(ours.lengths)})))
@@ -90,7 +87,7 @@ def page(result: Result, options: Any) -> Page:
         f"{len(ours):,} {name}",
         sentence,
         pictures,
-        _best(ours, _motifs((design or {}).get("reward", {}))),
+        _best(ours, _motifs(design)),
         sections,
         made(content),
         synthetic=True,
@@ -164,11 +161,13 @@ def _numbers(tables: Mapping[str, DesignTable], content: Mapping[str, Json]) -> 
     return Table.of(pandas.DataFrame(rows), text)
 
 
-def _motifs(reward: Config) -> list[MotifMatch]:
-    """The motifs of a reward, or of the terms of a sum."""
-    if reward.get("_target_") == "dnadiff.design.reward.MotifMatch":
-        return [build(reward)]
-    return [motif for term in reward.get("terms", {}).values() for motif in _motifs(term)]
+def _motifs(config: Json) -> list[MotifMatch]:
+    """The rewards for motifs in a configuration."""
+    if not isinstance(config, dict):
+        return []
+    if config.get("_target_") == "dnadiff.design.reward.MotifMatch":
+        return [build(config)]
+    return [motif for value in config.values() for motif in _motifs(value)]
 
 
 def _best(table: DesignTable, motifs: Sequence[MotifMatch]) -> Table:
@@ -192,10 +191,11 @@ def _best(table: DesignTable, motifs: Sequence[MotifMatch]) -> Table:
     frame = frame.head(_LISTED)
     shown = [[*text] for text in frame["sequence"]]
     for motif in motifs:
-        sites = [motif.site(text) for text in frame["sequence"]]
-        for row, (start, end, _) in zip(shown, sites):
+        places = []
+        for text, row in zip(frame["sequence"], shown):
+            start, end, strand = motif.site(text)
             row[start:end] = map(Markup("<mark>{}</mark>").format, row[start:end])
-        places = [f"{start + 1} to {end}, {strand}" for start, end, strand in sites]
+            places.append(f"{start + 1} to {end}, {strand}")
         name = f"{motif.motif or motif.name or 'motif'}, underlined"
         frame.insert(frame.shape[1] - 1, name, places, allow_duplicates=True)
     texts = [Markup("<code>{}</code>").format(Markup("").join(row)) for row in shown]
