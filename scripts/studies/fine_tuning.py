@@ -6,15 +6,17 @@ pretraining contribute.
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with
 default settings and the changes below; all share one folder of predictions, so that nothing is
-trained twice. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the command
+trained twice, and an interrupted piece resumes with its next seed. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the command
 does by default, without a limit; in `few-` and `ablation-` each has `--minutes` with its trials, in
-`head-` four times that. The baselines without a network have epochs of their own. With
+`head-` four times that, and in `combined-` the predictor of a seed has them. The baselines without a network have epochs of their own. With
 `--minutes 1` all pieces take about 25 hours on one core with AVX-512; several processes with the
 same `--output` share them. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the
 organism, for others `multi`. Predictions of test items are made by every piece, but settings are
 chosen on validation.
 
-Pieces: `set-TASK` on all sets (one seed, all baselines, a stack), `seeds-TASK` (three seeds on six
+Pieces: `combined-TASK` on all sets (the combination, its members, from scratch and boosting, three
+seeds), `minutes-TASK-M` on six sets (budgets of M minutes), `set-TASK` on all sets (one seed, all
+    baselines, without a combination like all that follow), `seeds-TASK` (three seeds on six
     sets), `features-TASK` on six sets (heads that do not read the bases), `values-TASK`
     (regression, three seeds), `few-TASK-N-KIND` (N training items, three seeds up to 1,000; KIND is
 full, lora or probe), `ablation-TASK-CHANGE` on six sets, `head-TASK` on six sets (`head=auto` on
@@ -133,12 +135,14 @@ KINDS = {
     "lora": ["adapter=lora", "scratch=false"],
     "probe": ["fine_tune=false", "scratch=false", "probe=true"],
 }
+KINDS_OF_SETS = ("combined", "minutes", "set", "seeds", "features", "length", "values")
 MANY_ITEMS = 3000  # from here on, one seed: results depend less on the items that were drawn
 LARGE = ("human_nontata_promoters", "ecoli_tss")  # of FEW, with more training items than that
 COLUMNS = {  # of tables: the models and their titles
     "6-mer logistic regression": "6-mers",
     "6-mer ridge regression": "6-mers",
     "4-mer gradient boosting": "boosting",
+    "boosting": "boosting",
     "CNN": "CNN",
     "-10/-35 weight matrix": "weight matrix",
     "conv head on one-hot": "conv baseline",
@@ -149,17 +153,19 @@ COLUMNS = {  # of tables: the models and their titles
     "scratch": "scratch",
     "fine-tuned": "fine-tuned",
     "fine-tuned, 3 seeds averaged": "3 seeds averaged",
+    "combination": "combination",
+    "combination, 3 seeds averaged": "combination, 3 seeds averaged",
     "fine-tuned + 6-mers, stacked": "stacked with 6-mers",
 }
 OVERLAP = (
     "fine-tuned",
     "scratch",
 )  # whose scores inside and outside the pretraining data are compared
-GROUPS = (
-    "best baseline",
-    "scratch",
-    "best head on the bases",
-)  # that the fine-tuned network is compared with
+# That the fine-tuned network, or the combination, is compared with.
+MEMBER = "best member"
+GROUPS = ("best baseline", "scratch", "best head on the bases", MEMBER)
+BOOSTING = "+baselines.boosting={_target_: dnadiff.supervised.baselines.KmerBoosting}"
+BUDGETS = (0.25, 1, 5)  # minutes of a predictor
 # of the defaults: 2 has a second head on the bases; pieces of another version count as not finished
 VERSION = 2
 FULL = {
@@ -216,13 +222,20 @@ class Study:
         six = [t for t in SIX if t in self.tasks]
         sets = list(size["tasks"])
         several = f"seeds={size['seeds']}"
-        best = ["baselines=all", "stack=true"]
+        best = ["baselines=all"]
         limit = [] if size["minutes"] is None else [f"minutes={size['minutes']}"]
         runs = {f"set-{t}": (t, ["seeds=1", *best]) for t in sets}
         runs |= {
             f"values-{t}": (t, [several, *best, "baselines=ecoli_promoter"])
             for t in VALUES
             if t in self.tasks
+        }
+        runs |= {f"combined-{t}": (t, [several, "combine=true", BOOSTING, *limit]) for t in sets}
+        runs |= {
+            f"minutes-{t}-{m}": (t, ["seeds=1", "combine=true", "scratch=false", f"minutes={m}"])
+            for t in six
+            for m in BUDGETS
+            if limit
         }
         runs |= {f"features-{t}": (t, ["seeds=1", FEATURES]) for t in six}
         few = [
@@ -294,6 +307,7 @@ class Study:
             *path,
             *overrides,
             *fixed,
+            "combine=false",
             *more,
             *self.size["more"],
         ]
@@ -341,6 +355,7 @@ class Study:
             name: {
                 "value": m[metric],
                 **{key: m[key] for key in ("low", "high", "per_seed", "seconds")},
+                "calibration_error": m.get("metrics", {}).get("calibration_error", {}).get("value"),
             }
             for name, m in result["models"].items()
         }
@@ -349,7 +364,8 @@ class Study:
             {key: value for key, value in one.items() if key != "subsets"}
             for one in result["differences"]
         ]
-        kept = {key: result[key] for key in ("task", "warning", "arguments")} | {
+        keys = ("task", "warning", "arguments", "predictor", "members")
+        kept = {key: result.get(key) for key in keys} | {
             "models": models,
             "differences": differences,
         }
@@ -359,7 +375,7 @@ class Study:
         """The tables of the finished pieces."""
         parts = [
             self.head_table(),
-            *(self.comparison(kind) for kind in ("set", "seeds", "features", "length", "values")),
+            *map(self.comparison, KINDS_OF_SETS),
             self.training_overlap(),
             self.few_table(),
             self.ablation(),
@@ -569,12 +585,17 @@ def outside_training(result: Mapping[str, Any]) -> dict[str, Any] | None:
 def against_best(
     row: Mapping[str, Any], groups: Sequence[str]
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """The model of some groups with the best score, and the difference of the fine-tuned network
-    from it."""
+    """The model of some groups with the best score, and the difference of the predictor from it:
+    of the fine-tuned network, or the combination."""
+    predictor, members = row.get("predictor") or "fine-tuned", row.get("members") or ()
     known = {
-        d["b"]: d for d in row["differences"] if d["a"] == "fine-tuned" and d["b"] in row["models"]
+        d["b"]: d for d in row["differences"] if d["a"] == predictor and d["b"] in row["models"]
     }
-    others = {name: d for name, d in known.items() if group_of(name) in groups}
+    others = {
+        name: d
+        for name, d in known.items()
+        if group_of(name) in groups or (MEMBER in groups and name in members)
+    }
     if not others:
         return "", None
     best = max(others, key=lambda name: row["models"][name]["value"])
@@ -584,10 +605,10 @@ def against_best(
 def group_of(model: str) -> str:
     """What a model is compared with the fine-tuned network as."""
     return (
-        "scratch"
-        if model == "scratch"
+        model
+        if model in ("scratch", "fine-tuned")
         else "best head on the bases"
-        if "one-hot" in model
+        if "one-hot" in model or "bases" in model
         else "best baseline"
     )
 
@@ -630,7 +651,7 @@ def summary(found: Mapping[str, Mapping[str, Any]]) -> str:
             f"{behind}"
         )
         lines += [f"{title}: of {len(differences)} {counts}"] if differences else []
-    return "Fine-tuned compared with " + "; ".join(lines) + "."
+    return "Compared with the " + "; ".join(lines) + "."
 
 
 def main() -> None:
