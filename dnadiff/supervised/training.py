@@ -58,6 +58,7 @@ MIN_EPOCHS = 2
 MAX_EPOCHS = 20
 # Of the head alone.
 HEAD_STEPS = 1000
+HEAD_RATIO = 10  # at most so many steps for each step of a given number of epochs
 MIN_HEAD_EPOCHS = 4
 MAX_HEAD_EPOCHS = 30
 PATIENCE = 3
@@ -522,8 +523,11 @@ def find_rate_and_plan(
         plan = fitted_plan(batches, budget.left, trials.speed)
     steps = max(MIN_TRIAL_STEPS, round(TRIAL_SHARE * plan.steps))
     several = len(rates) > 1
-    if budget.is_limited:
-        rates = affordable(rates, steps, SEARCH_SHARE * budget.left, trials.speed)
+    # A search takes at most a part of the budget, or without one as many steps as the training.
+    left, speed = SEARCH_SHARE * budget.left, trials.speed
+    if not budget.is_limited:
+        left, speed = float(plan.steps), Speed(1.0, 0.0)
+    rates = affordable(rates, steps, left, speed)
     lr, tried = successive_halving(trials, rates, steps)
     if budget.is_limited:
         plan = fitted_plan(batches, (1 - RESERVE) * budget.left, trials.speed)
@@ -670,7 +674,9 @@ def train_head(
     per_epoch = math.ceil(len(train) / batch_size)
     epochs = recipe.head_epochs
     if epochs is None:
-        epochs = min(MAX_HEAD_EPOCHS, max(MIN_HEAD_EPOCHS, round(HEAD_STEPS / per_epoch)))
+        most = recipe.batches(data.train) * (recipe.epochs or HEAD_STEPS)
+        fitting_steps = min(HEAD_STEPS, HEAD_RATIO * most)
+        epochs = min(MAX_HEAD_EPOCHS, max(MIN_HEAD_EPOCHS, round(fitting_steps / per_epoch)))
     steps = per_epoch * epochs
     end = TRAIN_SHARE * budget.left
     begin = time.monotonic()

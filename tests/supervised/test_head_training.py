@@ -299,11 +299,20 @@ def gaps(labels: torch.Tensor) -> torch.Tensor:
     ],
 )
 def test_a_head_for_values_or_labels_is_trained_too(target, labels_of, chance):
-    model = fine_tuned(head_epochs=None, epochs=1)
+    model = fine_tuned(head_epochs=30, epochs=1)
     model.fit(with_labels(labels_of, target), 0)
     assert (
         model.fit_info["head_valid_loss"] < 0.7 * chance and model.fit_info["head_best_epoch"] > 0
     )
+
+
+def test_few_epochs_have_a_short_stage_of_the_head():
+    data = with_labels(lambda y: 3 * y[:, None], RegressionTarget(["y"]))
+    model = fine_tuned(head_epochs=None, epochs=1)
+    model.fit(data, 0)
+    steps = model.recipe.batches(data.train)
+    per_epoch = -(-model.fit_info["head_sequences"] // 32)
+    assert model.fit_info["head_epochs"] <= max(4, 10 * steps / per_epoch)
 
 
 def test_a_head_without_known_validation_labels_stays_as_it_is():

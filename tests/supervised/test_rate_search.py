@@ -63,10 +63,13 @@ def test_without_a_budget_trials_take_a_part_of_the_steps_but_at_least_20():
     assert (
         found.plan == TrainingPlan(4, 500) and trials.calls[0] == (1e-4, 80) and found.speed is None
     )
-    assert find_rate_and_plan(trials, RATES, 3, 10, Budget(None)).plan == TrainingPlan(
-        3, 10
-    ) and trials.calls[-1] == (3e-4, 40)
     trials.calls.clear()
+    # A search takes no more steps than the training: of all rates 160, of two 40.
+    for epochs, tried in ((16, RATES), (15, RATES[1:3]), (4, RATES[1:3]), (3, ())):
+        found = find_rate_and_plan(trials, RATES, epochs, 10, Budget(None))
+        assert found.plan == TrainingPlan(epochs, 10) and found.lr in RATES[:2]
+        assert trials.calls[: len(tried)] == [(rate, 20) for rate in tried]
+        trials.calls.clear()
     assert find_rate_and_plan(trials, (1e-3,), 3, 10, Budget(None)).describe() == {
         "lr": 1e-3,
         "planned_epochs": 3,
@@ -130,7 +133,8 @@ def network() -> Caduceus:
 
 
 def model(network: Caduceus, lr, **settings) -> FineTunedModel:
-    settings = {"epochs": 2, "batch_size": 16, **settings}
+    several = isinstance(lr, tuple)  # of which a search takes 40 steps, and an epoch has 3
+    settings = {"epochs": 14 if several else 2, "batch_size": 16, **settings}
     return FineTunedModel(lambda seed: copy.deepcopy(network), lr, **settings)
 
 
@@ -143,8 +147,8 @@ def test_trials_leave_no_trace_in_the_training(network):
         "batch_size": 16,
     }
     assert [one["steps"] for one in searched.fit_info["trials"]] == [20, 20]
-    assert sum(steps) == searched.num_steps(task()) == 6 + 40
-    assert torch.equal(predicted, model(network, 2e-2).fit_predict(task(), 1))
+    assert sum(steps) == searched.num_steps(task()) == 42 + 40
+    assert torch.equal(predicted, model(network, 2e-2, epochs=14).fit_predict(task(), 1))
 
 
 def test_trials_are_validated_on_the_device_that_trains(network, monkeypatch):
@@ -164,7 +168,7 @@ def test_trials_on_values_are_ranked_by_the_loss_of_their_target(network):
     labels = 1000 + 300 * (items.ids == 9).float().mean(1, keepdim=True)
     items = Items(items.ids, items.lengths, labels)
     data = TaskData("toy", ["y"], items, items, items, target=RegressionTarget(["y"], "huber"))
-    searched = model(network, (1e-9, 2e-2), epochs=1)
+    searched = model(network, (1e-9, 2e-2))
     untrained = searched.build_classifier(data, 0)
     untrained.target = data.target.fit(labels)
     expected = untrained.target.valid_loss(untrained.predict(items, 64, both_strands=True), labels)
