@@ -97,10 +97,10 @@ class FinetuneOptions(Options):
     batch_size: PositiveInt | list[PositiveInt] = 16
     """or a list, of which validation chooses"""
     lr: PositiveFraction | Literal["auto"] | list[PositiveFraction] = AUTO
-    """peak learning rate of the fine-tuned network and of the small one on the bases; auto: short
-    trials of four rates; from a list, complete training of each"""
+    """peak learning rate of the fine-tuned network; auto: short trials of four rates; from a list,
+    complete training of each"""
     lr_scratch: PositiveFraction | Literal["auto"] | list[PositiveFraction] = AUTO
-    """of the same network from scratch"""
+    """of the same network from scratch, and of the small network on the bases"""
     layer_decay: PositiveFraction | Literal["auto"] = AUTO
     """factor of the rate from layer to layer towards the input of the fine-tuned network; auto:
     0.8, 1 with task.protocol=paper, adapter=lora or freeze=backbone"""

@@ -571,34 +571,25 @@ def test_new_parameters_alone_are_trained_at_their_own_rates(tmp_path):
     )
 
 
-def test_the_control_on_one_hot_has_the_head_and_the_settings_of_the_network(tmp_path):
-    models = models_of(tmp_path, "batch_size=[8,16]", "lr=[1e-3,2e-3]", "epochs=4")
-    control, tuned = (
-        models[name].describe()["candidates"]
-        for name in ("small network on the bases", "fine-tuned")
+def test_the_network_on_the_bases_has_the_head_and_the_settings_of_the_network_from_scratch(
+    tmp_path,
+):
+    models = models_of(tmp_path, "batch_size=[8,16]", "lr_scratch=[1e-3,2e-3]", "epochs=4")
+    on_bases, scratch = (
+        models[name].describe()["candidates"] for name in ("small network on the bases", "scratch")
     )
     same = ("lr", "batch_size", "epochs", "patience", "weight_decay", "warmup", "head_epochs")
-    assert [[one[key] for key in same] for one in control] == [
-        [one[key] for key in same] for one in tuned
+    assert [[one[key] for key in same] for one in on_bases] == [
+        [one[key] for key in same] for one in scratch
     ]
-    assert all("ConvHead" in one["head"]["_target_"] for one in control)
-    classifier = models["fine-tuned"].candidates[0][1].build_classifier(DATA, 1)
-    assert control[0]["stored_width"] == classifier.head.width and control[0]["head_epochs"] is None
-    for setting, stage in (
-        ("head_epochs=3", 3),
-        ("head_epochs=0", 0),
-        ("fine_tune=false", 0),
-    ):  # that of the fine-tuned network
-        models = models_of(tmp_path, setting)
-        tuned = models.get("fine-tuned")
-        assert models["small network on the bases"].recipe.head_epochs == stage and (
-            tuned is None or tuned.recipe.head_epochs == stage
-        )
+    assert [one["head"] for one in on_bases] == [one["head"] for one in scratch]
     for without in ("inputs.one_hot=false", "task.protocol=paper"):
         assert "small network on the bases" not in models_of(tmp_path, without)
     assert "small network on the bases" not in models_of(
         tmp_path, "fine_tune=false", "scratch=false"
     )
+    combined = models_of(tmp_path, "combine=true", "inputs.one_hot=false")["combination"]
+    assert "small network on the bases" in combined.members
 
 
 def test_heads_are_checked_before_any_model_is_fitted(tmp_path, table, capsys):

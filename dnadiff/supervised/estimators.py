@@ -48,7 +48,7 @@ from dnadiff.supervised.labeled import Division, LabeledSequences, PathName
 from dnadiff.supervised.networks import FineTunedModel, OneHotModel
 from dnadiff.supervised.runs import FOLDER, WEIGHTS, remove_all
 from dnadiff.supervised.targets import RegressionTarget, TaskTarget
-from dnadiff.supervised.training import PRETRAINED_RATES
+from dnadiff.supervised.training import NEW_RATES, PRETRAINED_RATES
 from dnadiff.weights import checkpoint
 from dnadiff.weights.tensors import fingerprint
 
@@ -163,7 +163,6 @@ class FineTuned(BaseEstimator):
             "patience": finetuning.PATIENCE if is_automatic else None,
             "batch_size": self.batch_size,
             "warmup": 0.1,
-            "head_epochs": None,
         }
         inputs = HeadInputs(one_hot=True)
         network = FineTunedModel(
@@ -172,9 +171,11 @@ class FineTuned(BaseEstimator):
             head=head,
             inputs=inputs,
             layer_decay=finetuning.LAYER_DECAY,
+            head_epochs=None,
             **recipe,
         )
-        return network, OneHotModel(tokenizer, build({**head, "_partial_": True}), rates, **recipe)
+        made = build({**head, "_partial_": True})
+        return network, OneHotModel(tokenizer, made, NEW_RATES, **recipe)
 
     def _predicted(self, X: Any) -> ndarray:
         check_is_fitted(self, "ensemble_")

@@ -33,7 +33,6 @@ from dnadiff.supervised.classifier import (
     HeadInputs,
     check_head,
     check_length,
-    is_strand_invariant,
     keep_first_layers,
 )
 from dnadiff.supervised.combined import BASES, KMERS, NETWORK, CombinedModel
@@ -187,9 +186,8 @@ class TaskStudy:
     def _networks(self, about: JsonDict, about_untrained: JsonDict) -> dict[str, TaskModel]:
         """The networks that are trained, and with `combine` the k-mers, by name."""
         asked = self.asked
-        rates = from_scratch = self._rates(asked.lr_scratch, NEW_RATES)
+        from_scratch = self._rates(asked.lr_scratch, NEW_RATES)
         network = partial(FineTunedModel, inputs=self.head_inputs, device=asked.device)
-        first_stage: JsonDict = {}
         models: dict[str, TaskModel] = {}
         if asked.fine_tune:
             freeze = asked.freeze
@@ -198,20 +196,15 @@ class TaskStudy:
             only_new = frozen.backbone or adapter is not None
             decay = 1.0 if only_new or self.is_published else LAYER_DECAY
             rates = self._rates(asked.lr, NEW_RATES if only_new else PRETRAINED_RATES)
-            epochs = resolve(asked.head_epochs, 0 if self.is_published else None)
             models[FINE_TUNED] = self._search(
                 rates,
                 partial(network, self.trained, about=about, frozen=frozen, adapter=adapter),
                 layer_decay=resolve(asked.layer_decay, decay),
-                head_epochs=epochs,
+                head_epochs=resolve(asked.head_epochs, 0 if self.is_published else None),
             )
-            backbone = self.loaded.denoiser.backbone
-            strands = 2 if is_strand_invariant(backbone, self.data.stranded) else 1
-            width = self.head_inputs.width(backbone, self.tokenizer.vocab, self.data.stranded)
-            first_stage = {"head_epochs": epochs, "stored_width": strands * width}
         combines = self.settings["combine"]
         if combines or (self.head_inputs.one_hot and (asked.fine_tune or asked.scratch)):
-            models[ON_BASES] = self._search(rates, self._one_hot, **first_stage)
+            models[ON_BASES] = self._search(from_scratch, self._one_hot)
         if asked.scratch:
             make = partial(network, self.untrained, about=about_untrained)
             models[SCRATCH] = self._search(from_scratch, make)

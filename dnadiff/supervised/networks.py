@@ -307,9 +307,7 @@ class OneHotModel(FineTunedModel):
             configuration).
         length: the head also reads the length, as the heads of the networks do with
             `inputs.length=true`.
-        lr, **settings: as in `NetworkModel`. The control of a fine-tuned network has
-            the same two stages, with as many sequences (`stored_width` of the network) and the same
-            learning rates.
+        lr, **settings: as in `NetworkModel`.
     """
 
     draws = "one-hot"

@@ -149,8 +149,6 @@ class Recipe:
         balanced: each class has the same total weight in the loss.
         head_epochs: of the head alone, before all is trained (`train_head`);
             None chooses a number, 0 is none.
-        stored_width: channels of what that stage stores, which limit its sequences; None is what
-            the head reads.
         minutes: wall-clock budget of a fit with its trials, which then sets the epochs.
     """
 
@@ -163,7 +161,6 @@ class Recipe:
     mixup: NonNegative = 0.0
     balanced: bool = False
     head_epochs: Natural | None = 0
-    stored_width: PositiveInt | None = None
     minutes: Positive | None = None
 
     def __post_init__(self) -> None:
@@ -647,7 +644,7 @@ def train_head(
     longest = max(int(items.lengths.max()) for items in (data.train, data.valid))
     head = classifier.head
     start = time.monotonic()
-    width = recipe.stored_width or (2 if classifier.invariant else 1) * head.width
+    width = (2 if classifier.invariant else 1) * head.width
     fitting = min(max_sequences, max_bytes // (2 * longest * width))
     if fitting < BATCH_SIZE:
         log.info(

@@ -6,9 +6,10 @@ pretraining contribute.
 
 FOLDER holds `benchmarks/` and `expression/`. Each piece is one `python -m dnadiff.finetune` with
 default settings and the changes below; all share one folder of predictions, so that nothing is
-trained twice, and an interrupted piece resumes with its next seed. In `set-`, `seeds-`, `features-` and `values-` networks are trained as the command
-does by default, without a limit; in `few-` and `ablation-` each has `--minutes` with its trials, in
-`head-` four times that, and in `combined-` the predictor of a seed has them. The baselines without a network have epochs of their own. With
+trained twice, and an interrupted piece resumes with its next seed. In `set-`, `seeds-`, `features-`
+and `values-` networks are trained as the command does by default, without a limit; in `few-` and
+`ablation-` each has `--minutes` with its trials, in `head-` four times that, and in `combined-` the
+predictor of a seed has them. The baselines without a network have epochs of their own. With
 `--minutes 1` all pieces take about 25 hours on one core with AVX-512; several processes with the
 same `--output` share them. scripts/gpu/fine_tuning.sh runs them on a GPU. The model is that of the
 organism, for others `multi`. Predictions of test items are made by every piece, but settings are

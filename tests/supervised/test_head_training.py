@@ -88,9 +88,9 @@ def test_a_head_without_a_network_is_trained_in_the_same_two_stages():
         found["head_sequences"] == 2 * len(data.train) and found["head_epochs"] == 2
     )  # both strands
     assert not torch.equal(made[0], made[2])
-    # 50 sequences of 20 channels, those of a network.
-    recipe = Recipe(head_epochs=2, stored_width=20, batch_size=16)
-    limits = {"max_bytes": 2 * 20 * data.max_length * 50}
+    recipe = Recipe(head_epochs=2, batch_size=16)
+    width = model.build_classifier(data, 1).head.width
+    limits = {"max_bytes": 2 * width * data.max_length * 50}
     info = train_head(
         model.build_classifier(data, 1), data, recipe, 1, Budget(None), no_report, **limits
     )
