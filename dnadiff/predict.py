@@ -77,11 +77,13 @@ class PredictOptions(PlacedOptions, BrowsedOptions, ShardedOptions):
             raise ValueError(f"stride={self.stride} needs window=, the bases in a window")
         if self.track_class is not None and self.track is None:
             raise ValueError(f"track_class={self.track_class} needs track=, the file to write")
-        if self.browser is not None and is_table(self.input or ""):
-            raise ValueError(
-                f"browser={self.browser} shows the bases of a genome, and input {self.input} is a "
-                "table; give FASTA, or leave browser out"
-            )
+        of_genome = {"browser": self.browser, "alignment": self.alignment}
+        for key, value in of_genome.items():
+            if value not in (None, "none") and is_table(self.input or ""):
+                raise ValueError(
+                    f"{key}={value} is for sequences of a genome, and input {self.input} is a "
+                    f"table; give FASTA, or leave {key} out"
+                )
         if self.track is not None:
             is_big_wig(self.track, "track")  # refuses other formats
             if self.spliced:

@@ -661,7 +661,7 @@ GROUPS = {
     **dict.fromkeys(("score", "embed", "predict", "explain"), "launcher"),
     "judge": "data data/split launcher tokenizer",
     "judge_text": "sampler sampler/cache sampler/remasking",
-    "train": "backbone backbone/size callbacks columns data data/split experiment logger "
+    "train": "adapter backbone backbone/size callbacks columns data data/split experiment logger "
     "lr_scheduler noise objective objective/masking objective/order optimizer process tokenizer "
     "trainer",
     "distill": "callbacks data data/split experiment logger lr_scheduler objective "

@@ -60,7 +60,7 @@ def hanging(path):
 
 def greedy(path):
     if len(path.read_bytes()) != len(CONTENT):
-        bytearray(b"x") * (512 << 20)
+        bytearray(b"x") * (1 << 30)  # more than the files that a fork does not map
     return strict(path)
 
 

@@ -51,7 +51,7 @@ def test_folds_keep_clusters_together_and_classes_balanced():
     fold = items.assign_folds(owner, labels, 5, np.random.default_rng(0))
     assert (fold[::2] == fold[1::2]).all()
     assert [np.bincount(labels[fold == f]).tolist() for f in range(5)] == [[10, 10]] * 5
-    with pytest.raises(ValueError, match="2 clusters of items cannot fill 3 folds"):
+    with pytest.raises(ValueError, match="2 groups of sequences cannot fill 3 folds"):
         items.assign_folds(np.array([0, 1]), np.array([0, 1]), 3, np.random.default_rng(0))
 
 

@@ -159,7 +159,7 @@ def test_the_other_strand_is_unmasked_in_the_same_order(order):
         [WindowBatch(ids, {"all": torch.ones_like(ids, dtype=torch.bool)})], ids.shape[1]
     )
     tokenizer = SimpleNamespace(vocab=vocab)
-    model = SimpleNamespace(denoiser=denoiser, process=process, tokenizer=tokenizer)
+    model = SimpleNamespace(denoiser=denoiser, process=process, tokenizer=tokenizer, is_dna=True)
     estimator = Estimator(model, Evaluation(order=order))
     estimator.windows = windows
     found = estimator.other_strand(estimator.run(denoiser))
