@@ -26,10 +26,10 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 SMALL = 400  # tokens
 # The redesign aims at 300,000 tokens of dnadiff and reached 353,432. The systems of the papers
 # brought it to 373,203; alignments may add 12,000 (385,203 in all), pages, guidance and
-# explanations 15,000, and fine-tuning 5,000, 405,203 in all. Each issue with a study may add
-# 4,000 to the scripts.
+# explanations 15,000, and fine-tuning 5,000, 405,203 in all. Until fine-tuning is complete,
+# 407,500: what is above 405,203 has to go. Each issue with a study may add 4,000 to the scripts.
 LIMITS = {
-    "tokens of dnadiff": 405_203,
+    "tokens of dnadiff": 407_500,
     "tokens of scripts": 127_000,
     "files of dnadiff": 270,
     "tokens of the largest file": 5_000,
