@@ -40,7 +40,7 @@ KMERS = "kmers"
 SHARES = {KMERS: 0.15, BASES: 0.35, NETWORK: 1.0}
 # Of the squared distance of the weights from equal ones, in validation items: chosen once for all
 # tasks (docs/results/fine_tuning.md).
-PENALTY = 3.0
+PENALTY = 10.0
 
 
 def kmer_counts(bases: np.ndarray, k: int, both_strands: bool) -> csr_matrix:

@@ -58,7 +58,7 @@ MIN_EPOCHS = 2
 MAX_EPOCHS = 20
 # Of the head alone.
 HEAD_STEPS = 1000
-HEAD_RATIO = 10  # at most so many steps for each step of a given number of epochs
+HEAD_RATIO = 4  # at most so many steps for each step of a given number of epochs
 MIN_HEAD_EPOCHS = 4
 MAX_HEAD_EPOCHS = 30
 PATIENCE = 3

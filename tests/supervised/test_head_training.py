@@ -312,7 +312,7 @@ def test_few_epochs_have_a_short_stage_of_the_head():
     model.fit(data, 0)
     steps = model.recipe.batches(data.train)
     per_epoch = -(-model.fit_info["head_sequences"] // 32)
-    assert model.fit_info["head_epochs"] <= max(4, 10 * steps / per_epoch)
+    assert model.fit_info["head_epochs"] <= max(4, 4 * steps / per_epoch)
 
 
 def test_a_head_without_known_validation_labels_stays_as_it_is():
