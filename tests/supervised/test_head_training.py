@@ -105,7 +105,7 @@ def trained(
     budget: Budget | None = None,
     **limits: float,
 ) -> dict:
-    recipe = Recipe(head_epochs=epochs, batch_size=16)
+    recipe = Recipe(epochs=None, head_epochs=epochs, batch_size=16)
     return train_head(classifier, data, recipe, seed, budget or Budget(None), no_report, **limits)
 
 
