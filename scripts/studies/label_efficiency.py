@@ -33,9 +33,9 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
         "the same network from scratch",
         {"color": "#8a8f98", "marker": "o", "linestyle": "--"},
     ),
-    "same head on one-hot": (
-        "head on bases, no network",
-        {"color": "#c2649b", "marker": "x", "linestyle": "--"},
+    **dict.fromkeys(  # the second is its name in earlier tables
+        ("small network on the bases", "same head on one-hot"),
+        ("head on bases, no network", {"color": "#c2649b", "marker": "x", "linestyle": "--"}),
     ),
     "CNN": ("published CNN", {"color": "#3b6fb6", "marker": "D", "linestyle": "--"}),
     "6-mers": ("6-mers", {"color": "#1b9e77", "marker": "v", "linestyle": "--"}),
@@ -43,6 +43,7 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 REPEATED = (
     "6-mers",
+    "small network on the bases",
     "same head on one-hot",
 )  # rows of every piece, of which those of `full` are shown
 
