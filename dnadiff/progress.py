@@ -6,6 +6,7 @@ from __future__ import annotations
 import atexit
 import difflib
 import logging
+import math
 import re
 import shlex
 import sys
@@ -56,7 +57,8 @@ class Progress:
         initial: steps done before (a resumed run).
         every: seconds between lines if the stream is not a terminal.
         unit: what the steps are, such as "rows".
-        calls: network calls of a step, as far as they are known before the first one has ended.
+        calls: network calls of a step, as far as they are known before the first one has ended;
+            math.inf: unfinished batches are not estimated.
         display: what shows it; None is a bar on a terminal, and lines on another stream. It has
             `every`, `shows_end`, `show` and `close`.
         clock: seconds.
@@ -122,7 +124,9 @@ class Progress:
     def _reached(self) -> float:
         """The finished steps, with an estimate for the batch in progress."""
         steps = self.done - self.initial
-        rate = self.counted / steps if steps and self.counted else self.calls_per_step
+        rate = self.calls_per_step
+        if steps and self.counted and math.isfinite(rate):
+            rate = self.counted / steps
         found = self.done + (self.calls - self.counted) / rate if rate else self.done
         # Where the estimate was too low, nothing is known about the rest.
         return self.done if self.total is not None and found >= self.total else found

@@ -415,7 +415,8 @@ class ProgressBar(Callback):
         total = int(trainer.estimated_stepping_batches)
         self._step, self._tokens = trainer.global_step, cast(DiffusionModule, pl_module).tokens_seen
         if trainer.is_global_zero:
-            self.bar = Progress(total, "train", initial=self._step)
+            # The network is also called for validation, which is no part of a step.
+            self.bar = Progress(total, "train", initial=self._step, calls=math.inf)
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.bar is None or trainer.global_step <= self._step:
@@ -438,7 +439,6 @@ class ProgressBar(Callback):
         *_: Any,
     ) -> None:
         if self.bar is not None:
-            self.bar.calls = self.bar.counted  # those of validation are no part of a step
             self.bar.update(0, valid=f"batch {batch_idx + 1}/{trainer.num_val_batches[0]}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -163,7 +163,7 @@ def test_a_browser_needs_a_track_and_a_page():
             options(**given, browser="b.html")
     with pytest.raises(ValueError, match=r"browser b.htm has another format"):
         ScoreOptions(**given, per_base="x.bedgraph", browser="b.htm")
-    with pytest.raises(ValueError, match=r"browser=b.html shows the bases .* t.csv.gz is a table"):
+    with pytest.raises(ValueError, match=r"browser=b.html is for sequences .* t.csv.gz is a table"):
         PredictOptions(checkpoint="x", input="t.csv.gz", track="x.bw", browser="b.html")
 
 

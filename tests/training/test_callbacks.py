@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dnadiff.progress import Progress
 from dnadiff.training.callbacks import EMA, ProgressBar
 from dnadiff.training.loggers import MetricsFile
 from dnadiff.training.trainer import AtomicCheckpoints
@@ -96,10 +95,13 @@ def test_impossible_decay_is_refused():
 
 def test_network_calls_of_validation_are_no_steps():
     shown = ProgressBar()
-    shown.bar = bar = Progress(100, "train", every=0, stream=io.StringIO())
+    trainer = SimpleNamespace(estimated_stepping_batches=100, global_step=0, is_global_zero=True)
+    shown.on_train_start(trainer, SimpleNamespace(tokens_seen=0))
+    bar = shown.bar
+    bar.display.every, bar.display.stream = 0, io.StringIO()
     bar.beat(8)
     bar.update(1, tokens=8)
     bar.beat(40)
     shown.on_validation_batch_end(SimpleNamespace(num_val_batches=[16]), None, None, None, 4)
     bar.close()
-    assert bar.position == 1 and "1/100  valid batch 5/16" in bar.stream.getvalue()
+    assert bar.position == 1 and "1/100  valid batch 5/16" in bar.display.stream.getvalue()
