@@ -132,9 +132,11 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
     task, models, scores = result["task"], result["models"], scores_of(result)
     score, ends = f"test {metric}", ("low", "high")
     known = published_for(result)
+    networks = dict.fromkeys(PRETRAINING, "trained network")
+    kinds = {result.get("predictor"): "saved combination", **networks}
     points = [
         {"model": model, score: value, **{end: models[model].get(end) for end in ends}}
-        | {"kind": "trained network" if model in PRETRAINING else "baseline or frozen features"}
+        | {"kind": kinds.get(model, "baseline or frozen features")}
         for model, value in scores.items()
     ]
     points += [
