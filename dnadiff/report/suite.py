@@ -132,8 +132,8 @@ def _pictures(result: JsonMap, metric: str, name: str) -> Iterator[Picture]:
     task, models, scores = result["task"], result["models"], scores_of(result)
     score, ends = f"test {metric}", ("low", "high")
     known = published_for(result)
-    networks = dict.fromkeys(PRETRAINING, "trained network")
-    kinds = {result.get("predictor"): "saved combination", **networks}
+    kinds = {str(result.get("predictor")): "saved combination"}
+    kinds |= dict.fromkeys(PRETRAINING, "trained network")
     points = [
         {"model": model, score: value, **{end: models[model].get(end) for end in ends}}
         | {"kind": kinds.get(model, "baseline or frozen features")}
